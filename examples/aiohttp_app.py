@@ -1,6 +1,6 @@
 """A web app with its users' data: an `EdgeClient` in aiohttp's event loop.
 
-python examples/aiohttp_app.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl [PORT]
+FEDONE_TOKEN=... python examples/aiohttp_app.py http://127.0.0.1:8080 rows.jsonl [PORT]
 
 `POST /feedback` adds a row to the file, and the next piece of work has it; `GET /federation` says
 what the client did last. Prints the app's address (port 8000 by default) and each update that the
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -86,9 +87,10 @@ def build_app(server: str, token: str, file: Path) -> web.Application:
     return app
 
 
-def main(server: str, token: str, file: str, port: str = "8000") -> None:
+def main(server: str, file: str, port: str = "8000") -> None:
     """Serve on loopback."""
-    web.run_app(build_app(server, token, Path(file)), host="127.0.0.1", port=int(port))
+    app = build_app(server, os.environ["FEDONE_TOKEN"], Path(file))
+    web.run_app(app, host="127.0.0.1", port=int(port))
 
 
 if __name__ == "__main__":

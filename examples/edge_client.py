@@ -1,6 +1,6 @@
 """A device with growing data, redaction of texts, and a durable state folder.
 
-python examples/edge_client.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
+FEDONE_TOKEN=... python examples/edge_client.py http://127.0.0.1:8080 rows.jsonl
 
 Prints log lines; exits when all runs have ended, or after the current work at Ctrl-C.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import signal
 from collections.abc import Mapping
@@ -55,10 +56,9 @@ def main() -> None:
     """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", help="base URL of the aggregator")
-    parser.add_argument("token", help="enrolment token")
     parser.add_argument("file", type=Path, help="rows of this device, JSON lines")
     arguments = parser.parse_args()
-    asyncio.run(take_part(arguments.server, arguments.token, arguments.file))
+    asyncio.run(take_part(arguments.server, os.environ["FEDONE_TOKEN"], arguments.file))
 
 
 if __name__ == "__main__":

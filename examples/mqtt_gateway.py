@@ -1,7 +1,7 @@
 """An IoT gateway: many MQTT sensors, and one `EdgeClient` for all of them.
 
 pip install aiomqtt
-python examples/mqtt_gateway.py http://127.0.0.1:8080 ENROLMENT_TOKEN --broker 127.0.0.1:1883
+FEDONE_TOKEN=... python examples/mqtt_gateway.py http://127.0.0.1:8080 --broker 127.0.0.1:1883
 
 Sensors publish {"text": ..., "label": 0 or 1} to sensors/NAME/feedback. Only the latest rows of
 each are kept, so that a talkative one does not drown the others. Prints when the broker comes and
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 from collections import deque
 from typing import Any
 
@@ -99,12 +100,13 @@ def main() -> None:
     """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", help="base URL of the aggregator")
-    parser.add_argument("token", help="enrolment token")
     parser.add_argument("--broker", default="127.0.0.1:1883", help="HOST:PORT of the MQTT broker")
     parser.add_argument("--sensors", type=int, default=1, help="wait for so many of them first")
     arguments = parser.parse_args()
     host, _, port = arguments.broker.rpartition(":")
-    asyncio.run(bridge(arguments.server, arguments.token, host, int(port), arguments.sensors))
+    asyncio.run(
+        bridge(arguments.server, os.environ["FEDONE_TOKEN"], host, int(port), arguments.sensors)
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from fedone_sdk.local import Federation, plan_run, simulate
 from fedone_sdk.stores import SqlStore
 
 DATA = Path(__file__).parent / "zero_one"
-WORDS = ["Judge", " only", " the", " mood", " of", " this", " short", " honest"]
+WORDS = ["", "Judge", " only", " the", " mood", " of", " this", " short", " honest"]
 QUESTION = "Was the customer pleased? Answer yes or no:"
 KEPT = Path("openai-budget.db")
 
@@ -39,7 +39,7 @@ def describe(arguments: argparse.Namespace) -> RunSpec:
             "data": {"train": "train.jsonl", "dev": "dev.jsonl", "num_clients": 3},
             "prompt": {
                 "length": 4,
-                "vocabulary": {"kind": "list", "candidates": WORDS, "blank": True},
+                "vocabulary": {"kind": "list", "candidates": WORDS},
             },
             "method": {"name": "thompson", "num_samples": 8, "batch_size": 4},
             "participation": {"exchange": "losses"},

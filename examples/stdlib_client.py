@@ -1,6 +1,6 @@
 """A client with only the standard library, as a model for other languages.
 
-python examples/stdlib_client.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
+FEDONE_TOKEN=... python examples/stdlib_client.py http://127.0.0.1:8080 rows.jsonl
 
 For runs with `exchange: losses`, a cross-entropy over label words, and no `privacy`. Prints the
 round and the status of each answer (200: accepted; refused work is declined), and at the end why
@@ -11,6 +11,7 @@ there is no more work. It keeps no identity, and has no state folder, conditions
 import base64
 import json
 import math
+import os
 import pathlib
 import string
 import struct
@@ -118,7 +119,8 @@ def perform(server: str, me: str, work: Row, held: Sequence[Row]) -> tuple[Any, 
         names = {one[1] or "" for one in string.Formatter().parse(task["template"])}
         columns = names - {"", "prompt", "mask", *task.get("slots", ())}
         covered = all(str(row[LABEL]) in task["labels"] for row in held)
-        if task["label_field"] != LABEL or not columns <= FIELDS or not covered:
+        paid = work["prompts"]["shape"][0] <= work["leased_queries"]
+        if task["label_field"] != LABEL or not columns <= FIELDS or not (covered and paid):
             return 422, None, {"detail": "the run does not fit this device"}
         rows = draw(len(held), run["method"]["batch_size"], work["minibatch_seed"])
         texts = [{name: held[i][name] for name in columns} for i in rows]
@@ -151,4 +153,4 @@ def main(server: str, token: str, file: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], os.environ["FEDONE_TOKEN"], sys.argv[2])

@@ -1,6 +1,6 @@
 """A synchronous app with a client in a thread that has its own event loop.
 
-python examples/thread_app.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
+FEDONE_TOKEN=... python examples/thread_app.py http://127.0.0.1:8080 rows.jsonl
 
 Prints a line for each event of the client. Ends with the runs, or with Ctrl-C: work in
 progress has five seconds to end, and otherwise continues at the next start.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import threading
 import time
@@ -41,11 +42,11 @@ async def work(client: EdgeClient) -> None:
         print(f"cannot work: {exc}", file=sys.stderr)
 
 
-def main(server: str, token: str, file: str) -> None:
+def main(server: str, file: str) -> None:
     """Run the app: start the client, run its main loop, and stop the client."""
     client = EdgeClient(
         server,
-        token=token,
+        token=os.environ["FEDONE_TOKEN"],
         data=lambda: rows(Path(file)),
         state_dir="app-state",
         hooks=Hooks(on_event=show),

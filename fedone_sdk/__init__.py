@@ -43,17 +43,7 @@ if TYPE_CHECKING:
 else:
     # An edge device does not load the server, nor a server a local model.
     __getattr__, __dir__ = lazy(
-        globals(),
-        {
-            "aggregator": "Aggregator",
-            "backends": "LLMBackend ModelClient OnnxBackend",
-            "budget": "Budget BudgetGuard SqliteLedger Usage",
-            "client": "AdminClient EdgeClient Hooks Network WorkPolicy",
-            "errors": "FedOneError",
-            "spec": "RunSpec",
-            "task": "TaskSpec",
-            "vocabulary": "Vocabulary",
-        },
+        globals(), "errors vocabulary task budget client spec backends aggregator"
     )
 
 __version__ = "0.1.0"

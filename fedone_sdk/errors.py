@@ -103,6 +103,15 @@ class MissingExtraError(FedOneError, ImportError):
 
 
 @contextmanager
+def system_errors(error: type[FedOneError], what: object) -> Iterator[None]:
+    """Raise errors of the operating system as `error`, after what they concern."""
+    try:
+        yield
+    except OSError as exc:
+        raise error(f"{what}: {exc.strerror or exc}") from exc
+
+
+@contextmanager
 def needs_extra(feature: str, extra: str) -> Iterator[None]:
     """Translate the failure of the body's imports."""
     try:
@@ -121,8 +130,6 @@ class BudgetExhausted(BudgetError):
     `unit`, `cap`, `held` and `asked` are None if the account is on a server.
 
     Attributes:
-        usage: What was spent before the refusal, if a server queried the model; None for
-            nothing.
         asked: The additional amount of the reservation.
     """
 
@@ -134,9 +141,7 @@ class BudgetExhausted(BudgetError):
         cap: object = None,
         held: object = None,
         asked: object = None,
-        usage: Usage | None = None,
     ) -> None:
-        self.usage = usage
         self.unit, self.cap, self.held, self.asked = unit, cap, held, asked
         super().__init__(
             message or f"budget of {cap} {unit} exhausted: {held} held, {asked} more asked"

@@ -61,7 +61,7 @@ Bias = tuple[float, ...]
 MAX_BIAS = 100.0
 """Bound on a label's bias, nats: far above any model's preference for a word."""
 
-Loss = Literal["cross_entropy", "hinge", "zero_one", "nll", "score"]
+Loss = Literal["cross_entropy", "brier", "hinge", "zero_one", "nll", "score"]
 
 LOG_ZERO = -1000.0
 """Represents the logarithm of 0: a label that the model did not write."""
@@ -186,10 +186,10 @@ class TaskSpec(BaseModel):
             loss, where lower is better, and the only one for generation; or a user's function,
             ``package.module:function``, called with the true and the predicted label indices
             (`MetricFunction`) and imported like `score`.
-        loss: The training loss: ``cross_entropy`` over the label words, a multi-class ``hinge``
-            with margin 1 on their log-probabilities, ``zero_one`` for a wrong label (for models
-            without log-probabilities), ``nll``, the negative log-likelihood of the reference text
-            in nats, or ``score``, 1 minus a user's score of the generated text.
+        loss: The training loss: ``cross_entropy`` or the ``brier`` score over the label words, a
+            multi-class ``hinge`` with margin 1 on their log-probabilities, ``zero_one`` for a wrong
+            label (for models without log-probabilities), ``nll``, the negative log-likelihood of
+            the reference text in nats, or ``score``, 1 minus a user's score of the generated text.
         label_field: The column with the label or the reference text. Unused by ``score``, whose
             function gets the whole example.
         max_tokens: The longest text to generate for ``score``, tokens.
@@ -490,7 +490,8 @@ def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
 
     Returns:
         ``cross_entropy``: nats, over the label words only (their log-probs are renormalised, as
-        the paper's code does by a softmax over the label logits). ``hinge``: the sum over the
+        the paper's code does by a softmax over the label logits). ``brier``: the squared distance
+        of these probabilities from the true label, 0 to 2 (Brier 1950). ``hinge``: the sum over the
         other labels of ``max(0, 1 - (log p_target - log p_other))``, divided by the label count
         (torch's ``MultiMarginLoss``). ``zero_one``: 0.0 where `predicted` is the true label, else
         1.0.
@@ -502,8 +503,11 @@ def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
         others = (value for index, value in enumerate(values) if index != target)
         return math.fsum(max(0.0, 1.0 - values[target] + value) for value in others) / len(values)
     highest = max(values)
-    total = math.log(math.fsum(math.exp(value - highest) for value in values)) + highest
-    return total - values[target]
+    odds = [math.exp(value - highest) for value in values]
+    total = math.fsum(odds)
+    if task.loss == "brier":
+        return math.fsum((odd / total - (at == target)) ** 2 for at, odd in enumerate(odds))
+    return math.log(total) + highest - values[target]
 
 
 def example_loss(
@@ -526,6 +530,32 @@ def example_loss(
     target = target_of(task, example)
     assert isinstance(target, int)
     return label_loss(task, row, target)
+
+
+def feedback(
+    task: TaskSpec, row: LogProbs | str, example: Example, score: ScoreFunction | None = None
+) -> str:
+    """Return what was expected of the model for an example, and what it answered.
+
+    Args:
+        task: The task, with its label bias.
+        row: The model's answer, as for `example_loss`.
+        example: The example, with its label or reference text.
+        score: The user's function, for loss ``score``.
+    """
+    if isinstance(row, str):
+        expected = example.get(task.label_field)
+        wanted = "" if expected is None else f"expected {expected!r}, "
+        return f"{wanted}answered {row!r}, score {_score(row, example, score):.2f} of 1"
+    if task.loss == "nll":
+        return f"expected {example[task.label_field]!r}, probability {math.exp(row[0]):.3f}"
+    target, values = target_of(task, example), biased(task, row)
+    best = max(range(len(values)), key=values.__getitem__)
+    share = 1.0 / math.fsum(math.exp(value - values[best]) for value in values)
+    words = [word.strip() for word in task.label_words]
+    assert isinstance(target, int)
+    answered = f"answered {words[best]!r} with probability {share:.2f}"
+    return answered if best == target else f"expected {words[target]!r}, {answered}"
 
 
 def _score(written: str, example: Example, score: ScoreFunction | None) -> float:

@@ -49,8 +49,15 @@ _MAX_CANDIDATES = 65_536
 MAX_CANDIDATE_CHARS = 4000
 """The longest candidate, characters."""
 
+MAX_PROPOSAL_CHARS = 400
+"""The longest candidate that a model or a device proposes, characters: three sentences, which every
+input pays for."""
+
 _MAX_COUNTED_CHARS = 200  # Of a candidate from PMI or token counts.
 _MAX_SLOTS = 64
+
+CHARS_PER_TOKEN = 4
+"""Characters of a token of English text."""
 
 LABELS = "labels"
 """The reserved slot whose candidates are sets of label words."""
@@ -259,6 +266,10 @@ class Vocabulary(_Frozen):
         """Return the concatenated candidates at these indices."""
         return "".join(self.tokens(indices))
 
+    def length(self, indices: Sequence[int]) -> int:
+        """Return the number of characters that a prompt adds to every input."""
+        return len(self.text(indices)) - len(self.by_slot(indices).get(LABELS, ""))
+
     def by_slot(self, indices: Iterable[int]) -> dict[str, str]:
         """Return the text of each slot by its name; empty if there are no slots."""
         tokens = iter(self.tokens(indices))
@@ -320,13 +331,16 @@ class ListVocabulary(_Frozen):
     """Candidates given in the run file.
 
     Attributes:
-        candidates: The texts, used verbatim.
-        blank: Whether to include the blank candidate, as index 0.
+        candidates: The texts, used verbatim. An empty one is the blank candidate, index 0.
     """
 
     kind: Literal["list"] = "list"
     candidates: Annotated[tuple[str, ...], Field(max_length=_MAX_CANDIDATES)]
-    blank: bool = False
+
+    @property
+    def blank(self) -> bool:
+        """Whether the blank candidate is one of them."""
+        return "" in self.candidates
 
 
 VocabularySpec = Annotated[

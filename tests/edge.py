@@ -19,7 +19,7 @@ def edge_client(server: str, **options: Any) -> EdgeClient:
     Args:
         server: Its first argument.
         options: Arguments of `EdgeClient`, `Hooks` and `Network`; `run_id`, `require_privacy`,
-            `budget` and `labels` are the policy.
+            `budget`, `labels` and `reflect` are the policy.
     """
     hooks = {name: options.pop(name) for name in _HOOKS & options.keys()}
     network = {name: options.pop(name) for name in _NETWORK & options.keys()}
@@ -28,6 +28,7 @@ def edge_client(server: str, **options: Any) -> EdgeClient:
         privacy=options.pop("require_privacy", None),
         budget=options.pop("budget", None),
         labels=options.pop("labels", None),
+        reflect=options.pop("reflect", None),
     )
     if network:
         options["network"] = Network(**network)

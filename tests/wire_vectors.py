@@ -9,15 +9,15 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedone_sdk import messages
-from fedone_sdk.messages import ASSIGNMENT, UPDATE
+from fedone_sdk.messages import UPDATE, Assignment
 
 FOLDER = Path(__file__).parent / "vectors"
 
 UNIONS = {
     "AlphaUpdate": UPDATE,
     "LossesUpdate": UPDATE,
-    "AlphaAssignment": ASSIGNMENT,
-    "LossesAssignment": ASSIGNMENT,
+    "AlphaAssignment": TypeAdapter(Assignment),
+    "LossesAssignment": TypeAdapter(Assignment),
 }
 
 

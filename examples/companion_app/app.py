@@ -1,7 +1,7 @@
 """A companion app that works only while the device charges and uses Wi-Fi.
 
 pip install toga          # and toga-textual for a window in the terminal, without a desktop
-python examples/companion_app/app.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
+FEDONE_TOKEN=... python examples/companion_app/app.py http://127.0.0.1:8080 rows.jsonl
 
 Prints nothing: the window has a switch, says why the device does not take part or what it does,
 and counts the updates that the aggregator has taken. A skeleton for BeeWare: `briefcase` packs it
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -99,12 +100,11 @@ def main() -> None:
     """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", help="base URL of the aggregator")
-    parser.add_argument("token", help="enrolment token")
     parser.add_argument("file", type=Path, help="rows of this device, JSON lines")
     parser.add_argument("--system", type=Path, default="/sys", help="where Linux describes devices")
     arguments = parser.parse_args()
     conditions = Conditions(arguments.system)
-    Companion(arguments.server, arguments.token, arguments.file, conditions).main_loop()
+    Companion(arguments.server, os.environ["FEDONE_TOKEN"], arguments.file, conditions).main_loop()
 
 
 if __name__ == "__main__":

@@ -156,7 +156,6 @@ class Aggregator:
         host: str = "127.0.0.1",
         port: int = 0,
         ssl_context: ssl.SSLContext | None = None,
-        public_metrics: bool = False,
     ) -> str:
         """Start to accept requests.
 
@@ -164,7 +163,6 @@ class Aggregator:
             host: Address to listen on.
             port: 0 picks a free one.
             ssl_context: Serves ``https``.
-            public_metrics: Whether ``/metrics`` needs no token.
 
         Returns:
             The base URL.
@@ -177,7 +175,6 @@ class Aggregator:
                     observers=self._observers,
                     limits=self._limits,
                     cors=self._cors,
-                    public_metrics=public_metrics,
                 ),
                 host=host,
                 port=port,

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
-from fedone_sdk.aggregator.access.config import MAKE_A_TOKEN, AuthConfig, Token
-from fedone_sdk.aggregator.environment import load_settings
+from fedone_sdk.aggregator.access.tokens import MAKE_A_TOKEN, AuthConfig, Token
 from fedone_sdk.aggregator.http.cors import CorsConfig
 from fedone_sdk.aggregator.http.limits import Limits
 from fedone_sdk.aggregator.http.tls import ServerTls, TlsConfig
 from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.data import check_examples, load_examples
-from fedone_sdk.errors import DataError, FedOneError, MissingExtraError, SpecError
-from fedone_sdk.spec import BackendSpec, OwnMethodSpec, RunSpec, Spec
+from fedone_sdk.errors import DataError, FedOneError, MissingExtraError, SpecError, needs_extra
+from fedone_sdk.spec import BackendSpec, OwnMethodSpec, RunSpec, Spec, load_yaml, validate_spec
 from fedone_sdk.stores import RunRecord, SqlStore
 from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, Vocabulary
@@ -162,24 +163,16 @@ class StoreConfig(Spec):
 
 
 class MetricsConfig(Spec):
-    """Access to ``/metrics``.
+    """Access to ``/metrics``, which needs a viewer's token on the main port.
 
     Attributes:
         enabled: Whether metrics are collected.
-        public: Whether they can be read without a token; else a viewer's token is required.
         listen: ``HOST:PORT`` of a separate port without tokens and TLS, for a network that only
             Prometheus reaches; null serves them on the main port.
     """
 
     enabled: bool = True
-    public: bool = False
     listen: Address | None = None
-
-    @model_validator(mode="after")
-    def _check_one_place(self) -> Self:
-        if self.listen is not None and self.public:
-            raise ValueError("listen and public exclude each other: with listen they are public")
-        return self
 
 
 class TracingConfig(Spec):
@@ -331,15 +324,12 @@ class ServeConfig(Spec):
     def _load_run(self, path: Path, folder: Path) -> RunToServe:
         try:
             spec = RunSpec.load(path).served()
+            if isinstance(spec.method, OwnMethodSpec):
+                from fedone_sdk.algorithms import load_method
+
+                load_method(spec.method, path.parent)
         except SpecError as exc:
             raise SpecError(exc.problems, source=str(path)) from exc
-        if isinstance(spec.method, OwnMethodSpec):
-            from fedone_sdk.algorithms import load_method
-
-            try:
-                load_method(spec.method, path.parent)
-            except SpecError as exc:
-                raise SpecError(exc.problems, source=str(path)) from exc
         if (
             self.backend is not None
             and "backend" in spec.model_fields_set
@@ -381,17 +371,12 @@ def _dev_rows(spec: RunSpec, path: Path) -> tuple[tuple[Example, ...], str | Non
     source = None if spec.data is None else spec.data.dev
     if source is None:
         return (), "RUN.yaml names no data.dev"
-    hub = source.startswith("hf:")
-    if not hub and not (path.parent / source).is_file():
+    if not source.startswith("hf:") and not (path.parent / source).is_file():
         return (), f"data.dev: there is no file {source}"
     try:
-        rows = load_examples(source if hub else path.parent / source, split="validation")
-        check_examples(spec.task, rows, source)
+        return tuple(_rows(spec, path, "dev", source)), None
     except MissingExtraError as exc:
         return (), f"data.dev: {exc}"
-    except DataError as exc:
-        raise SpecError(f"data.dev: {exc}", source=str(path)) from exc
-    return tuple(rows), None
 
 
 def _public_text(spec: RunSpec, path: Path) -> list[str]:
@@ -409,13 +394,23 @@ def _public_text(spec: RunSpec, path: Path) -> list[str]:
             f"{key}.kind: {kind} counts public text, so it needs data.train; file and list do not",
             source=str(path),
         )
-    source = spec.data.train
+    rows = _rows(spec, path, "train", spec.data.train)
+    return [str(row[name]) for row in rows for name in spec.task.fields]
+
+
+def _rows(
+    spec: RunSpec, path: Path, key: Literal["dev", "train"], source: str
+) -> Sequence[Example]:
+    """Return the rows of a key of `data`, which fit the task."""
     try:
-        rows = load_examples(source if source.startswith("hf:") else path.parent / source)
+        rows = load_examples(
+            source if source.startswith("hf:") else path.parent / source,
+            split="train" if key == "train" else "validation",
+        )
         check_examples(spec.task, rows, source)
     except DataError as exc:
-        raise SpecError(f"data.train: {exc}", source=str(path)) from exc
-    return [str(row[name]) for row in rows for name in spec.task.fields]
+        raise SpecError(f"data.{key}: {exc}", source=str(path)) from exc
+    return rows
 
 
 def _resolved(backend: BackendSpec, folder: Path) -> dict[str, Any]:
@@ -425,3 +420,95 @@ def _resolved(backend: BackendSpec, folder: Path) -> dict[str, Any]:
     if backend.kind == "onnx" and backend.model is not None:
         document["model"] = (folder / backend.model).expanduser().resolve()
     return document
+
+
+# The file and the environment
+
+PREFIX = "FEDONE_"
+"""Prefix of all variables."""
+
+_DELIMITER = "__"
+_FIELD = re.compile(r'field "(\w+)"')
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def load_settings(model: type[ModelT], path: str | Path | None) -> ModelT:
+    """Load settings from a file and the environment, which takes precedence.
+
+    ``FEDONE_AUTH__ADMIN_TOKEN`` is the key ``auth.admin_token``; lists and mappings are JSON.
+    Mappings are merged key by key, other values are replaced. Variables that do not match a key of
+    the model are ignored.
+
+    Raises:
+        SpecError: One line per mistake: file, key, variable, what is allowed; never a value of the
+            environment.
+    """
+    document = {} if path is None else load_yaml(path)
+    source = "environment" if path is None else str(path)
+    given = _from_environment(model)
+    if given:
+        if not isinstance(document, dict):
+            raise SpecError("must be a mapping", source=source)
+        document = _merged(document, given)
+    try:
+        return validate_spec(model, document, source=source)
+    except SpecError as exc:
+        variables = _variables(model)
+        problems = [_naming_variable(problem, variables) for problem in exc.problems]
+        raise SpecError(problems, source=source) from None
+
+
+def _from_environment(model: type[BaseModel]) -> dict[str, Any]:
+    with needs_extra("settings from the environment", "server"):
+        from pydantic_settings import EnvSettingsSource, SettingsError
+
+    source = EnvSettingsSource(
+        cast(Any, model),  # Only its fields are used.
+        env_prefix=PREFIX,
+        env_nested_delimiter=_DELIMITER,
+        env_parse_none_str="null",
+    )
+    try:
+        return source()
+    except SettingsError as exc:
+        # Without text and cause, which may contain a secret.
+        found = _FIELD.search(str(exc))
+        names = [
+            name
+            for name, key in _variables(model).items()
+            if found is None or key.partition(".")[0] == found[1]
+        ]
+        raise SpecError(
+            f'{", ".join(names)}: a list or mapping must be JSON, such as ["one", "two"]',
+            source="environment",
+        ) from None
+
+
+def _variables(model: type[BaseModel]) -> dict[str, str]:
+    """Return the set variables that match keys of the model: variable -> key."""
+    keys = {
+        name: name.upper().removeprefix(PREFIX).lower().replace(_DELIMITER, ".")
+        for name in os.environ
+        if name.upper().startswith(PREFIX)
+    }
+    return {name: key for name, key in keys.items() if key.partition(".")[0] in model.model_fields}
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        before = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            value = _merged(before, value)
+        merged[key] = value
+    return merged
+
+
+def _naming_variable(problem: str, variables: Mapping[str, str]) -> str:
+    """Return the problem with the variable that set its key."""
+    key, colon, rest = problem.partition(": ")
+    for name, given in variables.items():
+        if colon and (key == given or key.startswith(f"{given}.")):
+            return f"{key} (from {name}): {rest}"
+    return problem

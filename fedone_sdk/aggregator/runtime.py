@@ -100,8 +100,8 @@ class Bucket:
         share = 60.0 / self._per_minute
         return max(self._full_at.get(caller, now) + share - now - max(60.0, share), 0.0)
 
-    def check(self, caller: Hashable, now: float) -> None:
-        """Refuse a caller whose bucket is empty (``rate_limited``, with the time to wait)."""
+    def admit(self, caller: Hashable, now: float, count: int = 1) -> None:
+        """Count requests, or refuse a caller whose bucket is empty (``rate_limited``)."""
         wait_s = self.wait_s(caller, now)
         if wait_s > 0:
             raise ProblemError(
@@ -109,6 +109,7 @@ class Bucket:
                 f"more than {self._per_minute:g} requests a minute",
                 retry_after_s=wait_s,
             )
+        self.take(caller, now, count)
 
     def take(self, caller: Hashable, now: float, count: int = 1) -> None:
         """Count requests of a caller; the next ones wait until the bucket has refilled."""
@@ -129,11 +130,6 @@ class Drain:
     def __init__(self) -> None:
         self._started = False
         self._timeouts: set[asyncio.Timeout] = set()
-
-    @property
-    def started(self) -> bool:
-        """Whether the service is stopping."""
-        return self._started
 
     def start(self) -> None:
         """Cancel all current and future waits."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from functools import partial
+from itertools import chain
 
 import structlog
 
 from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.access.tokens import Authority, may_see
-from fedone_sdk.aggregator.cluster.replicas import Replicas
-from fedone_sdk.aggregator.cluster.signals import RunAdded, RunRemoved, publish
+from fedone_sdk.aggregator.replicas import Replicas
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending
-from fedone_sdk.aggregator.serving.calls import query_as_evaluation
+from fedone_sdk.aggregator.serving.calls import Companion, query_as_evaluation
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.evaluation import Evaluation
@@ -23,10 +23,12 @@ from fedone_sdk.aggregator.serving.model_checks import ModelChecks, check_requir
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.open_work import OpenWork
 from fedone_sdk.aggregator.serving.proposer import Proposer
-from fedone_sdk.aggregator.serving.registry import RunRegistry, StoredRun
+from fedone_sdk.aggregator.serving.reflections import Reflections
+from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.serving.steering import Steering
+from fedone_sdk.aggregator.signals import RunsChanged, publish
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
 from fedone_sdk.clock import Clock
 from fedone_sdk.data import check_examples
@@ -51,8 +53,6 @@ from fedone_sdk.stores import (
 )
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
-
-R = TypeVar("R", ServedRun, StoredRun)
 
 _log = structlog.get_logger(__name__)
 
@@ -89,9 +89,8 @@ class Service:
         self.clock = clock
         self._backend = backend = None if backend is None else _metered(backend)
         self._models = ModelChecks(backend)
-        self._gateway = None if backend is None else ModelGateway(backend, lambda: store.replica)
-        self._evaluations: dict[str, Evaluation] = {}
-        self._proposers: dict[str, Proposer] = {}
+        self._gateway = None if backend is None else ModelGateway(backend)
+        self._companions: dict[str, list[Companion]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._adding = asyncio.Lock()
         self._open = asyncio.Event()
@@ -101,34 +100,32 @@ class Service:
             new_run=self._new_run,
             on_loaded=lambda run: self.dispatcher.sync_run(run),
             on_removed=self._on_removed,
-            keeps=lambda run_id: run_id in self._evaluations or run_id in self._proposers,
+            keeps=self._companions.__contains__,
         )
         self.runs = self.registry.served
         self.dispatcher = Dispatcher(
             store=store,
             clock=clock,
-            runs=self.runs,
+            registry=self.registry,
             prepare=self._models.ensure,
         )
         self.work = OpenWork(
             store=store,
-            runs=self.runs,
-            refresh=self.registry.refresh,
-            on_finished=self.dispatcher.finish_work,
+            registry=self.registry,
+            dispatcher=self.dispatcher,
             gateway=self._gateway,
+            companions=self._companions,
         )
         self.access.on_revoked.append(self.dispatcher.revoke)
         self.replicas = Replicas(
             store=store,
             clock=clock,
-            runs=self.runs,
+            registry=self.registry,
             dispatcher=self.dispatcher,
             access=self.access,
-            refresh=self.registry.refresh,
-            has_changes=self.registry.has_changes,
         )
         self.sweeper = Sweeper(
-            retention,
+            retention=retention,
             store=store,
             clock=clock,
             runs=self.registry.all_heads,
@@ -212,8 +209,8 @@ class Service:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
         await self.registry.stop()
-        for proposer in self._proposers.values():
-            await proposer.aclose()
+        for companion in chain(*self._companions.values()):
+            await companion.aclose()
         if self._gateway is not None:
             await self._gateway.stop()
         await self.replicas.stop()
@@ -271,7 +268,7 @@ class Service:
                 else:
                     # A refresh may have read it already.
                     run = self.runs.setdefault(run.run_id, run)
-                    await publish(self.store, RunAdded(run_id=run.run_id))
+                    await publish(self.store, RunsChanged())
             if not run.spec.is_same_run(spec) or not run.described.comes_from(vocabulary):
                 changed = ", ".join(run.spec.differences(spec)) or "candidates"
                 raise SpecError(
@@ -283,21 +280,17 @@ class Service:
                 await self.steering.raise_caps(run, spec.budget)
             except ProblemError as exc:
                 raise SpecError(f"budget: {exc.detail}") from exc
-        if dev and self._backend is not None and run.run_id not in self._evaluations:
-            self._evaluations[run.run_id] = Evaluation(
-                run,
-                self._backend,
-                dev,
-                score,
-                measure,
-                replica=lambda: self.store.replica,
-                is_leader=lambda: self.replicas.is_leader,
-            )
-            self._evaluate(run)
-        if proposer is not None and run.run_id not in self._proposers:
-            self._proposers[run.run_id] = Proposer(
-                run, _metered(proposer), model=self._backend, replica=lambda: self.store.replica
-            )
+        added: list[Companion] = []
+        kinds = set(map(type, self._companions.get(run.run_id, ())))
+        if dev and self._backend is not None and Evaluation not in kinds:
+            leads = partial(getattr, self.replicas, "is_leader")
+            added.append(Evaluation(run, self._backend, dev, score, measure, is_leader=leads))
+        kind = Reflections if spec.prompt.reflects else Proposer
+        if proposer is not None and kind not in kinds:
+            added.append(kind(run, _metered(proposer), model=self._backend))
+        for companion in added:
+            self._companions.setdefault(run.run_id, []).append(companion)
+            companion.on_restart()
         self.dispatcher.sync_run(run)
         self.dispatcher.wake()
         return run
@@ -317,7 +310,8 @@ class Service:
         )
 
     def _on_restart(self, run: ServedRun) -> None:
-        self._evaluate(run)
+        for companion in self._companions.get(run.run_id, ()):
+            companion.on_restart()
         self.dispatcher.sync_run(run)
         self.replicas.on_run_changed()  # Its seats have new deadlines.
         self.dispatcher.wake()
@@ -327,12 +321,8 @@ class Service:
         await run.ended.wait()
         if self._gateway is not None:
             await self._gateway.wait_idle(run)  # Paid answers go into the cache.
-        proposer = self._proposers.get(run.run_id)
-        if proposer is not None:
-            await proposer.wait_idle()  # Its cost belongs to the result.
-        task = self._tasks.get(f"evaluation {run.run_id}")
-        if task is not None:
-            await asyncio.shield(task)
+        for companion in self._companions.get(run.run_id, ()):
+            await companion.wait_idle()  # Its cost belongs to the result.
 
     async def query_model(self, run: ServedRun, queries: Sequence[Query]) -> list[Answer]:
         """Query the model outside training; the queries count as the run's evaluation.
@@ -343,7 +333,7 @@ class Service:
         """
         if self._backend is None:
             raise ProblemError("backend_unavailable", "this server has no model")
-        answers = await query_as_evaluation(run, self._backend, queries, lambda: self.store.replica)
+        answers = await query_as_evaluation(run, self._backend, queries)
         await run.record_answers(answers)
         return answers
 
@@ -376,18 +366,13 @@ class Service:
         await self.store.delete_run(run_id, version, self.clock.now())
         _log.info("run deleted", run_id=run_id)
         await self.registry.remove(run_id)
-        await publish(self.store, RunRemoved(run_id=run_id))
+        await publish(self.store, RunsChanged())
 
     async def _on_removed(self, run_id: str, run: ServedRun | None) -> None:
         if run is not None:
             self.dispatcher.remove_run(run)
-        self._evaluations.pop(run_id, None)
-        task = self._tasks.pop(f"evaluation {run_id}", None)
-        if task is not None:
-            task.cancel()
-        proposer = self._proposers.pop(run_id, None)
-        if proposer is not None:
-            await proposer.aclose()
+        for companion in self._companions.pop(run_id, ()):
+            await companion.aclose()
 
     async def run(self, run_id: str) -> ServedRun:
         """Return the run of this name, with its newest state.
@@ -411,14 +396,6 @@ class Service:
             return summary
         devices = self.dispatcher.count_devices(run, reasons=False)
         return summary.model_copy(update={"devices": devices})
-
-    def _evaluate(self, run: ServedRun) -> None:
-        evaluation = self._evaluations.get(run.run_id)
-        if evaluation is not None:
-            name = f"evaluation {run.run_id}"
-            if name in self._tasks and not self._tasks[name].done():
-                return  # The running evaluation continues with the run.
-            self._tasks[name] = asyncio.create_task(evaluation.measure_run(), name=name)
 
     # Clients
 
@@ -454,21 +431,19 @@ class Service:
         Raises:
             ProblemError: ``run_ended`` if all runs that the client may work for have ended.
         """
-        if message.run_id is not None:
-            runs = [await self.run_for(client, message.run_id)]
-            return await self.dispatcher.claim(client, message, lambda: runs)
-        return await self.dispatcher.claim(
-            client,
-            message,
-            lambda: _visible(client, self.runs),
-            lambda: _visible(client, self.registry.stored),
-        )
+        if message.run_id is None:
+            return await self.dispatcher.claim(client, message)
+        run = await self.run_for(client, message.run_id)
+        return await self.dispatcher.claim(client, message, run)
 
     def traffic_run(
-        self, *, run_id: str | None = None, assignment_id: str | None = None
+        self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
     ) -> ServedRun | None:
-        """Return the run whose traffic includes a message: the named run, or the only run."""
-        held = None if assignment_id is None else self.work.seat_with(assignment_id)
+        """Return the run whose traffic includes a message: the named run, or the only run.
+
+        `work` is a client and the id of its open assignment.
+        """
+        held = None if work is None else self.work.seat_with(*work)
         if held is not None:
             return held[0]
         if run_id is None and len(self.runs) == 1 and not self.registry.stored:
@@ -483,12 +458,8 @@ class Service:
             if change.reloaded:
                 self._gateway.prune(run)
         self.replicas.on_run_changed()
-        evaluation = self._evaluations.get(run.run_id)
-        if evaluation is not None:
-            evaluation.on_change(change)
-        proposer = self._proposers.get(run.run_id)
-        if proposer is not None:
-            proposer.on_change(change)
+        for companion in self._companions.get(run.run_id, ()):
+            companion.on_change(change)
         for listener in self.listeners:
             listener(run, change)
 
@@ -496,7 +467,3 @@ class Service:
 def _metered(backend: LLMBackend) -> LLMBackend:
     """Return a backend that charges each request to its query's payer."""
     return backend if backend.metered else ModelClient(backend)
-
-
-def _visible(client: ClientRecord, runs: Mapping[str, R]) -> list[R]:
-    return [run for run_id, run in runs.items() if may_see(client.runs, run_id)]

@@ -75,6 +75,12 @@ _NOISED_STD = 1.0
 """Prior standard deviation of the shared bias if clients add noise, nats: a mini-batch, whose noise
 is as large as the spread of its examples, weighs as one example."""
 
+_JITTER = 1e-6
+"""Share of the mean variance that is added to the covariance of draws for its Cholesky root."""
+
+_POOLED = 8.0
+"""Weight of the noise of all classes in that of each, in independent differences of losses."""
+
 _FITTED = 128
 """Prompts, of the last mini-batches, that hyperparameters are fitted to. The cost grows with the
 cube, and this many determine five numbers well."""
@@ -169,6 +175,37 @@ class Evaluator:
         difference = value - against @ value
         return Estimates(value=value, spread=spread, pessimistic=difference + _MARGIN * spread)
 
+    def draws(
+        self, prompts: NDArray[np.int64], count: int, rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """Return D = `count` joint posterior draws of values, shape (D, P + Q).
+
+        The draws are of the P observed prompts, then of the Q others without their own parts,
+        about which nothing is known.
+
+        Args:
+            prompts: Prompts that were not observed, shape (Q, n).
+            count: D.
+            rng: The generator of the draws.
+        """
+        observed = np.arange(len(self.present))
+        prior = self.kernel.matrix(np.concatenate([self.present, self.features.present(prompts)]))
+        unknown = np.arange(len(observed), len(prior))
+        prior[unknown, unknown] -= self.kernel.same
+        # Per class the covariance is noise (prior - gain (K - unit) gain'), and K = prior[P, P].
+        gain = prior[:, observed] @ self.inverse
+        mean, explained, scale = np.zeros(len(observed)), np.zeros_like(self.inverse), 0.0
+        for share, own in zip(self.observed.class_share, self.classes, strict=True):
+            if own is not None:
+                mean += share * own.mean
+                explained += share**2 * own.noise * (prior[np.ix_(observed, observed)] - own.unit)
+                scale += share**2 * own.noise
+        covariance = scale * prior - gain @ explained @ gain.T
+        covariance[np.diag_indices(len(prior))] += _JITTER * scale * np.diagonal(prior).mean()
+        normal = rng.normal(size=(count, len(prior)))
+        drawn: NDArray[np.float64] = gain @ mean + normal @ np.linalg.cholesky(covariance).T
+        return drawn
+
     def incumbent(self, estimates: Estimates) -> int:
         """Return the row with the best pessimistic value among confirmed prompts.
 
@@ -207,9 +244,13 @@ class _Parts(NamedTuple):
     def posteriors(
         self, observed: Observations, losses: NDArray[np.float64]
     ) -> tuple[Posterior | None, ...]:
-        """Return the posterior of each class, from losses (J, I, C)."""
+        """Return the posterior of each class, from losses (J, I, C).
+
+        The noise of a class is shrunk to that of all classes, by a prior of `_POOLED` differences:
+        one row or two do not show how much the rows of their class differ.
+        """
         weights = observed.trust[:, None] * observed.examples
-        return tuple(
+        found = tuple(
             posterior(
                 Comparisons(self.batches, self.contrasts, losses[:, :, c], weights[:, c]),
                 self.inverse,
@@ -217,6 +258,16 @@ class _Parts(NamedTuple):
             if weights[:, c].any()
             else None
             for c in range(weights.shape[1])
+        )
+        there = [own for own in found if own is not None]
+        total = sum(own.degrees for own in there)
+        common = sum(own.noise * own.degrees for own in there) / total
+        return tuple(
+            own
+            and own._replace(
+                noise=(own.noise * own.degrees + _POOLED * common) / (own.degrees + _POOLED)
+            )
+            for own in found
         )
 
 
@@ -235,7 +286,7 @@ def updated(
     recent = observed.latest(_FITTED)
     coordinates: Sequence[int] = range(len(values))
     if len(observed.prompts) > _ALL_AT_ONCE:
-        coordinates = [observed.num_batches % len(values)]
+        coordinates = [len(observed.examples) % len(values)]
     values = _likelihood(recent, features, shared).improved(values, coordinates)
     parts = _Parts.of(observed, features, values)
     losses = parts.batches.centred(observed.losses)

@@ -267,13 +267,13 @@ class Posterior(NamedTuple):
         mean: Values relative to the average prompt, nats, shape (P,).
         unit: Their covariance in units of the noise variance, shape (P, P).
         noise: The variance of one example's noise, nats^2.
-        weighted: The losses times their precision, in units of `unit`, shape (P,).
+        degrees: The independent differences of losses that it is estimated from.
     """
 
     mean: NDArray[np.float64]
     unit: NDArray[np.float64]
     noise: float
-    weighted: NDArray[np.float64]
+    degrees: float
 
 
 def posterior(
@@ -293,8 +293,8 @@ def posterior(
     weighted = comparisons.weighted()
     mean = unit @ weighted
     square = comparisons.square() - float(weighted @ mean)
-    noise = square / max(comparisons.degrees(), 1.0)
-    return Posterior(mean, unit, max(noise, _LEAST_VARIANCE), weighted)
+    degrees = max(comparisons.degrees(), 1.0)
+    return Posterior(mean, unit, max(square / degrees, _LEAST_VARIANCE), degrees)
 
 
 def inverted(matrix: NDArray[np.float64]) -> NDArray[np.float64]:

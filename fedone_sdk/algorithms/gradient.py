@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _checks
-from .method import Candidates, PlainAlgorithm
+from .method import Candidates, Holder, PlainAlgorithm
 from .optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from .sampling import argmax_prompt, draw_prompts, softmax
 from .space import Space, Start, nearest_probabilities, warm_start
@@ -83,9 +83,13 @@ class PolicyGradient(PlainAlgorithm, ABC):
         self._optimizer().update(self._alpha(state), np.zeros(self.shape), state.memory)
 
     def ask(
-        self, state: State, rng: np.random.Generator, num_samples: int | None = None
+        self,
+        state: State,
+        rng: np.random.Generator,
+        num_samples: int | None = None,
+        holder: Holder | None = None,
     ) -> Candidates:
-        """Draw prompts from the categoricals of alpha."""
+        """Draw prompts from the categoricals of alpha, whoever holds the rows."""
         alpha = self._alpha(state)
         count = _checks.count(num_samples, default=self.num_samples)
         probabilities = self._probabilities(alpha, rng)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,11 +14,24 @@ __all__ = [
     "Algorithm",
     "Candidates",
     "ClassLosses",
+    "Holder",
     "PlainAlgorithm",
     "clip_losses",
 ]
 
 _Float = TypeVar("_Float", bound=np.floating[Any])
+
+
+class Holder(NamedTuple):
+    """Whose rows a mini-batch has.
+
+    Attributes:
+        client: The number of the client.
+        whole: Whether each of its mini-batches has all rows that it holds.
+    """
+
+    client: int
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,11 +43,13 @@ class Candidates:
         probabilities: The categoricals that the tokens were drawn from, float64, shape (n, N).
         biases: The label bias to score each prompt at, nats, rounded to float32, shape (I, C);
             None without calibration.
+        holder: Whose rows they are scored on; None if it is unknown.
     """
 
     prompts: NDArray[np.int64]
     probabilities: NDArray[np.float64]
     biases: NDArray[np.floating[Any]] | None = None
+    holder: Holder | None = None
 
     def __post_init__(self) -> None:
         """Check the arrays and keep read-only copies."""
@@ -113,6 +128,12 @@ class ClassLosses:
             targets=np.ones((1, 1)),
             biases=np.zeros((len(losses), 1)),
         )
+
+    def plus(self, more: NDArray[np.float64]) -> ClassLosses:
+        """Return the losses with a number added to those of each prompt, shape (I,)."""
+        means = self.means.copy()
+        means[..., 0] += more[:, None]
+        return replace(self, means=means)
 
     def clipped(self, highest: float | None) -> ClassLosses:
         """Return the losses clipped to [0, `highest`]; None does not clip."""
@@ -195,9 +216,13 @@ class Algorithm(Protocol):
         ...
 
     def ask(
-        self, state: State, rng: np.random.Generator, num_samples: int | None = None
+        self,
+        state: State,
+        rng: np.random.Generator,
+        num_samples: int | None = None,
+        holder: Holder | None = None,
     ) -> Candidates:
-        """Return prompts to score: `num_samples` of them, the method's own I by default."""
+        """Return prompts to score on rows of `holder`: `num_samples`, by default the method's I."""
         ...
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:

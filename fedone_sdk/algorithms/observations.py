@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .calibration import Expansions
-from .method import ClassLosses
+from .method import ClassLosses, Holder
 from .space import Space
 from .state import Memory
 
@@ -45,7 +45,8 @@ class Observations:
         targets: Shares of the labels in them, shape (J, K, C), float32.
         trust: The weight of each mini-batch, in (0, 1], shape (J,), float64.
         biases: The best label bias of each prompt so far, nats, shape (P, C), float64.
-        shares: Sums over all mini-batches of each group's share, and of its square; shape (2, K).
+        clients: The client of each mini-batch that has all rows of its client, -1 for the others,
+            shape (J,), int64.
     """
 
     prompts: NDArray[np.int64]
@@ -57,7 +58,7 @@ class Observations:
     targets: NDArray[np.float32]
     trust: NDArray[np.float64]
     biases: NDArray[np.float64]
-    shares: NDArray[np.float64]
+    clients: NDArray[np.int64]
 
     @classmethod
     def empty(cls, prompt_len: int, groups: int = 1, labels: int = 1) -> Self:
@@ -72,7 +73,7 @@ class Observations:
             targets=np.empty((0, groups, labels), dtype=np.float32),
             trust=np.empty(0),
             biases=np.empty((0, labels)),
-            shares=np.zeros((2, groups)),
+            clients=np.empty(0, dtype=np.int64),
         )
 
     @classmethod
@@ -109,7 +110,7 @@ class Observations:
             "targets": (clients, groups, labels),
             "trust": (clients,),
             "biases": (size, labels),
-            "shares": (2, groups),
+            "clients": (clients,),
         }
         fits = all(
             own[name].shape == shape and own[name].dtype == getattr(empty, name).dtype
@@ -129,7 +130,7 @@ class Observations:
             raise ValueError("the prompts of a memory must differ")
         if len(np.unique(own["batches"] * size + own["rows"])) != evaluations:
             raise ValueError("a mini-batch of a memory must have one loss per prompt")
-        if own["examples"].min(initial=0) < 0 or own["shares"].min() < 0:
+        if own["examples"].min(initial=0) < 0:
             raise ValueError("a memory's counts must not be negative")
         if not own["examples"].any(axis=1).all():
             raise ValueError("every mini-batch of a memory must have examples")
@@ -149,15 +150,21 @@ class Observations:
             "targets": self.targets,
             "trust": self.trust,
             "biases": self.biases,
-            "shares": self.shares,
+            "clients": self.clients,
         }
 
-    def with_batch(self, prompts: NDArray[np.int64], losses: ClassLosses) -> Self:
+    def with_batch(
+        self,
+        prompts: NDArray[np.int64],
+        losses: ClassLosses,
+        holder: Holder | None = None,
+    ) -> Self:
         """Return the observations with one mini-batch's losses added.
 
         Args:
             prompts: Shape (I, n). Repeated prompts have equal losses there, and count once.
             losses: Of these prompts, in their order.
+            holder: Whose rows these are; None if it is unknown.
 
         Raises:
             ValueError: The losses have other groups or labels than the observations.
@@ -174,8 +181,8 @@ class Observations:
         distinct[rows] = prompts
         biases = np.pad(self.biases, (new, (0, 0)))
         biases[rows] = losses.biases
-        share = losses.counts / losses.counts.sum()
         met, first = np.unique(rows, return_index=True)
+        client = holder.client if holder is not None and holder.whole else -1
         return replace(
             self,
             prompts=distinct,
@@ -187,7 +194,7 @@ class Observations:
             targets=np.concatenate([self.targets, losses.targets[None].astype(np.float32)]),
             trust=np.append(self.trust, 1.0),
             biases=biases,
-            shares=self.shares + np.stack([share, share**2]),
+            clients=np.append(self.clients, client),
         )
 
     def of(self, prompts: NDArray[np.int64], evaluations: NDArray[np.int64]) -> Self:
@@ -214,6 +221,7 @@ class Observations:
             targets=self.targets[batches],
             trust=self.trust[batches],
             biases=self.biases[prompts],
+            clients=self.clients[batches],
         )
 
     def latest(self, size: int) -> Self:
@@ -245,11 +253,6 @@ class Observations:
         return self.of(prompts, evaluations)
 
     @property
-    def num_batches(self) -> int:
-        """Mini-batches so far, including those dropped."""
-        return round(float(self.shares[0].sum()))  # the shares of one mini-batch sum to 1
-
-    @property
     def seen(self) -> NDArray[np.bool_]:
         """Which classes the mini-batches have examples of, shape (C,)."""
         seen: NDArray[np.bool_] = self.examples.sum(axis=0) > 0
@@ -259,25 +262,44 @@ class Observations:
     def class_share(self) -> NDArray[np.float64]:
         """The estimated share of each class in all examples, shape (C,)."""
         equal = 1.0 / len(self.seen)
-        batches = self.shares[0].sum()  # the shares of one mini-batch sum to 1
-        if not batches:
+        if not len(self.examples):
             return np.full(self.seen.shape, equal)
-        mean, square = self.shares / batches
+        each = self.examples / self.examples.sum(axis=1, keepdims=True)
+        of = np.unique(self._samples, return_inverse=True)[1]
+        totals = np.zeros((of.max() + 1, each.shape[1]))
+        np.add.at(totals, of, each)
+        own = totals / np.bincount(of)[:, None]
+        clients, mean, square = len(own), own.mean(axis=0), (own**2).mean(axis=0)
         # The variance of the mean is taken about equal shares: a few clients that are similar by
         # chance would underestimate it.
         from_equal = square - 2.0 * equal * mean + equal**2
-        varies = float((from_equal / batches + (square - mean**2) / _CLIENTS_AHEAD).max())
+        varies = float((from_equal / clients + (square - mean**2) / _CLIENTS_AHEAD).max())
         believed = _SHARE_SPREAD**2 / (_SHARE_SPREAD**2 + varies)
         result: NDArray[np.float64] = equal + believed * (mean - equal)
         return result
 
+    def answered(self, holder: Holder | None) -> NDArray[np.bool_]:
+        """Return the prompts whose losses on the rows of `holder` are known, shape (P,)."""
+        answered = np.zeros(len(self.prompts), dtype=bool)
+        if holder is not None and holder.whole:
+            answered[self.rows[self.clients[self.batches] == holder.client]] = True
+        return answered
+
+    @property
+    def _samples(self) -> NDArray[np.int64]:
+        """A number for the rows of each mini-batch, equal for equal rows, shape (J,)."""
+        numbers = np.arange(len(self.clients))
+        return np.where(self.clients < 0, -1 - numbers, self.clients)
+
     @cached_property
     def trusted_evaluations(self) -> NDArray[np.float64]:
-        """Trust-weighted mini-batches in which each prompt met each class; shape (P, C)."""
-        met = self.trust[:, None] * (self.examples > 0)
-        evaluations = np.zeros((len(self.prompts), met.shape[1]))
-        np.add.at(evaluations, self.rows, met[self.batches])
-        return evaluations
+        """Trust in the rows on which each prompt met each class, the same rows once; (P, C)."""
+        of = np.unique(self._samples, return_inverse=True)[1]
+        met = np.zeros((len(self.prompts), of.max(initial=0) + 1, self.examples.shape[1]))
+        trusted = self.trust[:, None] * (self.examples > 0)
+        np.maximum.at(met, (self.rows, of[self.batches]), trusted[self.batches])
+        found: NDArray[np.float64] = met.sum(axis=1)
+        return found
 
     @cached_property
     def expansions(self) -> Expansions:

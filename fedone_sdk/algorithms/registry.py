@@ -23,7 +23,7 @@ from fedone_sdk.objects import load_object
 
 from . import _checks
 from .gradient import BDPL, GumbelSoftmaxBDPL
-from .method import Algorithm, Candidates, ClassLosses
+from .method import Algorithm, Candidates, ClassLosses, Holder
 from .sampling import stream
 from .searches import TPE, RandomSearch, ThompsonSampling
 from .space import Space, Start
@@ -351,9 +351,13 @@ class OwnAlgorithm:
             return self._method.search_on(state)
 
     def ask(
-        self, state: State, rng: np.random.Generator, num_samples: int | None = None
+        self,
+        state: State,
+        rng: np.random.Generator,
+        num_samples: int | None = None,
+        holder: Holder | None = None,
     ) -> Candidates:
-        """Return prompts to score."""
+        """Return prompts to score, whoever holds the rows."""
         with self._naming("ask"):
             found = self._method.ask(state, rng, num_samples)
             return _checked_prompts(found, self._space, num_samples)

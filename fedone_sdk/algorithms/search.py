@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _checks
-from .draws import Draws
 from .evaluator import Estimates, Evaluator, updated
 from .gaussian_process import LARGEST, PRIOR, Features, Hyperparameters
-from .method import Candidates, ClassLosses
+from .method import Candidates, ClassLosses, Holder
 from .observations import EVALUATIONS_PER_PROMPT, Observations
 from .sampling import argmax_prompt, draw_prompts, stream, stream_seed
 from .space import Space, Start, is_warm_started, nearest_probabilities, warm_start
@@ -36,6 +35,9 @@ combinations, 71 % in the mean, and two close 94 %. There are 10 to 17 prompts w
 RACERS = 8
 """The largest number of prompts that enter a race."""
 
+NEAR = 128
+"""New prompts near "no prompt" that a draw is made for, and as many near the best prompts."""
+
 DRAWS = 16
 """Posterior draws that determine alpha."""
 
@@ -47,10 +49,15 @@ _ASKS, _RACE_START = range(2)
 
 
 class Known(NamedTuple):
-    """The posterior that new prompts are made from."""
+    """The posterior that new prompts are made from.
+
+    Attributes:
+        answered: Observed prompts whose losses on the rows of the ask are known, shape (P,).
+    """
 
     evaluator: Evaluator
     estimates: Estimates
+    answered: NDArray[np.bool_]
 
     @property
     def prompts(self) -> NDArray[np.int64]:
@@ -156,33 +163,46 @@ class PromptSearch(ABC):
         """Return I; in a race, the number of prompts left, including the reference."""
         if not self._racing(state):
             return self.num_samples
-        return len(self._racers(state, self._observed(state)))
+        observed = self._observed(state)
+        return len(self._racers(state, observed, observed.answered(None)))
 
     def ask(
-        self, state: State, rng: np.random.Generator, num_samples: int | None = None
+        self,
+        state: State,
+        rng: np.random.Generator,
+        num_samples: int | None = None,
+        holder: Holder | None = None,
     ) -> Candidates:
-        """Return known prompts to re-evaluate, then new ones; in a race, the prompts left."""
+        """Return known prompts to re-evaluate, then new ones; in a race, the prompts left.
+
+        A prompt whose loss on these rows is known is not asked again while there are others.
+        """
         alpha = self._alpha_of(state)
         count = _checks.count(num_samples, default=self.wanted(state))
         observed = self._observed(state)
+        answered = observed.answered(holder)
         if self._racing(state):
-            indices = self._racers(state, observed)[:count]
+            indices = self._racers(state, observed, answered)[:count]
         elif len(observed.prompts):
-            indices = self._distinct(self._next(self._known(state), count, rng), rng)
+            known = self._known(state, answered)
+            indices = self._distinct(self._next(known, count, rng), rng, known)
         else:
             indices = self._distinct(self._first(state, count, rng), rng)
         return Candidates(
             prompts=indices,
             probabilities=alpha / alpha.sum(axis=1, keepdims=True),
             biases=observed.biases_for(indices) if self._calibrates else None,
+            holder=holder,
         )
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
         """Add the losses to the observations, and update the posterior and the incumbent."""
         observed_losses = self._as_losses(candidates, losses)
-        observed = self._observed(state).with_batch(candidates.prompts, observed_losses)
+        observed = self._observed(state).with_batch(
+            candidates.prompts, observed_losses, candidates.holder
+        )
         evaluator, variances = updated(observed, self._features, self._values(state))
-        known = Known(evaluator, evaluator.estimates())
+        known = Known(evaluator, evaluator.estimates(), observed.answered(None))
         incumbent = self._incumbent(known)
         progress = self._further(state)
         kept = self._kept(known, incumbent)
@@ -274,10 +294,14 @@ class PromptSearch(ABC):
             prompts = np.where(self._changed(count, rng), prompts, self._space.reference)
         return self._space.compact(prompts)
 
-    def _distinct(self, prompts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    def _distinct(
+        self, prompts: NDArray[np.int64], rng: np.random.Generator, known: Known | None = None
+    ) -> NDArray[np.int64]:
         """Return the prompts with repetitions, which add no information, replaced at random."""
+        before = prompts[:0] if known is None else known.prompts[known.answered]
         for _ in range(_REDRAWS):
-            first = np.unique(prompts, axis=0, return_index=True)[1]
+            every = np.concatenate([before, prompts])
+            first = np.unique(every, axis=0, return_index=True)[1] - len(before)
             repeated = np.setdiff1d(np.arange(len(prompts)), first)
             if not len(repeated):
                 break
@@ -303,10 +327,10 @@ class PromptSearch(ABC):
     def _revisited(self, known: Known, count: int) -> NDArray[np.int64]:
         """Rows to re-evaluate: the reference, the best prompts, then the challengers."""
         wanted = min(max(2, round(REVISITED * count)), count - 1) if count > 1 else count
-        number = min(wanted, len(known.prompts))
-        reference = known.evaluator.reference
-        first = [] if reference is None else [reference]
-        others = [row for row in range(len(known.prompts)) if row not in first]
+        open_rows: list[int] = np.flatnonzero(~known.answered).tolist()
+        number = min(wanted, len(open_rows))
+        first = [row for row in open_rows if row == known.evaluator.reference]
+        others = [row for row in open_rows if row not in first]
         best = others[: (number - len(first) + 1) // 2]
         rest = np.array(others[len(best) :], dtype=np.int64)
         challengers = rest[np.argsort(known.estimates.optimistic[rest], kind="stable")]
@@ -315,9 +339,9 @@ class PromptSearch(ABC):
 
     # Memory
 
-    def _known(self, state: State) -> Known:
+    def _known(self, state: State, answered: NDArray[np.bool_]) -> Known:
         evaluator = Evaluator.of(self._observed(state), self._features, self._values(state))
-        return Known(evaluator, evaluator.estimates())
+        return Known(evaluator, evaluator.estimates(), answered)
 
     def _kept(self, known: Known, incumbent: int) -> NDArray[np.int64]:
         """Rows to remember: the incumbent, then by pessimistic value."""
@@ -347,11 +371,26 @@ class PromptSearch(ABC):
         return alpha
 
     def _lowest(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return the minima of posterior draws, shape (count, n)."""
-        draws = Draws.of(known.evaluator, count, rng)
-        reference = self._space.reference
-        start = known.prompts[0] if reference is None else reference
-        return draws.lowest(start, self._changed(count, rng), rng)
+        """Return the minima of posterior draws, shape (count, n).
+
+        A draw is of the observed prompts without an answer on these rows, and of new prompts near
+        "no prompt" or near one of the best. It has a limit of its own for new prompts (`_changed`).
+        """
+        best = known.prompts[rng.integers(min(len(known.prompts), self.elite), size=NEAR)]
+        changes = rng.geometric(1.0 / CHANGES, size=(NEAR, 1))
+        moved = rng.random(best.shape).argsort(axis=1) < changes
+        beside = self._space.compact(np.where(moved, self._space.random(NEAR, rng), best))
+        new = np.unique(np.concatenate([self._near(NEAR, rng), beside]), axis=0)
+        new = new[~(new[:, None] == known.prompts).all(axis=2).any(axis=1)]
+        values = known.evaluator.draws(new, count, rng)
+        excluded = np.tile(np.append(known.answered, np.zeros(len(new), dtype=bool)), (count, 1))
+        if self._space.reference is not None:
+            differs = new != self._space.reference
+            beyond = differs & ~self._changed(count, rng)[:, None]
+            excluded[:, len(known.prompts) :] = beyond.any(axis=2)
+        every = np.concatenate([known.prompts, new])
+        lowest: NDArray[np.int64] = every[np.where(excluded, np.inf, values).argmin(axis=1)]
+        return lowest
 
     def _observed(self, state: State) -> Observations:
         observed = Observations.remembered(
@@ -410,15 +449,18 @@ class PromptSearch(ABC):
     def _racing(self, state: State) -> bool:
         return bool(self._progress(state)[_RACE_START] >= 0)
 
-    def _racers(self, state: State, observed: Observations) -> NDArray[np.int64]:
+    def _racers(
+        self, state: State, observed: Observations, answered: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
         """Return the prompts left in the race: half as many in each of log2(RACERS) stages."""
         asks, race_start = self._progress(state)
         entered = min(RACERS, self.num_samples)
         stages = max(1, math.ceil(math.log2(entered)))
         stage = int((asks - race_start) * stages / self.race) if self.race else 0
         running = max(2, entered >> min(stage, stages - 1))
-        rows = list(range(min(running, len(observed.prompts))))
+        rows: list[int] = np.argsort(answered, kind="stable")[:running].tolist()
         reference = observed.row(self._space.reference)
-        if reference is not None and reference not in rows:
+        if reference is not None and not answered[reference] and reference not in rows:
             rows[-1] = reference
-        return observed.prompts[rows]
+        racers: NDArray[np.int64] = observed.prompts[rows]
+        return racers

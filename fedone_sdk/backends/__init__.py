@@ -15,6 +15,7 @@ from fedone_sdk.backends.asking import (
     rows_of,
     score_all,
     want_of,
+    written_query,
 )
 from fedone_sdk.backends.base import (
     LOG_ZERO,
@@ -28,7 +29,7 @@ from fedone_sdk.backends.base import (
 
 if TYPE_CHECKING:
     from fedone_sdk.backends.answers import AnswerCache
-    from fedone_sdk.backends.build import build_backend
+    from fedone_sdk.backends.build import build_backend, price_of
     from fedone_sdk.backends.label_words import usable_vocabulary
     from fedone_sdk.backends.llama_cpp import LlamaCppBackend
     from fedone_sdk.backends.model_client import ModelClient
@@ -39,18 +40,7 @@ if TYPE_CHECKING:
 else:
     # An edge device that uses the gateway imports no model library.
     __getattr__, __dir__ = lazy(
-        globals(),
-        {
-            "answers": "AnswerCache",
-            "build": "build_backend",
-            "label_words": "usable_vocabulary",
-            "llama_cpp": "LlamaCppBackend",
-            "model_client": "ModelClient",
-            "onnx": "OnnxBackend",
-            "openai": "OpenAIBackend",
-            "transformers": "TransformersBackend",
-            "vllm": "VllmBackend",
-        },
+        globals(), "model_client onnx answers label_words build llama_cpp openai transformers vllm"
     )
 
 __all__ = [
@@ -74,9 +64,11 @@ __all__ = [
     "is_known",
     "predict",
     "prediction_queries",
+    "price_of",
     "query_for",
     "rows_of",
     "score_all",
     "usable_vocabulary",
     "want_of",
+    "written_query",
 ]

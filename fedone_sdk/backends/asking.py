@@ -24,6 +24,8 @@ from fedone_sdk.task import (
     Example,
     LogProbs,
     Loss,
+    Part,
+    Role,
     ScoreFunction,
     TaskSpec,
     TextPrompt,
@@ -47,6 +49,7 @@ failures."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
     "cross_entropy": ("labels",),
+    "brier": ("labels",),
     "hinge": ("labels",),
     # With log-probabilities, the most likely label is the one that the model would write.
     "zero_one": ("labels", "choice"),
@@ -64,7 +67,7 @@ def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
     if "choice" in answers:
         raise SpecError(
             f"task.loss: {task.loss} needs log-probabilities, which this backend does not show; "
-            "zero_one does without"
+            "zero_one does without, and log_probs: {samples: 8} estimates them"
         )
     others = "; kinds transformers and vllm do" if wanted == ("reference",) else ""
     raise SpecError(
@@ -95,6 +98,13 @@ def query_for(
         scope=scope,
         payer=payer,
     )
+
+
+def written_query(messages: Iterable[tuple[Role, str]], max_tokens: int) -> Query:
+    """Return the query of a text that a model writes after these messages."""
+    parts = [part for role, text in messages for part in (Part("role", role), Part("text", text))]
+    rendered = (*parts, Part("role", "assistant"))
+    return Query(inputs=(rendered,), want="text", max_tokens=max_tokens)
 
 
 def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:
@@ -171,6 +181,7 @@ async def ask_each(
     async with asyncio.TaskGroup() as group:
         for _ in range(min(concurrency, len(ahead))):
             group.create_task(work())
+            await asyncio.sleep(0)  # Each start takes half a millisecond of the event loop.
     return answers, sorted(failures, key=_gravity, reverse=True)
 
 

@@ -36,9 +36,10 @@ EVERY_UNIT = frozenset(
 _REMEMBERED = 1024
 """Number of prepared queries to remember: more than are pending at once, as a rule."""
 
-Want = Literal["labels", "choice", "reference", "text"]
-"""Kind of a query: the log-probabilities of the label words; the label word that the model writes
-(for models without log-probabilities); the log-probability of a reference text; or a text."""
+Want = Literal["labels", "choice", "counts", "reference", "text"]
+"""Kind of a query: the log-probabilities of the label words; the label word that the model writes,
+or how often it writes each (for models without log-probabilities); the log-probability of a
+reference text; or a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +48,10 @@ class Query:
 
     Attributes:
         inputs: The rendered inputs, B of them.
-        label_words: The C label words (``labels`` and ``choice``).
+        label_words: The C label words (``labels``, ``choice`` and ``counts``).
         want: Kind of the query.
         references: Per input, the text to score (``reference``).
+        samples: Answers to sample per input; a model may give fewer (``counts``).
         max_tokens: Limit of the generated text, in tokens (``text``).
         stop: A generated text ends before the first of these texts.
         scope: The run and, at a gateway, the device that asks; empty for other callers. Cached
@@ -63,6 +65,7 @@ class Query:
     label_words: tuple[str, ...] = ()
     want: Want = "labels"
     references: tuple[str, ...] = ()
+    samples: int = 1
     max_tokens: int = 0
     stop: tuple[str, ...] = ()
     scope: tuple[str, ...] = ()
@@ -99,10 +102,12 @@ class Answer:
     Attributes:
         log_probs: Per input, natural log-probabilities, or None if the input failed (refused,
             filtered). ``labels``: C values, over the whole vocabulary of the model; ``choice``:
-            0.0 for the label that the model wrote, `LOG_ZERO` for all others; ``reference``: one
-            value for the whole reference text; ``text``: an empty tuple.
+            0.0 for the label that the model wrote, `LOG_ZERO` for all others; ``counts``: how many
+            answers wrote each label, then the number of all answers; ``reference``: one value for
+            the whole reference text; ``text``: an empty tuple.
         usage: Actual usage. Its ``queries`` are 0; the caller counts them.
         cached: Number of inputs whose answer came from a cache.
+        cached_tokens: Prompt tokens of the usage that the provider had in its cache.
         texts: Per input, the generated text (``text``).
         censored: Number of log-probabilities that are upper bounds, because the model's interface
             did not show that label.
@@ -113,6 +118,7 @@ class Answer:
     log_probs: tuple[tuple[float, ...] | None, ...]
     usage: Usage
     cached: int = 0
+    cached_tokens: int = 0
     texts: tuple[str | None, ...] = ()
     censored: int = 0
     model: str | None = None
@@ -135,6 +141,9 @@ class LLMBackend(ABC):
             that `ModelClient` asks only for the inputs whose answer it does not know.
         metered: Whether each request is charged to the query's payer (done by `ModelClient`).
         censors: Whether log-probabilities of labels may be upper bounds.
+        samples: Answers per input from which `ModelClient` estimates the log-probabilities of
+            labels (`sampled`), for a model that answers ``counts``; 0 estimates none.
+        at_once: Sampled answers that one request gives, at most.
         local: Whether the model runs in this process at no cost, so that a plan may time it.
     """
 
@@ -144,6 +153,8 @@ class LLMBackend(ABC):
     apart: bool = True
     metered: bool = False
     censors: bool = False
+    samples: int = 0
+    at_once: int = 1
     local: bool = False
 
     @property
@@ -191,7 +202,7 @@ class LLMBackend(ABC):
             raise BackendError(
                 f"this model answers {', '.join(sorted(self.answers))}, not {query.want!r}"
             )
-        if query.want in ("labels", "choice") and not query.label_words:
+        if query.want in ("labels", "choice", "counts") and not query.label_words:
             raise ValueError("a query needs label words")
         if query.want == "reference" and len(query.references) != len(query.inputs):
             raise ValueError("a query needs one reference per input")

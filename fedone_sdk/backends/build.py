@@ -63,7 +63,7 @@ async def proposer_of(
 ) -> AsyncIterator[LLMBackend | None]:
     """Return the open model of a run's ``prompt.proposer``; None if the run has no proposer."""
     proposer = spec.prompt.proposer
-    if proposer is None:
+    if proposer is None or proposer.backend is None:
         yield None
     elif backend is not None and proposer.backend == spec.backend:
         yield backend
@@ -146,9 +146,12 @@ def _path(folder: Path, name: str) -> Path:
 
 
 def price_of(spec: BackendSpec) -> Price | None:
-    """Return the price of a model, `FREE` without one; None if it is not known."""
+    """Return the prices of a model; None if they are not known."""
     if spec.prices is not None:
-        return Price(prompt=spec.prices.prompt, completion=spec.prices.completion)
+        given = spec.prices.prompt
+        prompt, cached = given if isinstance(given, tuple) else (given, None)
+        return Price(prompt=prompt, cached=cached, completion=spec.prices.completion)
     if spec.kind == "openai":
-        return known_price(spec.model or "") if spec.base_url is None else None
+        found = known_price(spec.model or "") if spec.base_url is None else None
+        return found.in_flex() if found is not None and spec.service_tier else found
     return None if spec.kind == "own" else FREE

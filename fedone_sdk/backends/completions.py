@@ -78,6 +78,7 @@ class Choice(BaseModel):
     message: _Message | None = None
     text: str | None = None
     finish_reason: str | None = None
+    native_finish_reason: str | None = None
     error: Any = None
     logprobs: _Shows | None = None
 
@@ -136,30 +137,36 @@ def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
     return found
 
 
+def version_of(model: str | None, fingerprint: str | None) -> str | None:
+    """Return a reported model with the ``system_fingerprint`` of what serves it."""
+    return f"{model or ''}{SERVED_BY}{fingerprint})" if fingerprint else model
+
+
 class Completion(BaseModel):
     """The parsed fields of a completion, or of an error in its place."""
 
     choices: list[Choice] | None = None
     model: str | None = None
     system_fingerprint: str | None = None
+    service_tier: Any = None
     usage: Any = None
     error: Any = None
 
     @property
     def version(self) -> str | None:
-        """The reported model, with the ``system_fingerprint`` of what serves it."""
-        if not self.system_fingerprint:
-            return self.model
-        return f"{self.model or ''}{SERVED_BY}{self.system_fingerprint})"
+        """The reported model, with what serves it."""
+        return version_of(self.model, self.system_fingerprint)
 
     def failure(self) -> tuple[int, dict[str, Any]] | None:
         """Return the HTTP status and the body of the error that stands in place of an answer."""
         first = self.choices[0] if self.choices else None
         error = self.error or (first and first.error)
-        ended = first is not None and first.finish_reason == "error"
+        # OpenRouter reports "stop" for an answer that its provider broke off.
+        reasons = (first.finish_reason, first.native_finish_reason) if first else ()
+        ended = [reason for reason in reasons if reason and "error" in reason]
         if not error and not ended:
             return None
-        said = str(error or "finish_reason: error")
+        said = str(error or f"finish_reason: {ended[0]}")
         body = error if isinstance(error, dict) else {"message": said}
         code = str(body.get("code"))
         status = int(code) if re.fullmatch("[45][0-9][0-9]", code) else 500 if ended else 400
@@ -168,20 +175,31 @@ class Completion(BaseModel):
 
 
 def _spelling(text: str) -> str:
-    """Return a token or label word in one Unicode form, lower-cased and without leading space."""
-    return unicodedata.normalize("NFKC", text).lstrip(" \t\n\u2581\u0120").casefold()
+    """Return a token or label word in one Unicode form, without leading space.
+
+    It is lower-cased, unless it is one capital letter: the article does not spell the code A.
+    """
+    found = unicodedata.normalize("NFKC", text).lstrip(" \t\n\u2581\u0120")
+    return found if len(found.rstrip()) == 1 and found.isupper() else found.casefold()
+
+
+def _spellings(token: str) -> set[str]:
+    """Return the spellings of the label words that a token shows."""
+    found = _spelling(token)
+    return {found, found.casefold()}
 
 
 def spellings(label_words: Sequence[str]) -> list[str]:
-    """Return the label words, lower-cased and stripped."""
+    """Return the label words, stripped and lower-cased (`_spelling`)."""
     first: dict[str, str] = {}
     for word in label_words:
         spelling = _spelling(word).rstrip()
         if not spelling:
             raise SpecError(f"labels: {word!r} is no word", source="task")
-        if spelling in first:
+        if spelling.casefold() in map(str.casefold, first):
+            same = next(one for one in first if one.casefold() == spelling.casefold())
             raise SpecError(
-                f"labels: {first[spelling]!r} and {word!r} are the same word for this model: case "
+                f"labels: {first[same]!r} and {word!r} are the same word for this model: case "
                 "and the space in front do not count",
                 source="task",
             )
@@ -203,12 +221,11 @@ def label_log_probs(
     shown = math.fsum(math.exp(min(token.log_prob, 1.0)) for token in top)
     if shown > 1.0 + _MOST_BEYOND_ONE:
         raise ValueError(f"the probabilities of the likeliest tokens add up to {shown:.2f}")
-    rest = 1.0 - shown
-    if rest > 0:
-        bound = min(bound, math.log(rest + _ROUNDING))
+    # An excess over 1 measures the error. Some servers show one token with probability 1.
+    bound = min(bound, math.log(max(1.0 - shown, 0.0) + max(shown - 1.0, _ROUNDING)))
     row, censored = [], 0
     for word in words:
-        spelled = [token.log_prob for token in top if _spelling(token.text) == word]
+        spelled = [token.log_prob for token in top if word in _spellings(token.text)]
         if spelled:
             value = spelled[0] + math.log(math.fsum(math.exp(x - spelled[0]) for x in spelled))
         else:
@@ -226,9 +243,10 @@ def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None
     text = unicodedata.normalize("NFKC", _REASONING.sub("", written)).casefold().strip()
     if not text:
         return None
-    found = {form for form in _forms(text) if form in words}
+    folded = [word.casefold() for word in words]
+    found = {form for form in _forms(text) if form in folded}
     label = found.pop() if len(found) == 1 else None
-    return tuple(0.0 if word == label else LOG_ZERO for word in words)
+    return tuple(0.0 if word == label else LOG_ZERO for word in folded)
 
 
 _REASONING = re.compile(r"(?is)^.*</think(?:ing)?>|^\s*<think.*")
@@ -259,6 +277,9 @@ def _forms(text: str) -> Iterator[str]:
         if after and len(before.split()) <= _MOST_WORDS:
             yield after[0].strip(_EDGES)
 
+
+WITHOUT = "set log_probs: false with loss: zero_one, or log_probs: {samples: 8}"
+"""What to change for a model without log-probabilities."""
 
 NUM_WATCHED = 64
 """How many answers are counted for each set of label words."""
@@ -350,7 +371,7 @@ class LabelWatch:
                 return
             count.devices[device] += 1
         count.answers += 1
-        tokens = {_spelling(token) for token in shown}
+        tokens = set().union(*map(_spellings, shown))
         spelled = {word: _spelling(word).rstrip() for word in words}
         seen = [word for word in words if spelled[word] in tokens]
         count.seen.update(seen)
@@ -389,8 +410,8 @@ class LabelWatch:
         if split:
             problem = (
                 f"none {answers} shows the label word {named}, and most show its beginning, so it "
-                "is several tokens: choose label words of one token, such as ' A', ' B', or set "
-                "log_probs: false with loss: zero_one"
+                "is several tokens: choose label words of one token, such as ' A', ' B' with a "
+                f"slot of candidates: codes, or {WITHOUT}"
             )
         elif self._written:
             problem = (
@@ -403,7 +424,7 @@ class LabelWatch:
                 f"{count.unseen} {answers} show none of the label words {named} among the "
                 f"likeliest tokens, so their losses say nothing: choose label words that the model "
                 f"writes, {one_of}, ask a base model with api: completions and an instruct model "
-                "with api: chat, or set log_probs: false with loss: zero_one"
+                f"with api: chat, or {WITHOUT}"
             )
         return LabelsNotShown(
             problem,

@@ -146,11 +146,6 @@ class _Encoder:
             found.append(ids)
         return found
 
-    def label_id(self, word: str) -> int:
-        """Return the token id of a label word, with its leading space as given."""
-        ((token,),) = self.label_ids((word,))
-        return token
-
     def _special_id(self, text: str) -> int:
         return int(self._tokenizer.token_to_id(text))
 

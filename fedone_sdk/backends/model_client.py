@@ -17,6 +17,7 @@ from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.rate_limit import RateLimiter
 from fedone_sdk.backends.refusals import Refusals, failed
 from fedone_sdk.backends.retries import Retries
+from fedone_sdk.backends.sampled import sampled
 from fedone_sdk.backends.surplus import Surplus
 from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Payer, Price, Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused, BudgetExhausted
@@ -35,7 +36,8 @@ class ModelClient(Wrapper):
     """Sends queries to a model through stages, in one order.
 
     1. cache: answers known inputs, and joins equal pending ones (`AnswerCache`);
-    2. split: divides the other inputs into requests of at most `LLMBackend.max_inputs`;
+    2. split: divides the other inputs into requests of at most `LLMBackend.max_inputs`, and into
+       several if log-probabilities are estimated from answers (`sampled`);
     3. refusals: a refused input fails alone, until all are refused (`Refusals`);
     4. retries: repeats a request after temporary failures, until a circuit breaker opens
        (`Retries`);
@@ -105,6 +107,8 @@ class ModelClient(Wrapper):
         super()._describe()
         self.max_inputs = None
         self.metered = True
+        if self.inner.samples:
+            self.answers = self.answers - {"counts"} | {"labels"}
         if self._price is not None:
             # Money is bounded if every unit with a price is.
             if self._price.units <= self.bounds:
@@ -136,7 +140,7 @@ class ModelClient(Wrapper):
             async def send(part: Sequence[int]) -> None:
                 asked = query.part(part)
                 try:
-                    answer = await self._refusals.run(asked)
+                    answer = await self._answered(asked, sent)
                 except BackendRefused as exc:  # One of several inputs; halves find out which.
                     sent.append(failed(asked, exc.usage or NOTHING))
                     for half in (part[: len(part) // 2], part[len(part) // 2 :]):
@@ -146,7 +150,6 @@ class ModelClient(Wrapper):
                 await keep(
                     dict(zip((keys[place] for place in part), rows, strict=True)), answer.usage
                 )
-                sent.append(answer)
 
             parts = self._parts([places[key] for key in wanted])
             if len(parts) == 1:
@@ -201,7 +204,19 @@ class ModelClient(Wrapper):
         finally:
             await self.inner.aclose()
 
-    # Cache, split, retries, rate limits
+    # Cache, split, samples, retries, rate limits
+
+    async def _answered(self, query: Query, sent: list[Answer]) -> Answer:
+        """Answer the inputs of one request, by several requests if answers are sampled."""
+
+        async def ask(part: Query) -> Answer:
+            answer = await self._refusals.run(part)
+            sent.append(answer)
+            return answer
+
+        if not self.inner.samples or query.want != "labels":
+            return await ask(query)
+        return await sampled(query, self.inner.samples, lambda: self.inner.at_once, ask)
 
     async def _keys(self, query: Query) -> list[bytes]:
         if self.cache is None:
@@ -245,13 +260,15 @@ class ModelClient(Wrapper):
                 with nullcontext() if self._watch is None else self._watch(self.inner, query):
                     answer = await self.inner.score(query)
             except BackendError as exc:
-                if exc.usage is not None:
+                if exc.usage is None:
+                    exc.usage = worst  # The leases are charged in full.
+                else:
                     settle(leases, exc.usage)
                 raise
-            except BudgetExhausted as exc:  # From another account, behind this model.
-                settle(leases, exc.usage or NOTHING)
+            except BudgetExhausted:  # From another account, behind this model.
+                settle(leases, NOTHING)
                 raise
-            return replace(answer, usage=settle(leases, answer.usage))
+            return replace(answer, usage=settle(leases, answer.usage, answer.cached_tokens))
 
     async def _reserve(
         self, stack: AsyncExitStack, payer: Payer | None, worst: Usage
@@ -269,7 +286,14 @@ class ModelClient(Wrapper):
             raise
         return leases
 
-    def _settle(self, quoted: Usage, num_inputs: int, leases: list[Lease], billed: Usage) -> Usage:
+    def _settle(
+        self,
+        quoted: Usage,
+        num_inputs: int,
+        leases: list[Lease],
+        billed: Usage,
+        cached_tokens: int = 0,
+    ) -> Usage:
         worst = self._bound(quoted, num_inputs)
         over = self._priced(self._surplus.learn(quoted, billed, num_inputs))
         if over != NOTHING:
@@ -279,7 +303,7 @@ class ModelClient(Wrapper):
                 quoted=worst.exact(),
                 beyond=over.exact(),
             )
-        usage = self._priced(billed)
+        usage = self._priced(billed, cached_tokens)
         for lease in leases:
             lease.settle(usage.without_queries())
         return usage
@@ -287,8 +311,10 @@ class ModelClient(Wrapper):
     def _bound(self, quoted: Usage, num_inputs: int) -> Usage:
         return self._priced(self._surplus.raised(quoted, num_inputs))
 
-    def _priced(self, usage: Usage) -> Usage:
-        return usage if self._price is None else self._price.priced(usage)
+    def _priced(self, usage: Usage, cached_tokens: int = 0) -> Usage:
+        if self._price is None:
+            return usage
+        return self._price.priced(usage, cached_tokens=cached_tokens)
 
 
 def _as_one_query(usage: Usage) -> Usage:

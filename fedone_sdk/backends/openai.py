@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from fedone_sdk.backends.base import Answer, Query, Want
 from fedone_sdk.backends.chat import Message, is_chat, messages_of
 from fedone_sdk.backends.completions import (
+    WITHOUT,
     Choice,
     Completion,
     LabelWatch,
@@ -22,7 +24,14 @@ from fedone_sdk.backends.completions import (
     label_log_probs,
     spellings,
 )
-from fedone_sdk.backends.openai_http import ModelServer, ServerBackend, rate_limits, usage_of
+from fedone_sdk.backends.openai_http import (
+    ModelServer,
+    ServerBackend,
+    cached_tokens,
+    rate_limits,
+    usage_of,
+)
+from fedone_sdk.backends.sampled import requests_of
 from fedone_sdk.backends.tokens import (
     CHAT_OVERHEAD,
     OPENAI_CHAT_OVERHEAD,
@@ -39,6 +48,7 @@ from fedone_sdk.errors import (
     FormChanged,
     LabelWordError,
 )
+from fedone_sdk.messages.base import SERVED_BY
 from fedone_sdk.task import Rendered
 
 if TYPE_CHECKING:
@@ -51,12 +61,19 @@ MAX_INPUT_TOKENS = 1024
 
 _TOP = 20  # OpenAI's maximum of top_logprobs.
 _SMALL_TOP = 5  # The maximum of many other servers.
+_MOST_BYTES = 4 * 1024 * 1024  # Of an answer to one input, or of the list of models.
 _CHOICE_TOKENS = 64  # Enough for a label word inside JSON.
 _COMPLETIONS_OVERHEAD = 4  # The start token, for models that have one.
 _OTHER_NAME = {
     "max_tokens": "max_completion_tokens",
     "max_completion_tokens": "max_tokens",
 }
+_UNKNOWN = re.compile("un(supported|recognized|known|expected)|not (support|permit|allow)|extra")
+_SYSTEM = (
+    *("system role", "system message", "system prompt", "system instruction", "'system'"),
+    *("developer instruction", "roles", ".role"),
+)
+_CODES = "take codes, such as ' A', with a slot of candidates: codes"
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _ONE_REQUEST = Usage(requests=1)
 _CONTINUING: Mapping[str, Mapping[str, Any]] = {
@@ -97,8 +114,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     that the server shows, whether it takes a temperature, and the form of its messages; such a
     refusal is a `FormChanged`. Each is detected once, and logged.
 
-    The arguments are keys of ``kind: openai``. Without `log_probs`, it answers ``choice`` instead
-    of ``labels``.
+    The arguments are keys of ``kind: openai``. A `model` in the form of a result's ``models``, with
+    its ``system_fingerprint``, refuses answers of another one. Without `log_probs` it answers
+    ``choice`` instead of ``labels``, and with a number of samples ``counts``.
     """
 
     bounds = frozenset({"queries", "requests", "tokens", "prompt_tokens", "completion_tokens"})
@@ -111,16 +129,25 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         base_url: str | None = None,
         api_key_env: str | None = "OPENAI_API_KEY",
         api: Literal["chat", "completions"] = "chat",
-        log_probs: bool = True,
+        log_probs: bool | Mapping[Literal["samples"], int] = True,
         structured: bool = True,
         reasoning_effort: str | None = None,
+        service_tier: str | None = None,
         max_input_tokens: int = MAX_INPUT_TOKENS,
         tokenizer: str | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        if api == "completions" and not log_probs:
+        if api == "completions" and log_probs is not True:
             raise ValueError("log_probs must be true for api completions")
-        server = ModelServer(model, base_url=base_url, api_key_env=api_key_env, timeout_s=timeout_s)
+        model, _, pinned = model.partition(SERVED_BY)
+        self._pinned = pinned.removesuffix(")")
+        server = ModelServer(
+            model,
+            base_url=base_url,
+            api_key_env=api_key_env,
+            timeout_s=timeout_s,
+            max_bytes=_MOST_BYTES,
+        )
         super().__init__(server)
         # Resolved here: the attribute's import takes half a second, which would count as the
         # server's time.
@@ -131,9 +158,12 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         )
         self._model, self._url = model, server.url
         self._api = api
-        self._log_probs = log_probs
+        self._log_probs = log_probs is True
+        self.samples = 0 if isinstance(log_probs, bool) else log_probs["samples"]
+        self.at_once = self.samples
         self._structured = structured
         self._reasoning_effort = reasoning_effort
+        self._service_tier = service_tier
         self._max_input_tokens = max_input_tokens
         self._host = urlsplit(self._url).netloc
         self._is_openai = self._host == "openai.com" or self._host.endswith(".openai.com")
@@ -144,20 +174,23 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if tokenizer is not None:
             find_tokenizer(tokenizer, model)  # Raises for a wrong path.
         self._tokenizer = tokenizer
-        self.answers = frozenset[Want]({"labels" if log_probs else "choice", "text"})
-        self.censors = log_probs
+        self.answers = frozenset[Want](
+            {"labels" if self._log_probs else "counts" if self.samples else "choice", "text"}
+        )
+        self.censors = self._log_probs
         self._counter: TokenCounter | None = None
         self._loading = asyncio.Lock()
         self._weights = ""  # Set by `check`.
         # Extra fields of requests that continue an assistant message; None if the server is not
         # known to support that.
         self._continuing: Mapping[str, Any] | None = None
+        self._down: BackendError | None = None  # Why the list of models was not read.
         # Detected from the server's answers.
         self._max_name = "max_completion_tokens" if self._is_openai else "max_tokens"
         self._changes: set[str] = set()
         self._num_top = _TOP
         self._shows_labels = False
-        self._watch = LabelWatch(model=model, url=self._url, written=not log_probs)
+        self._watch = LabelWatch(model=model, url=self._url, written=not self._log_probs)
 
     @property
     def fingerprint(self) -> str:
@@ -172,8 +205,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     async def score(self, query: Query) -> Answer:
         """Send one request for a query of one input.
 
-        The answer is None if the provider filters the answer, the model refuses it, or the model
-        writes no label word (``choice``).
+        The answer is None if the provider filters the answer, the model refuses it, or it is empty.
+        With several samples, those count that are none of these.
 
         Raises:
             BackendError: The input has a mask, or is too long without its text fields.
@@ -189,7 +222,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if len(query.inputs) != 1:
             raise ValueError(f"one input at a time, not {len(query.inputs)}")
         words = spellings(query.label_words)
-        if query.want in ("labels", "choice"):
+        if query.want != "text":
             self._watch.admit(query.label_words)
         prepared = await self._prepared(query)
         return await self._asked(query, prepared, words)
@@ -202,7 +235,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             for given, word in zip(label_words, words, strict=True):
                 spelled = {word, word.capitalize(), word.upper(), given.strip()}
                 if all(counter.count(space + one) != 1 for one in spelled for space in ("", " ")):
-                    raise LabelWordError(given, counter.tokens(given))
+                    raise LabelWordError(given, counter.tokens(given), _CODES)
         entry = await self._listed()
         if entry is not None:
             self._continuing = _CONTINUING.get(str(entry.get("owned_by")))
@@ -211,13 +244,14 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             self._read_weights(entry)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """`batch_size` requests of the longest input."""
+        """`batch_size` inputs of the maximum length."""
+        scores: Want = "labels" if self._log_probs or self.samples else "choice"
+        written = self._written("text" if max_tokens else scores, max_tokens)
         return Usage(
             queries=1,
-            requests=batch_size,
-            prompt_tokens=batch_size * (self._max_input_tokens + self._overhead),
-            completion_tokens=batch_size
-            * (max_tokens or (1 if self._log_probs else _CHOICE_TOKENS)),
+            requests=batch_size * len(written),
+            prompt_tokens=batch_size * len(written) * (self._max_input_tokens + self._overhead),
+            completion_tokens=batch_size * sum(written),
         )
 
     def reset(self) -> None:
@@ -228,7 +262,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     def _manner(self) -> str:
         """The fingerprint's suffix: settings that change scores and differ from the default."""
         asked = {
+            "system_fingerprint": self._pinned or None,
             "api": None if self._api == "chat" else self._api,
+            "samples": self.samples or None,
             "structured": None if self._structured or self._log_probs else "false",
             "reasoning_effort": self._reasoning_effort,
             "max_input_tokens": (
@@ -263,7 +299,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 "the task is a chat, which api: completions does not take: set api: chat"
             )
         if self._continuing is None and messages_of(parts)[-1].role == "assistant":
-            raise BackendError(
+            raise self._down or BackendError(
                 "the server is not known to continue an answer that the task begins: remove "
                 "task.chat.assistant (llama.cpp's server and vLLM support it)",
                 url=self._url,
@@ -293,12 +329,21 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             )
             least.append(counter.least(num_tokens))
             shortened.append(None if fitted == texts else contents[-1])
+            written = self._written(query.want, query.max_tokens, query.samples)
             worst += Usage(
-                requests=1,
-                prompt_tokens=num_tokens + around + self._overhead,
-                completion_tokens=_most_written(query),
+                requests=len(written),
+                prompt_tokens=len(written) * (num_tokens + around + self._overhead),
+                completion_tokens=sum(written),
             )
         return _Prepared(contents, least, worst, shortened)
+
+    def _written(self, want: Want, max_tokens: int, samples: int = 1) -> list[int]:
+        """Return the largest number of tokens that each request of one input may write."""
+        if want == "text":
+            return [max_tokens]
+        if want == "labels" and self.samples:
+            return [_CHOICE_TOKENS * more for more in requests_of(self.samples, self.at_once)]
+        return [1 if want == "labels" else _CHOICE_TOKENS * samples]
 
     def _around(self, query: Query) -> int:
         """Upper bound on the tokens of the JSON schema, which counts as input."""
@@ -306,7 +351,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         return 0 if schema is None else len(json.dumps(schema).encode())
 
     def _schema(self, query: Query) -> dict[str, Any] | None:
-        if query.want != "choice" or not self._structured:
+        if query.want == "text" or self._log_probs or not self._structured:
             return None
         words = [word.strip() for word in query.label_words]
         return {
@@ -325,49 +370,85 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                     raw = await self._create(**self._body(query, prepared.contents[0]))
                 found = self._completion(raw)
             except openai.APIStatusError as exc:
-                self._adapt(exc, prepared.contents[0])
+                self._adapt(exc, prepared.contents[0], query.samples)
                 raise
         limits = rate_limits(raw.headers)
-        choice = (found.choices or [])[0]
-        num_written = 1 if choice.written else 0
+        choices = found.choices or []
+        first = choices[0]
+        if len(choices) < min(query.samples, self.at_once):
+            self._give_at_once(len(choices))
+        num_written = sum(1 for choice in choices if choice.written)
         if query.want == "text":
             counter = await self._loaded()
-            num_written = counter.least(counter.count(choice.written or ""))
+            num_written = counter.least(counter.count(first.written or ""))
         least = Usage(prompt_tokens=prepared.least[0], completion_tokens=num_written)
         usage = usage_of(found.usage, prepared.worst, least)
-        model = found.version
+        if self._pinned and found.system_fingerprint != self._pinned:
+            raise BackendBlocked(
+                f"the answer is of {found.version!r}, the run asks for system_fingerprint "
+                f"{self._pinned}: change model",
+                url=self._url,
+                usage=usage,
+            )
+        if found.service_tier not in (None, self._service_tier or found.service_tier):
+            raise BackendBlocked(
+                f"the answer is of service_tier {found.service_tier!r}, which costs more than "
+                f"{self._service_tier!r}: leave service_tier out",
+                url=self._url,
+                usage=usage,
+            )
         row: tuple[float, ...] | None = None
         written: str | None = None
         censored = 0
-        if not choice.withheld:
-            if query.want == "labels":
-                top = choice.top()
-                if top is None:
-                    # llama.cpp's server omits them if a token ends inside a character.
-                    self._refuse_no_log_probs(usage, shows=self._continuing is not None)
-                elif top:
-                    try:
-                        row, censored = label_log_probs(top, choice.first_token(), words)
-                    except ValueError as exc:
-                        raise BackendRefused(
-                            f"{exc}, so they are no probabilities: set log_probs: false with loss: "
-                            "zero_one, or take another server",
-                            url=self._url,
-                            usage=usage,
-                        ) from exc
-                    shown = [token.text for token in top]
-                    self._watch.note(query.label_words, shown, device=query.device)
-            else:
+        if query.want == "labels" and not first.withheld:
+            top = first.top()
+            if top is None:
+                # llama.cpp's server omits them if a token ends inside a character.
+                self._refuse_no_log_probs(usage, shows=self._continuing is not None)
+            elif top:
+                try:
+                    row, censored = label_log_probs(top, first.first_token(), words)
+                except ValueError as exc:
+                    raise BackendRefused(
+                        f"{exc}, so they are no probabilities: {WITHOUT}, or take another server",
+                        url=self._url,
+                        usage=usage,
+                    ) from exc
+                shown = [token.text for token in top]
+                self._watch.note(query.label_words, shown, device=query.device)
+            self._shows_labels |= row is not None
+        elif query.want != "labels":
+            answers = [choice for choice in choices if not choice.withheld]
+            for choice in answers:
                 self._refuse_only_reasoning(choice, found.usage, usage)
-                written = choice.written
-                if query.want == "choice" and written is not None:
-                    row = chosen_label(written, words)
-                    label = words[row.index(0.0)] if row and 0.0 in row else written
-                    self._watch.note(query.label_words, [label], device=query.device)
-            self._shows_labels |= row is not None and query.want == "labels"
+            if query.want == "text":
+                written = answers[0].written if answers else None
+            elif rows := [row for one in answers if (row := self._chosen(query, one, words))]:
+                row = rows[0]
+                if query.want == "counts":
+                    row = (
+                        *(float(column.count(0.0)) for column in zip(*rows, strict=True)),
+                        len(rows),
+                    )
         return _answer(
-            query.want, row, written, usage=usage, censored=censored, model=model, limits=limits
+            query.want,
+            row,
+            written,
+            usage=usage,
+            cached_tokens=cached_tokens(found.usage, usage.prompt_tokens),
+            censored=censored,
+            model=found.version,
+            limits=limits,
         )
+
+    def _chosen(
+        self, query: Query, choice: Choice, words: Sequence[str]
+    ) -> tuple[float, ...] | None:
+        row = None if choice.written is None else chosen_label(choice.written, words)
+        if row is not None:
+            label = words[row.index(0.0)] if 0.0 in row else choice.written or ""
+            self._watch.note(query.label_words, [label], device=query.device)
+        return row
 
     def _completion(self, raw: Any) -> Completion:
         """Parse an answer; an error in its place is raised as its HTTP status would be."""
@@ -392,16 +473,18 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         return found
 
     def _body(self, query: Query, content: Content) -> dict[str, Any]:
-        labels = query.want == "labels"
+        labels, max_tokens = query.want == "labels", self._written(query.want, query.max_tokens)[0]
         body: dict[str, Any] = {"model": self._model}
+        if self._service_tier is not None:
+            body["service_tier"] = self._service_tier
         if "temperature" not in self._changes:
             # Servers may scale log-probabilities by it; a written answer must not be random.
-            body["temperature"] = 1 if labels else 0
+            body["temperature"] = 0 if query.want in ("choice", "text") else 1
         if "system" in self._changes and content[0][0] == "system":
             (_, system), (role, text), *rest = content
             content = [(role, f"{system}\n\n{text}"), *rest]
         if self._api == "completions":
-            body |= {"prompt": content[0][1], "max_tokens": _most_written(query)}
+            body |= {"prompt": content[0][1], "max_tokens": max_tokens}
             body |= {"stop": list(query.stop)} if query.stop else {}
             return body | ({"logprobs": self._num_top} if labels else {})
         body["messages"] = [
@@ -413,7 +496,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         ]
         if self._continuing and content[-1][0] == "assistant":
             body["extra_body"] = self._continuing
-        body[self._max_name] = _most_written(query)
+        body[self._max_name] = max_tokens
+        if (answers := min(query.samples, self.at_once)) > 1:
+            body["n"] = answers
         if labels:
             body |= {"logprobs": True, "top_logprobs": self._num_top}
         if self._reasoning_effort is not None:
@@ -426,7 +511,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             }
         return body
 
-    def _adapt(self, exc: openai.APIStatusError, content: Content) -> None:
+    def _adapt(self, exc: openai.APIStatusError, content: Content, samples: int) -> None:
         """Change the form of the next requests to what the server names, each part once.
 
         Raises:
@@ -459,12 +544,17 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 self._num_top = _SMALL_TOP
                 raise self._again(f"it shows at most {_SMALL_TOP} tokens")
             self._refuse_no_log_probs(_ONE_REQUEST)
-        if names(self._max_name) and "context" not in text and self._once("max_name"):
+        # Some servers name it in refusals of an input that is too long.
+        renamed = _OTHER_NAME[self._max_name] in text or _UNKNOWN.search(text)
+        if names(self._max_name) and renamed and "context" not in text and self._once("max_name"):
             self._max_name = _OTHER_NAME[self._max_name]
             raise self._again(f"it expects {self._max_name}")
+        if self.at_once > 1 and (param == "n" or re.search(r"\bn\b|candidate_?count", text)):
+            self._give_at_once(max(min(samples, self.at_once) // 2, 1))
+            raise self._again(f"at most {self.at_once} answers to one request")
         if names("temperature") and self._once("temperature"):
             raise self._again("without temperature, so written answers are random")
-        if content[0][0] == "system" and names("system", "role") and self._once("system"):
+        if content[0][0] == "system" and names(*_SYSTEM) and self._once("system"):
             raise self._again("the system message is the beginning of the user's")
         if names("array", "list") and names("content", "messages") and self._once("parts"):
             raise self._again("messages are lists of parts")
@@ -472,12 +562,16 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             raise BackendBlocked(
                 f"model {self._model!r} offers no JSON schema: set structured: false", **facts
             )
-        if names("reasoning_effort"):
+        if self._reasoning_effort is not None and names("reasoning"):
             raise BackendBlocked(
                 f"model {self._model!r} does not take reasoning_effort "
                 f"{self._reasoning_effort!r}: change it or leave it out",
                 **facts,
             )
+
+    def _give_at_once(self, answers: int) -> None:
+        self.at_once = answers
+        _log.warning("samples need more requests", url=self._url, answers_per_request=answers)
 
     def _once(self, change: str) -> bool:
         if (self._api == "completions" and change != "temperature") or change in self._changes:
@@ -503,8 +597,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if self._api == "chat" and self._reasoning_effort is None:
             effort = " (a reasoning model may show them with reasoning_effort: none)"
         raise BackendBlocked(
-            f"model {self._model!r} shows no log-probabilities: set log_probs: false "
-            f"with loss: zero_one, or take another model{effort}",
+            f"model {self._model!r} shows no log-probabilities: {WITHOUT}, or take another "
+            f"model{effort}",
             url=self._url,
             usage=usage,
         )
@@ -548,7 +642,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 except openai.APIStatusError as exc:
                     if exc.status_code == 401:
                         raise
-                    return None  # The list may be forbidden, or down; the first request decides.
+                    # The list may be forbidden, or down; the first request decides.
+                    self._down = self._server.failure(exc) if exc.status_code >= 500 else None
+                    return None
                 found = _object(listing.content).get("data")
         entries = found if isinstance(found, list) else []
         by_name = {
@@ -570,10 +666,6 @@ def _answer(
     if want == "text":
         return Answer(log_probs=(None if written is None else (),), texts=(written,), **rest)
     return Answer(log_probs=(row,), **rest)
-
-
-def _most_written(query: Query) -> int:
-    return {"labels": 1, "choice": _CHOICE_TOKENS}.get(query.want, query.max_tokens)
 
 
 def _object(content: bytes) -> Mapping[str, Any]:

@@ -11,12 +11,13 @@ import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from fedone_sdk.backends.base import P, PreparingBackend, RateLimits
+from fedone_sdk.backends.completions import Completion
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -36,6 +37,9 @@ OPENAI_URL = "https://api.openai.com/v1"
 """URL of OpenAI's API."""
 
 _QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
+# Refusals of `service_tier: flex`, which are not billed.
+_NO_CAPACITY = frozenset({"resource_unavailable", "resource_unavailable_error"})
+_CAPACITY_S = 30.0
 _RETRYABLE = frozenset({408, 409, 425, 429})
 # Sent by proxies; the server behind one may have processed the request.
 _OUTCOME_UNKNOWN = frozenset({502, 504, *range(520, 528)})
@@ -53,12 +57,19 @@ _SECRET_SHAPE = re.compile(
     r"|(?<=://)[^\s/@]+(?=@)"
 )
 _ONE_REQUEST = Usage(requests=1)
+_MOST_BYTES = 64 * 1024 * 1024
+"""Maximal length of an answer: a list of inputs, each with the log-probabilities of many tokens."""
+_MOST_TOKENS = 2**32
+"""Maximal number of tokens that one answer can report, so that sums of reports stay exact."""
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[a-z/!][^>]*>")
 _SAYING = (
     *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
     *("raw", "reason", "error_msg", "error_message"),
 )
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_STATED_WAIT = re.compile(
+    r"(?i)(?:retryDelay\W+|try again in |retry after )((?:[\d.]+(?:ms|[smh])?)+)"
+)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -76,10 +87,17 @@ class ModelServer:
         timeout_s: Time limit of each read, in seconds; connecting has half of it, at most 10 s. A
             server that sends slowly can take longer in total, so callers also apply
             ``asyncio.timeout``.
+        max_bytes: Maximal length of an answer. A longer one is not read.
     """
 
     def __init__(
-        self, model: str, *, base_url: str | None, api_key_env: str | None, timeout_s: float
+        self,
+        model: str,
+        *,
+        base_url: str | None,
+        api_key_env: str | None,
+        timeout_s: float,
+        max_bytes: int = _MOST_BYTES,
     ) -> None:
         if find_spec("openai") is None:
             raise MissingExtraError("an OpenAI-compatible model", extra="openai")
@@ -98,7 +116,7 @@ class ModelServer:
             timeout=openai.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s / 2)),
             # `Retries` repeats requests, and each attempt is paid.
             max_retries=0,
-            http_client=_http_client([] if api_key_env is not None else [_leave_out_key]),
+            http_client=_http_client(max_bytes, sends_key=api_key_env is not None),
         )
 
     @contextmanager
@@ -119,16 +137,8 @@ class ModelServer:
         try:
             yield
         except openai.APIStatusError as exc:
-            if exc.status_code != 401:
-                raise self._of_status(exc) from exc
-            # Servers may repeat the key in their answer, so the answer is dropped.
-            change = "set api_key_env" if self.key_env is None else "put a valid one in its place"
-            raise BackendBlocked(
-                f"the key is missing or not valid: {change}",
-                url=self.url,
-                key_env=self.key_env,
-                usage=_ONE_REQUEST,
-            ) from None
+            # Servers may repeat the key in their answer, so that of 401 is dropped.
+            raise self.failure(exc) from (None if exc.status_code == 401 else exc)
         except openai.APIConnectionError as exc:
             raise _of_connection(exc, self.url, self.key_env) from exc
         except TimeoutError as exc:
@@ -149,14 +159,19 @@ class ModelServer:
         """Return the server's message of a refusal: one bounded line without the key."""
         return _short(_words(exc.body), self.key_env)
 
-    def _of_status(self, exc: openai.APIStatusError) -> BackendError:
-        status, model = exc.status_code, self.model
-        facts: dict[str, Any] = {
-            "url": self.url,
-            "said": self.message_of(exc),
-            "usage": _ONE_REQUEST,
-        }
-        if status == 402 or {str(exc.code), str(exc.type)} & _QUOTA_CODES:
+    def failure(self, exc: openai.APIStatusError) -> BackendError:
+        """Return the SDK's error for a refusal."""
+        return self._failure(exc.status_code, exc.body, exc.response.headers)
+
+    def _failure(self, status: int, body: object, headers: Mapping[str, str]) -> BackendError:
+        model, said = self.model, _short(_words(body), self.key_env)
+        facts: dict[str, Any] = {"url": self.url, "said": said, "usage": _ONE_REQUEST}
+        if status == 401:
+            change = "set api_key_env" if self.key_env is None else "put a valid one in its place"
+            facts |= {"said": "", "key_env": self.key_env}
+            return BackendBlocked(f"the key is missing or not valid: {change}", **facts)
+        codes = [str(body.get(name)) for name in ("code", "type")] if isinstance(body, dict) else []
+        if status == 402 or _QUOTA_CODES.intersection(codes):
             return BackendBlocked(
                 "the account has no quota left: add credit or raise its limit", **facts
             )
@@ -169,8 +184,12 @@ class ModelServer:
         if status in _RETRYABLE or status >= 500:
             if status in _OUTCOME_UNKNOWN:
                 facts["usage"] = None
-            wait_s = retry_after_s(exc.response.headers)
-            return BackendUnavailable(f"HTTP {status}", retry_after_s=wait_s, **facts)
+            wait_s = retry_after_s(headers, str(body))
+            problem = f"HTTP {status}"
+            if _NO_CAPACITY.intersection(codes):
+                wait_s = _CAPACITY_S if wait_s is None else wait_s
+                problem += ": service_tier flex has no capacity now; without it, calls cost more"
+            return BackendUnavailable(problem, retry_after_s=wait_s, **facts)
         if status == 403:
             problem = f"HTTP 403: the text is not allowed, or the key may not use model {model!r}"
             return BackendRefused(problem, key_env=self.key_env, **facts)
@@ -185,7 +204,11 @@ class ModelServer:
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send one request; return the JSON object of its answer."""
         with self.translated():
-            return await self.send(path, body)
+            found = await self.send(path, body)
+        error = found if found.get("object") == "error" else found.get("error")
+        if (failed := Completion(error=error).failure()) is not None:
+            raise self._failure(*failed, {})
+        return found
 
     async def send(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """`post`, with the exceptions of the client."""
@@ -222,14 +245,15 @@ def rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
     return None if limits == RateLimits() else limits
 
 
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the requested pause in seconds: ``retry-after-ms`` or ``Retry-After``, if any."""
+def retry_after_s(headers: Mapping[str, str], said: str = "") -> float | None:
+    """Return the requested pause in seconds: ``retry-after-ms``, ``Retry-After`` or the text's."""
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
     value = headers.get("retry-after")
     if value is None:
-        return None
+        stated = _STATED_WAIT.search(said)
+        return None if stated is None else _duration(stated[1].rstrip("."))
     seconds = _number(value)
     if seconds is not None:
         return seconds
@@ -258,6 +282,13 @@ def usage_of(usage: object | None, quoted: Usage, least: Usage) -> Usage:
     if prompt is None or prompt < least.prompt_tokens:
         prompt = quoted.prompt_tokens
     return Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
+
+
+def cached_tokens(usage: object | None, prompt_tokens: int) -> int:
+    """Return how many of a request's prompt tokens the provider says were in its cache."""
+    details = usage.get("prompt_tokens_details") if isinstance(usage, Mapping) else None
+    found = _tokens(details, "cached_tokens") or _tokens(usage, "prompt_cache_hit_tokens") or 0
+    return min(found, prompt_tokens)
 
 
 def read_key(env: str) -> str:
@@ -326,17 +357,37 @@ def _is_azure(url: str) -> bool:
     return (urlsplit(url).hostname or "").endswith(".azure.com")
 
 
-def _http_client(hooks: list[Any]) -> Any:
+def _http_client(max_bytes: int, *, sends_key: bool) -> Any:
     import openai
 
+    class Client(openai.DefaultAsyncHttpxClient):
+        """Reads an answer up to `max_bytes`, and follows no redirect: it would get the texts."""
+
+        async def send(self, request: Any, **options: Any) -> Any:
+            if not sends_key:
+                request.headers.pop("Authorization", None)
+            # Never decompressed: a small answer stays small.
+            request.headers["Accept-Encoding"] = "identity"
+            options |= {"stream": True, "follow_redirects": False}
+            answer, body = await super().send(request, **options), bytearray()
+            async with aclosing(answer):
+                async for chunk in answer.aiter_raw():
+                    body += chunk
+                    if len(body) > max_bytes:
+                        message = f"the answer is longer than {max_bytes} bytes"
+                        raise openai.APIConnectionError(message=message, request=request)
+            answer.headers.pop("Content-Encoding", None)
+            return type(answer)(
+                answer.status_code, headers=answer.headers, content=bytes(body), request=request
+            )
+
     try:
-        return openai.DefaultAsyncHttpxClient(
+        return Client(
             # Servers close idle connections after 5 s or more. A request sent at that moment is
             # lost, at unknown cost, so idle connections expire earlier here.
             limits=type(openai.DEFAULT_CONNECTION_LIMITS)(
                 max_connections=1000, max_keepalive_connections=1000, keepalive_expiry=2.0
-            ),
-            event_hooks={"request": hooks},
+            )
         )
     except Exception as exc:  # Its errors have no common base class.
         raise SpecError(
@@ -355,10 +406,6 @@ def _words(body: object) -> str:
     else:
         found = [_words(each) for each in body] if isinstance(body, list) else []
     return ": ".join(dict.fromkeys(filter(None, found)))
-
-
-async def _leave_out_key(request: Any) -> None:
-    request.headers.pop("Authorization", None)
 
 
 def _of_connection(exc: openai.APIConnectionError, url: str, key_env: str | None) -> BackendError:
@@ -426,7 +473,7 @@ def _duration(value: str | None) -> float | None:
 def _tokens(usage: object | None, name: str) -> int | None:
     value = usage.get(name) if isinstance(usage, Mapping) else getattr(usage, name, None)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
+        return min(value, _MOST_TOKENS)
     return None
 
 

@@ -50,6 +50,7 @@ class RateLimiter:
         # By payer, in round-robin order.
         self._queues: dict[str, deque[_Waiter]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._pumping: asyncio.Handle | None = None
 
     async def run(self, payer: str, tokens: int, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Return the answer of `ask`, once the limits allow a request of `tokens` tokens."""
@@ -83,21 +84,23 @@ class RateLimiter:
     async def _turn(self, name: str, tokens: int) -> _Sent:
         waiter = _Waiter(tokens, asyncio.get_running_loop().create_future())
         self._queues.setdefault(name, deque()).append(waiter)
-        self._pump()
+        self._pump_soon()
         turn = waiter.turn
         try:
             return await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._pump()  # The cancelled request may have been the first in line.
+                self._pump_soon()  # The cancelled request may have been the first in line.
             elif turn.exception() is None:  # It was cancelled after it got its turn.
                 turn.result().undo()
                 self._end()
             raise
 
     def _pump(self) -> None:
+        """Give the next request its turn: one per turn of the loop, as sending takes its time."""
         loop = asyncio.get_running_loop()
-        while self._under_way < self._concurrency and (head := self._next()) is not None:
+        self._pumping = None
+        if self._under_way < self._concurrency and (head := self._next()) is not None:
             name, waiter = head
             now = loop.time()
             ready = max(
@@ -117,6 +120,11 @@ class RateLimiter:
             self._under_way += 1
             sent = _Sent(self._requests.send(1, now), self._tokens.send(waiter.tokens, now))
             waiter.turn.set_result(sent)
+            self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        if self._pumping is None:
+            self._pumping = asyncio.get_running_loop().call_soon(self._pump)
 
     def _next(self) -> tuple[str, _Waiter] | None:
         while self._queues:
@@ -131,7 +139,7 @@ class RateLimiter:
     def _end(self) -> None:
         self._under_way -= 1
         # Deferred, because the caller of a failed request may call `refuse_waiting` first.
-        asyncio.get_running_loop().call_soon(self._pump)
+        self._pump_soon()
 
     def _update(self, sent: _Sent, answer: Answer) -> None:
         used = answer.usage.prompt_tokens + answer.usage.completion_tokens

@@ -37,7 +37,7 @@ class _Form:
 
     @property
     def unsure(self) -> bool:
-        return self.blocked is None and self.refused >= self.probed_at
+        return self.blocked is None and self.refused >= (self.probed_at if self.answered else 1)
 
     @property
     def hopeless(self) -> bool:
@@ -108,7 +108,7 @@ class Refusals:
         spent = refusal.usage or NOTHING
         if form.hopeless:
             self._block(form, f"the model refused {form.refused} inputs in a row", refusal, spent)
-        if form.deciding or not form.unsure:
+        if form.deciding or form.refused < form.probed_at:
             return spent
         form.deciding = True
         try:

@@ -26,6 +26,7 @@ from fedone_sdk.backends.completions import (
     ending_log_prob,
     log_prob_rows,
     next_tokens,
+    version_of,
 )
 from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder
 from fedone_sdk.backends.openai_http import ServerBackend, usage_of
@@ -152,13 +153,14 @@ class VllmBackend(ServerBackend[_Request]):
             log_probs, texts = request.read(answer)
         except UNREADABLE as exc:
             raise self._server.unreadable(usage=request.worst.without_queries()) from exc
-        said = answer.get("system_fingerprint")
+        served = self._checked()
+        fingerprint = answer.get("system_fingerprint") or f"vllm-{served.version}"
         usage = answer["data"] if "data" in answer else answer.get("usage")
         return Answer(
             log_probs=log_probs,
             usage=usage_of(usage, request.worst, Usage(prompt_tokens=request.worst.prompt_tokens)),
             texts=texts,
-            model=said if isinstance(said, str) else f"vllm-{self._checked().version}",
+            model=version_of(served.root, fingerprint),
         )
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:

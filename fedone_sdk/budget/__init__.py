@@ -21,15 +21,7 @@ if TYPE_CHECKING:
     )
     from fedone_sdk.budget.prices import FREE, Price, PriceTier, known_price
 else:
-    __getattr__, __dir__ = lazy(
-        globals(),
-        {
-            "account": "NOTHING Account Budget Usage",
-            "guard": "BudgetGuard Lease Payer",
-            "ledger": "LeaseOwner Ledger MemoryLedger OpenLease OwnerState SqliteLedger",
-            "prices": "FREE Price PriceTier known_price",
-        },
-    )
+    __getattr__, __dir__ = lazy(globals(), "account guard prices ledger")
 
 __all__ = [
     "Account",

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from fedone_sdk._usage import NOTHING, Usage
 from fedone_sdk.budget.account import Account, Budget
-from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
+from fedone_sdk.budget.ledger import Ledger, MemoryLedger
 from fedone_sdk.errors import UnknownLease
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class BudgetGuard:
             # A refusal has no receiver left: without this, asyncio logs it as never retrieved.
             reserving.add_done_callback(lambda done: done.cancelled() or done.exception())
             # Shielded: a second cancellation must not leave the lease open.
-            await asyncio.shield(self._give_back(lease, reserving))
+            await asyncio.shield(self._undo(lease))
             raise
         try:
             yield lease
@@ -108,20 +108,14 @@ class BudgetGuard:
                 await asyncio.wait({settling})  # Completes before the event loop ends.
                 raise
 
-    def _give_back(self, lease: Lease, reserving: asyncio.Future[None]) -> asyncio.Future[None]:
-        """Undo a reservation whose caller was cancelled, if it is granted."""
+    def _undo(self, lease: Lease) -> asyncio.Future[None]:
+        """Undo a reservation whose caller was cancelled, if it was granted."""
 
-        def undo(ledger: Ledger) -> None:
+        def undo(ledger: MemoryLedger) -> None:
             with suppress(UnknownLease):  # The reservation was refused.
                 ledger.settle(lease.lease_id, NOTHING)
 
-        async def when_decided() -> None:
-            await asyncio.wait({reserving})
-            await self._call(undo)
-
-        # Calls of a file ledger keep their order, so this one can be submitted at once.
-        in_order = isinstance(self._ledger, SqliteLedger)
-        return self._call(undo) if in_order else asyncio.ensure_future(when_decided())
+        return self._call(undo)
 
     async def account(self) -> Account:
         """Return the current account."""
@@ -131,17 +125,6 @@ class BudgetGuard:
         """Return what can still be reserved, by capped unit; None without a budget."""
         return (await self.account()).remaining
 
-    def _call(self, call: Callable[[Ledger], T]) -> asyncio.Future[T]:
+    def _call(self, call: Callable[[MemoryLedger], T]) -> asyncio.Future[T]:
         """Submit a call at once, not as a task, which the end of the event loop would cancel."""
-        ledger = self._ledger
-        if isinstance(ledger, SqliteLedger):
-            return asyncio.wrap_future(ledger.submit(call))
-        loop = asyncio.get_running_loop()
-        if not isinstance(ledger, MemoryLedger):  # It may block; memory does not.
-            return loop.run_in_executor(None, call, ledger)
-        done: asyncio.Future[T] = loop.create_future()
-        try:
-            done.set_result(call(ledger))
-        except Exception as exc:
-            done.set_exception(exc)
-        return done
+        return asyncio.wrap_future(self._ledger.submit(call))

@@ -89,18 +89,13 @@ _TABLES = (
 
 
 class Ledger(Protocol):
-    """Storage of one account. Each method is atomic; after an error nothing has changed."""
+    """Storage of one account."""
 
-    def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
-        """Reserve `worst`, or raise `BudgetExhausted`."""
-        ...
+    def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
+        """Apply a call to the account, atomically and in the order of submission.
 
-    def settle(self, lease_id: str, used: Usage) -> None:
-        """Close a lease, or raise `UnknownLease`."""
-        ...
-
-    def account(self, cap: Budget | None) -> Account:
-        """Return the current account."""
+        After an error nothing has changed.
+        """
         ...
 
 
@@ -154,6 +149,12 @@ class MemoryLedger:
             charge = self._leases.get(lease_id, NOTHING) if charge is None else charge
             self._close(lease_id, charge)
             self._released[lease_id] = charge
+
+    def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
+        """Apply a call at once."""
+        done: Future[T] = Future()
+        _outcome(call, self)(done)
+        return done
 
     def account(self, cap: Budget | None) -> Account:
         """Return the current account."""
@@ -297,7 +298,7 @@ def _apply(
     with transaction(db):
         before, released = _read(db)
         ledger = MemoryLedger(before, released=released)
-        verdicts = [_make(call, ledger) for call in calls]
+        verdicts = [_outcome(call, ledger) for call in calls]
         after, owner = ledger.account(None), LeaseOwner.here(program)
         closed = [(key,) for key in before.leases.keys() - after.leases.keys()]
         db.executemany("DELETE FROM leases WHERE lease_id = ?", closed)
@@ -316,7 +317,7 @@ def _apply(
     return verdicts
 
 
-def _make(
+def _outcome(
     call: Callable[[MemoryLedger], Any], ledger: MemoryLedger
 ) -> Callable[[Future[Any]], None]:
     try:

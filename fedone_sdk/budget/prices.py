@@ -8,7 +8,7 @@ import re
 from decimal import Decimal
 from functools import cache
 from itertools import pairwise
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -24,6 +24,9 @@ class _Priced(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
+_AnyPrice = TypeVar("_AnyPrice", bound=_Priced)
+
+
 class PriceTier(_Priced):
     """Prices of requests with long prompts, US dollars, for all of their tokens.
 
@@ -34,19 +37,25 @@ class PriceTier(_Priced):
     above: Annotated[int, Field(ge=1, le=1_000_000_000)]
     prompt: _Usd
     completion: _Usd
+    cached: _Usd | None = None
 
 
 class Price(_Priced):
     """Prices of a model, US dollars.
 
     Attributes:
+        cached: Of prompt tokens that the provider has in its cache; null for no discount.
         tiers: Prices of long prompts, shortest first. Prices must not decrease, so that the longest
             prompt bounds all costs.
+        flex: The part of all prices that ``service_tier: flex`` costs; null if there is no such
+            tier.
     """
 
     prompt: _Usd
     completion: _Usd
     request: _Usd = Decimal(0)
+    cached: _Usd | None = None
+    flex: _Usd | None = None
     tiers: tuple[PriceTier, ...] = Field(default=(), exclude_if=operator.not_)
 
     @model_validator(mode="after")
@@ -56,6 +65,9 @@ class Price(_Priced):
         rates = [(self.prompt, self.completion), *((t.prompt, t.completion) for t in self.tiers)]
         if any(a > c or b > d for (a, b), (c, d) in pairwise(rates)):
             raise ValueError("tiers: a longer prompt must not cost less per token")
+        every: tuple[Price | PriceTier, ...] = (self, *self.tiers)
+        if any(one.cached is not None and one.cached > one.prompt for one in every):
+            raise ValueError("cached: must not be more than prompt")
         return self
 
     @property
@@ -69,15 +81,40 @@ class Price(_Priced):
         }
         return frozenset(unit for unit, usd in costs.items() if usd)
 
-    def priced(self, usage: Usage) -> Usage:
-        """Return usage with its exact cost in `usd`."""
+    @property
+    def text(self) -> str:
+        """The prices of short prompts as text, for people."""
+        cached = "" if self.cached is None else f" ({self.cached:f} if cached)"
+        return f"USD {self.prompt:f} per million prompt tokens{cached}, {self.completion:f} written"
+
+    def in_flex(self) -> Price | None:
+        """Return the prices of ``service_tier: flex``, if there is such a tier."""
+        if self.flex is None:
+            return None
+        tiers = tuple(_times(tier, self.flex) for tier in self.tiers)
+        return _times(self, self.flex).model_copy(update={"tiers": tiers, "flex": None})
+
+    def priced(self, usage: Usage, *, cached_tokens: int = 0) -> Usage:
+        """Return usage with its exact cost in `usd`.
+
+        Args:
+            usage: The usage.
+            cached_tokens: How many of its prompt tokens were in the provider's cache.
+        """
         rate: Price | PriceTier = self
         for tier in self.tiers:
             if usage.prompt_tokens > tier.above:
                 rate = tier
         tokens = usage.prompt_tokens * rate.prompt + usage.completion_tokens * rate.completion
+        if rate.cached is not None:
+            tokens -= cached_tokens * (rate.prompt - rate.cached)
         usd = tokens.scaleb(-6) + usage.requests * self.request
         return usage.model_copy(update={"usd": usd})
+
+
+def _times(price: _AnyPrice, share: Decimal) -> _AnyPrice:
+    scaled = {name: value * share for name, value in price if isinstance(value, Decimal)}
+    return price.model_copy(update=scaled)
 
 
 FREE = Price(prompt=Decimal(0), completion=Decimal(0))

@@ -6,7 +6,7 @@ The functions here are pure: callers read files and query models.
 from __future__ import annotations
 
 from fedone_sdk.candidates.demonstrations import demonstration_candidates
-from fedone_sdk.candidates.instructions import instruction_candidates
+from fedone_sdk.candidates.instructions import code_candidates, instruction_candidates
 from fedone_sdk.candidates.label_sets import (
     label_candidates,
     label_words,
@@ -22,6 +22,7 @@ from fedone_sdk.candidates.prompt import (
     prompt_of,
 )
 from fedone_sdk.candidates.proposer import ScoredCandidate, proposal_messages, read_proposals
+from fedone_sdk.candidates.reflection import quotes, read_reflection, reflection_messages
 from fedone_sdk.candidates.sources import (
     DemonstrationsSource,
     InstructionsSource,
@@ -39,6 +40,7 @@ __all__ = [
     "LabelsSource",
     "OwnSource",
     "ScoredCandidate",
+    "code_candidates",
     "demonstration_candidates",
     "fill",
     "forms_of",
@@ -51,6 +53,9 @@ __all__ = [
     "no_prompt",
     "prompt_of",
     "proposal_messages",
+    "quotes",
     "read_proposals",
+    "read_reflection",
+    "reflection_messages",
     "shipped_label_sets",
 ]

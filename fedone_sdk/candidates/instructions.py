@@ -1,10 +1,10 @@
-"""The instructions that ship with the SDK, filled from a task's description."""
+"""Instructions: those that ship with the SDK, filled from a task's description, and codes."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain, zip_longest
 
@@ -12,6 +12,7 @@ from fedone_sdk import assets
 from fedone_sdk.candidates.prompt import label_placeholder
 from fedone_sdk.description import Description
 
+_NAME = re.compile(r"[^\W_]+")
 _WORDS = re.compile(r"\{(\w+)\}")
 _VOWEL = re.compile(r"(?!uni|use|usu|eu|one\b|once)[aeiou]|hour|honest|heir", re.IGNORECASE)
 """A word that begins with the sound of a vowel."""
@@ -46,6 +47,18 @@ def instruction_candidates(
         if placeholders or "{labels_" not in phrasing
     )
     return tuple(dict.fromkeys(["", *(f"{line}\n" for line in filled)]))[:size]
+
+
+def code_candidates(names: Mapping[str, str]) -> tuple[str, ...]:
+    """Return texts that say what each label word stands for, for words that are codes.
+
+    Args:
+        names: What each label says, by label value.
+    """
+    said = {label_placeholder(one): " ".join(_NAME.findall(names[one])) for one in names}
+    listed = _listed([f"{code} for {name}" for code, name in said.items()], "or")
+    lines = "".join(f"{code}: {name}\n" for code, name in said.items())
+    return (lines, f"Answer {listed}.\n", f"Answer with the code:\n{lines}")
 
 
 @cache

@@ -70,8 +70,15 @@ def _word(word: str, before: str) -> str:
     return word.lstrip() if not before or before[-1].isspace() or before[-1] in _OPENING else word
 
 
-def prompt_of(task: TaskSpec, vocabulary: Vocabulary, indices: Iterable[int]) -> TextPrompt:
+def prompt_of(
+    task: TaskSpec,
+    vocabulary: Vocabulary,
+    indices: Iterable[int],
+    changed: Mapping[str, str] | None = None,
+) -> TextPrompt:
     """Return the prompt of these candidates, one index per position.
+
+    With `changed`, texts of slots replace their candidates.
 
     Returns:
         Their concatenation; with slots, the text of each slot, with placeholders of label words
@@ -79,7 +86,7 @@ def prompt_of(task: TaskSpec, vocabulary: Vocabulary, indices: Iterable[int]) ->
     """
     if not vocabulary.slots:
         return vocabulary.text(indices)
-    texts = vocabulary.by_slot(indices)
+    texts = {**vocabulary.by_slot(indices), **(changed or {})}
     chosen = texts.pop(LABELS, None)
     words = () if chosen is None else label_words(chosen, len(task.labels))
     spelled = words or task.label_words

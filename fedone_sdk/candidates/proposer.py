@@ -56,13 +56,9 @@ def proposal_messages(
     """Return the messages that ask a model for new candidates of a slot."""
     paragraphs = [f"Task: {description.asked} Each text is a {description.text}."]
     if labels:
-        named = (f"{label_placeholder(label)} = {_quoted(word)}" for label, word in labels.items())
+        named = (f"{label_placeholder(label)} = {quoted(word)}" for label, word in labels.items())
         paragraphs.append(f"Labels, each with the placeholder for its word: {', '.join(named)}.")
-    shape = "\n".join(f"[{role}] {text}" if role else text for role, text in form if text)
-    if shape:
-        paragraphs.append(
-            f"The whole input; you write what stands at {{{slot_name}}}:\n---\n{shape}\n---"
-        )
+    paragraphs += shape_of(form, slot_name)
     if scored := _ascending([*best, *worst]):
         lines = "\n".join(_line(candidate, labels) for candidate in scored)
         paragraphs.append(f"Candidates so far with their losses, the worst first:\n{lines}")
@@ -80,6 +76,14 @@ def proposal_messages(
     return [("system", _SYSTEM), ("user", "\n\n".join([*paragraphs, " ".join(rules)]))]
 
 
+def shape_of(form: Iterable[tuple[Role | None, str]], slot: str) -> list[str]:
+    """Return the paragraph that shows a task's whole input, if it is known."""
+    shape = "\n".join(f"[{role}] {text}" if role else text for role, text in form if text)
+    if not shape:
+        return []
+    return [f"The whole input; you write what stands at {{{slot}}}:\n---\n{shape}\n---"]
+
+
 def _ascending(candidates: Iterable[ScoredCandidate]) -> list[ScoredCandidate]:
     unique = {one.text: one for one in candidates if math.isfinite(one.mean_loss)}
     return sorted(unique.values(), key=lambda one: (-one.mean_loss, one.text))
@@ -92,10 +96,11 @@ def _line(candidate: ScoredCandidate, labels: Mapping[str, str]) -> str:
         if label in labels and math.isfinite(loss)
     )
     losses = f"{candidate.mean_loss:.3f}" + (f" ({by_class})" if by_class else "")
-    return f"- loss {losses}: {_quoted(candidate.text)}"
+    return f"- loss {losses}: {quoted(candidate.text)}"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return a text in double quotes."""
     return json.dumps(text.strip(), ensure_ascii=False)
 
 

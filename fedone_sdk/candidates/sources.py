@@ -14,14 +14,17 @@ class _Frozen(BaseModel):
 
 
 class InstructionsSource(_Frozen):
-    """The instructions that ship with the SDK, filled from the task's description.
+    """Texts that the SDK writes for a task.
 
     Attributes:
-        size: The largest number of candidates, including the blank; null uses all. The first ones
+        kind: ``instructions`` ship with the SDK, and are filled from the task's description.
+            ``codes`` say by the label values what each label word stands for, for label words that
+            are codes, such as `` A``, `` B``.
+        size: The largest number of candidates, including a blank; null uses all. The first ones
             differ most from each other.
     """
 
-    kind: Literal["instructions"] = "instructions"
+    kind: Literal["instructions", "codes"] = "instructions"
     size: Annotated[int, Field(ge=2)] | None = None
 
 

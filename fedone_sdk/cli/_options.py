@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import inspect
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from fedone_sdk.budget import Budget
+from fedone_sdk.cli._output import Output
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.messages import is_sendable
+from fedone_sdk.spec import validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.trackers import Tracking
 
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., None])
 
 
-def header_value(option: typer.CallbackParam, token: str | None) -> str | None:
-    """Strip a token for a header."""
-    found = None if token is None else token.strip()
-    if found and not is_sendable(found):
+def secret(context: typer.Context, option: typer.CallbackParam, token: str | None) -> str | None:
+    """Return a token, which a command takes from its environment only."""
+    source = context.get_parameter_source(option.name or "")
+    if source is not None and source.name == "COMMANDLINE":
         raise ArgumentError(
-            f"{option.opts[0]}: holds characters that no token has; allowed is printable ASCII"
+            f"{option.opts[0]}: is visible to other users of this machine; set {option.envvar}"
         )
-    return found
+    return token
 
 
 _SERVER = typer.Option(metavar="URL", help="The aggregator.")
 _TOKEN = typer.Option(
     "--admin-token",
-    metavar="T",
+    metavar="",
     envvar="FEDONE_ADMIN_TOKEN",
-    callback=header_value,
-    help="The server's admin token.",
+    callback=secret,
+    help="The server's admin token, only in the variable.",
 )
 STORE = "A store: a SQLite file, or postgresql://USER@HOST/DATABASE."
 
@@ -83,6 +89,14 @@ Seed = Annotated[int | None, typer.Option(metavar="N", help="Use this seed.")]
 Cap = Annotated[
     int | None, typer.Option(metavar="N", help="Spend no more than N training queries.")
 ]
+Raised = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--raise",
+        metavar="UNIT=N",
+        help="Raise a cap of the run and continue it: queries=600, usd=5; repeatable.",
+    ),
+]
 Trackers = Annotated[
     list[str] | None,
     typer.Option(
@@ -91,6 +105,45 @@ Trackers = Annotated[
         help="Report the run to mlflow, tensorboard, wandb or a custom tracker; repeatable.",
     ),
 ]
+
+
+_ARGUMENT = re.compile(r"^    (\w+)(?: \((.+?)\))?: (.+(?:\n {8}.+)*)", re.MULTILINE)
+"""An entry of the section ``Args``: name, placeholder, text."""
+
+
+def command(app: typer.Typer, called: str | None = None) -> Callable[[Function], Function]:
+    """Return a decorator that adds a function to a group as a command.
+
+    Its help is the function's docstring: what it does; ``Example:``; and under ``Args:`` the help
+    of its parameters, each with the placeholder of its value in parentheses. Parameters that
+    several commands share have their help in this module.
+    """
+
+    def add(function: Function) -> Function:
+        text, _, arguments = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")
+        about, example = text.split("\n\nExample: ")
+        hints = get_type_hints(function, include_extras=True)
+        parameters = inspect.signature(function).parameters
+        for name, placeholder, described in _ARGUMENT.findall(arguments):
+            info, kind = _parameter(parameters[name], hints[name])
+            info.help, info.metavar = " ".join(described.split()), placeholder or None
+            hints[name] = Annotated[kind, info]
+        function.__annotations__ = hints
+        example = " ".join(example.split())
+        return app.command(called, help=about, epilog=f"Example: {example}")(function)
+
+    return add
+
+
+def _parameter(parameter: inspect.Parameter, hint: Any) -> tuple[Any, Any]:
+    """Return what typer knows of a parameter, and its type; a switch has no negative form."""
+    if get_origin(hint) is Annotated:
+        kind, info = get_args(hint)
+        return copy.copy(info), kind
+    if parameter.default is inspect.Parameter.empty:
+        return typer.Argument(), hint
+    names = [f"--{parameter.name.replace('_', '-')}"] if hint is bool else []
+    return typer.Option(*names), hint
 
 
 def group(about: str, *, example: str) -> typer.Typer:
@@ -107,6 +160,17 @@ def tracking_of(names: Sequence[str] | None) -> Tracking:
     return Tracking({name: find_tracker(name) for name in names or ()})
 
 
+def caps_of(option: str, given: Sequence[str] | None) -> Budget | None:
+    """Return the caps of an option that is given once per unit, as ``queries=600``."""
+    if not given:
+        return None
+    pairs = [text.partition("=") for text in given]
+    for unit, mark, _ in pairs:
+        if not (unit and mark):
+            raise ArgumentError(f"{option}: {unit!r} must be UNIT=N, as queries=600")
+    return validate_spec(Budget, {unit: cap for unit, _, cap in pairs}, source=option)
+
+
 def call(server: str, token: str, use: Callable[[AdminClient], Awaitable[T]]) -> T:
     """Return what `use` does with a client of the server."""
 
@@ -115,3 +179,13 @@ def call(server: str, token: str, use: Callable[[AdminClient], Awaitable[T]]) ->
             return await use(admin)
 
     return asyncio.run(used())
+
+
+def asked(
+    server: str, token: str, json_file: Path | None, use: Callable[[AdminClient], Awaitable[T]]
+) -> tuple[Output, T]:
+    """Return what `use` does with a client of the server, which the JSON file gets."""
+    output = Output(json_file)
+    found = call(server, token, use)
+    output.write_json(found)
+    return output, found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from rich.console import Console
+from rich.filesize import decimal as size
 from rich.text import Text
 
-from fedone_sdk.errors import ArgumentError
+from fedone_sdk.errors import ArgumentError, system_errors
 from fedone_sdk.files import replace_file
 from fedone_sdk.messages import COMPARED
 from fedone_sdk.metrics import metric_text
@@ -29,17 +31,25 @@ def terminal(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that control a terminal; a text of others may hold them."""
+
+
 def say(text: str) -> None:
-    """Print a text unchanged and flush; do nothing if standard output is closed."""
+    """Print a text and flush, unchanged but for what controls a terminal.
+
+    Does nothing if standard output is closed.
+    """
     if sys.stdout is not None:
-        sys.stdout.write(text)
+        is_terminal = sys.stdout.isatty()
+        sys.stdout.write(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text) if is_terminal else text)
         sys.stdout.flush()
 
 
 def note(text: str) -> None:
     """Print a line to stderr; does nothing if that is closed."""
     if sys.stderr is not None:
-        print(text, file=sys.stderr, flush=True)
+        print(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text), file=sys.stderr, flush=True)
 
 
 class Output:
@@ -116,13 +126,11 @@ def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o66
     """
     content = data.encode() if isinstance(data, str) else data
     place = _place(target)
-    try:
+    with system_errors(ArgumentError, f"{option}: {target}"):
         if _is_special(place):
             place.write_bytes(content)
         else:
             replace_file(place, content, mode=mode)
-    except OSError as exc:
-        raise ArgumentError(f"{option}: {target}: {exc.strerror or exc}") from exc
 
 
 def _place(target: Path) -> Path:
@@ -147,18 +155,6 @@ def printable(text: str) -> str:
 def money(usage: Usage, *, priced: bool) -> str:
     """Return a cost in US dollars; ``unknown`` if the price is not known."""
     return f"{usage.usd:.4f}" if priced else "unknown"
-
-
-def size(num_bytes: int) -> str:
-    """Return a number of bytes in a readable unit."""
-    if num_bytes < 1000:
-        return f"{num_bytes} B"
-    value, unit = num_bytes / 1000, "kB"
-    for larger in ("MB", "GB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.1f} {unit}"
 
 
 def plural(count: int, noun: str) -> str:

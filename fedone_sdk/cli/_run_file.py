@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -37,7 +36,7 @@ class RunFile:
         *,
         seed: int | None = None,
         cap: int | None = None,
-        raised: Mapping[str, Any] | None = None,
+        raised: Budget | None = None,
     ) -> Self:
         """Read a RUN.yaml; arguments that are not None override the file."""
         spec = RunSpec.load(path)
@@ -47,11 +46,9 @@ class RunFile:
             given["seed"] = seed
         if cap is not None:
             given["budget"] = {**(given.get("budget") or {}), "queries": cap}
-        if raised:
-            given["budget"] = {**(given.get("budget") or {}), **raised}
+        if raised is not None:
+            given["budget"] = _raised(spec.budget, raised)
         changed = validate_spec(RunSpec, given, source="arguments")
-        if raised and changed.budget is not None:
-            _check_raised(spec.budget, changed.budget)
         if isinstance(changed.method, OwnMethodSpec):
             from fedone_sdk.algorithms import load_method
 
@@ -91,11 +88,11 @@ def backend_of(path: Path | None) -> LLMBackend:
         return build_backend(spec, Path() if path is None else path.parent)
 
 
-def _check_raised(caps: Budget | None, higher: Budget) -> None:
+def _raised(caps: Budget | None, higher: Budget) -> Budget:
     try:
         if caps is None:
             raise ValueError("the run has no caps")
-        caps.raised(higher)
+        return caps.raised(higher)
     except ValueError as exc:
         raise ArgumentError(f"--raise: {exc}") from exc
 
@@ -175,12 +172,7 @@ class RunState:
             raise _unusable(folder) from exc
 
     async def find(
-        self,
-        spec: RunSpec,
-        vocabulary: Vocabulary,
-        *,
-        fresh: bool,
-        model: str | None = None,
+        self, spec: RunSpec, vocabulary: Vocabulary, *, fresh: bool, model: str | None = None
     ) -> KnownRun | None:
         """Find the run in the store, and check that it can continue."""
         if not self.store.exists():

@@ -9,21 +9,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from fedone_sdk.cli._output import is_resumable, note, plural, terminal
 from fedone_sdk.cli._process import interruptible, naming, stopping
 from fedone_sdk.cli._run_file import KnownRun, RunState
-from fedone_sdk.cli.report import exported_from, stored_run
+from fedone_sdk.cli.report import stored_run
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.serving.feed import Change
-    from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.evaluation.engine import Progress as TrialProgress
-    from fedone_sdk.local import Federation, First
+    from fedone_sdk.local import Federation
     from fedone_sdk.messages import RunResult
     from fedone_sdk.reports import ReportedRun
     from fedone_sdk.spec import RunSpec
@@ -32,19 +30,11 @@ if TYPE_CHECKING:
 
 
 async def run_here(
-    federation: Federation,
-    *,
-    source: Path,
-    backend: LLMBackend,
-    proposer: LLMBackend | None = None,
-    store: Store | None = None,
-    state_dir: Path | None = None,
-    tracking: Tracking | None = None,
-    first: First | None = None,
+    federation: Federation, *, source: Path, tracking: Tracking | None = None, **options: Any
 ) -> RunResult:
-    """Run a federation to its end, or to the first Ctrl-C; see `simulate`.
+    """Run a federation to its end, or to the first Ctrl-C.
 
-    Errors name `source`, the run's file.
+    Errors name `source`, the run's file. The other options are those of `simulate`.
     """
     from fedone_sdk.local import simulate
 
@@ -66,16 +56,7 @@ async def run_here(
             if tracking is not None:
                 tracking(run, change)
 
-        result = await simulate(
-            federation,
-            backend=backend,
-            store=store,
-            state_dir=state_dir,
-            watch=watch,
-            stop=stop,
-            first=first,
-            proposer=proposer,
-        )
+        result = await simulate(federation, watch=watch, stop=stop, **options)
     if tracking is not None:
         tracking.end(result)
     return result
@@ -132,16 +113,12 @@ class KeptRun:
     def __init__(self, path: Path | None) -> None:
         from fedone_sdk.stores import MemoryStore, SqlStore
 
-        self._path = path
         self.store: Store = MemoryStore() if path is None else SqlStore.sqlite(path)
+        self._place = self.store if path is None else str(path)
 
     def run(self, run_id: str) -> ReportedRun:
         """Return the stored run."""
-        if self._path is not None:
-            return stored_run(run_id, store=str(self._path))
-        from fedone_sdk.reports import read_export
-
-        return read_export(asyncio.run(exported_from(self.store, run_id)))
+        return stored_run(run_id, store=self._place)
 
 
 _SMOOTHING = 0.1
@@ -242,10 +219,3 @@ def _share(run: ServedRun) -> float:
             float(amount / cap) for _, cap, amount in budget.pairs(run.state.account.spent) if cap
         ]
     return min(max(shares), 1.0)
-
-
-@contextmanager
-def trial_progress(title: str) -> Iterator[Callable[[TrialProgress], None]]:
-    """Show the progress of trials on stderr."""
-    with shown(title) as show:
-        yield lambda progress: show(progress.text, True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedone_sdk.cli._options import JsonFile, Server, Token, call, group
+from fedone_sdk.cli._options import JsonFile, Server, Token, asked, call, command, group
 from fedone_sdk.cli._output import Output, moment
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
@@ -29,39 +29,33 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
-@tokens.command(
-    epilog="Example: fedone tokens create one-phone --uses 1 --expires-in 7d "
-    "--server https://fedone.example"
-)
+@command(tokens)
 def create(
     name: Name,
     server: Server,
     token: Token,
-    run: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="A run that its devices may see; * matches any text; repeatable. Default: all.",
-        ),
-    ] = None,
-    uses: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Maximum number of devices that enrol with it."),
-    ] = None,
-    expires_in: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Its lifetime: 90m, 12h, 30d.")
-    ] = None,
+    run: list[str] | None = None,
+    uses: Annotated[int | None, typer.Option(min=1)] = None,
+    expires_in: str | None = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Create a token, and print its secret, which cannot be shown again."""
+    """Create a token, and print its secret, which cannot be shown again.
+
+    Example: fedone tokens create one-phone --uses 1 --expires-in 7d --server https://fedone.example
+
+    Args:
+        run (PATTERN): A run that its devices may see; * matches any text; repeatable. Default: all.
+        uses (N): Maximum number of devices that enrol with it.
+        expires_in (TIME): Its lifetime: 90m, 12h, 30d.
+    """
     output = Output(json_file)
-    asked = {
+    given = {
         "name": name,
         "runs": tuple(run) if run else None,
         "uses": uses,
         "expires_in_s": _seconds(expires_in),
     }
-    message = validate_spec(NewToken, asked, source="arguments")
+    message = validate_spec(NewToken, given, source="arguments")
     made = call(server, token, lambda admin: admin.create_token(message))
     try:
         output.write_json(made)
@@ -71,55 +65,54 @@ def create(
         typer.echo("warning: without --uses, a leaked token enrols any number of devices", err=True)
 
 
-@tokens.command("list", epilog="Example: fedone tokens list --server https://fedone.example")
+@command(tokens, "list")
 def list_tokens(server: Server, token: Token, json_file: JsonFile = None) -> None:
-    """List the tokens, without their secrets."""
-    output = Output(json_file)
-    found = call(server, token, AdminClient.tokens)
-    output.write_json(found)
+    """List the tokens, without their secrets.
+
+    Example: fedone tokens list --server https://fedone.example
+    """
+    output, found = asked(server, token, json_file, AdminClient.tokens)
     output.table(
         ["token", "runs", "uses left", "expires", "revoked"],
         ([one.name, *_token_facts(one).values()] for one in found),
     )
 
 
-@tokens.command(
-    "revoke", epilog="Example: fedone tokens revoke fleet --server https://fedone.example"
-)
+@command(tokens, "revoke")
 def revoke_token(name: Name, server: Server, token: Token, json_file: JsonFile = None) -> None:
-    """Revoke a token; devices that enrolled with it stay enrolled."""
-    output = Output(json_file)
-    revoked = call(server, token, lambda admin: admin.revoke_token(name))
-    output.write_json(revoked)
+    """Revoke a token; devices that enrolled with it stay enrolled.
+
+    Example: fedone tokens revoke fleet --server https://fedone.example
+    """
+    output, revoked = asked(server, token, json_file, lambda admin: admin.revoke_token(name))
     output.facts(_token_facts(revoked))
 
 
-@clients.command("list", epilog="Example: fedone clients list --server https://fedone.example")
+@command(clients, "list")
 def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> None:
-    """List the clients."""
-    output = Output(json_file)
-    found = call(server, token, AdminClient.clients)
-    output.write_json(found)
+    """List the clients.
+
+    Example: fedone clients list --server https://fedone.example
+    """
+    output, found = asked(server, token, json_file, AdminClient.clients)
     output.table(
         ["client", "name", "token", "runs", "enrolled", "revoked"],
         ([client.client_id, *_client_facts(client).values()] for client in found),
     )
 
 
-@clients.command(
-    "revoke",
-    epilog="Example: fedone clients revoke client-4f1d2c3b5a69 --server https://fedone.example",
-)
+@command(clients, "revoke")
 def revoke_client(
     client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID")],
     server: Server,
     token: Token,
     json_file: JsonFile = None,
 ) -> None:
-    """Revoke a client permanently."""
-    output = Output(json_file)
-    revoked = call(server, token, lambda admin: admin.revoke_client(client_id))
-    output.write_json(revoked)
+    """Revoke a client permanently.
+
+    Example: fedone clients revoke client-4f1d2c3b5a69 --server https://fedone.example
+    """
+    output, revoked = asked(server, token, json_file, lambda admin: admin.revoke_client(client_id))
     output.facts(_client_facts(revoked))
 
 

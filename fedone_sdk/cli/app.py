@@ -22,6 +22,7 @@ from fedone_sdk.cli import (
     start,
     tune,
 )
+from fedone_sdk.cli._options import command
 
 # Plain help and errors, equal in a terminal, a pipe and a log.
 app = typer.Typer(
@@ -52,27 +53,16 @@ def _root(
     pass
 
 
-app.command(epilog="Example: fedone quickstart --json result.json")(start.quickstart)
-app.command(epilog="Example: fedone init tickets.csv --model smollm2-135m-instruct")(init.init)
-app.command(epilog="Example: fedone tune run.yaml --cap 500 --report run.html")(tune.tune)
-app.command(epilog="Example: fedone plan run.yaml")(tune.plan)
-app.command(
-    epilog="Example: fedone retune sst2.prompt.json --backend new.yaml --run run.yaml --cap 200"
-)(retune.retune)
-app.command(epilog="Example: fedone compare run.yaml --seeds 5 --html compare.html")(
-    compare.compare
-)
-app.command(epilog='Example: fedone score run.yaml --prompt " Overall verdict"')(prompt.score)
-app.command(epilog="Example: fedone report sst2 --store fedone.db -o sst2.html")(report.report)
-app.command(epilog="Example: fedone serve config.yaml")(serve.serve)
-app.command(
-    epilog="Example: FEDONE_TOKEN=... fedone client --server https://fedone.example "
-    "--data reviews.jsonl --state ~/.fedone"
-)(client.client)
-app.command(epilog="Example: fedone models smollm2-135m-instruct")(models.models)
-app.add_typer(prompt.app, name="prompt")
-app.add_typer(runs.app, name="runs")
-app.add_typer(access.tokens, name="tokens")
-app.add_typer(access.clients, name="clients")
-app.command(epilog="Example: fedone budget spent.db --release-dead")(db.budget)
-app.add_typer(db.app, name="db")
+for function in (
+    *(start.quickstart, init.init, tune.tune, tune.plan, retune.retune, compare.compare),
+    *(prompt.score, report.report, serve.serve, client.client, models.models, db.budget),
+):
+    command(app)(function)
+for name, group in {
+    "prompt": prompt.app,
+    "runs": runs.app,
+    "tokens": access.tokens,
+    "clients": access.clients,
+    "db": db.app,
+}.items():
+    app.add_typer(group, name=name)

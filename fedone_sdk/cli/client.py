@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import structlog
 import typer
 
-from fedone_sdk.budget import Budget
-from fedone_sdk.cli._options import BackendFile, header_value
+from fedone_sdk.cli._options import BackendFile, caps_of, secret
 from fedone_sdk.cli._process import json_logs, quiet_logs, stopping
 from fedone_sdk.cli._run_file import backend_of
 from fedone_sdk.data import load_examples
@@ -27,96 +26,53 @@ _log = structlog.get_logger(__name__)
 
 
 def client(
-    server: Annotated[str, typer.Option(metavar="URL", help="The aggregator.")],
-    data: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE", help="This client's labelled examples; a gateway gets their texts."
-        ),
-    ],
-    label: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            envvar="FEDONE_LABEL",
-            show_default="label",
-            help="The column with the label.",
-        ),
-    ] = None,
+    server: Annotated[str, typer.Option()],
+    data: Annotated[str, typer.Option()],
+    label: Annotated[str | None, typer.Option(envvar="FEDONE_LABEL", show_default="label")] = None,
     field: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN",
-            envvar="FEDONE_FIELDS",
-            show_default="all but the label",
-            help="A column that runs may render, once per column. With the label column among "
-            "them, reference texts of loss nll are sent.",
-        ),
+        list[str] | None, typer.Option(envvar="FEDONE_FIELDS", show_default="all but the label")
     ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            metavar="T",
-            envvar="FEDONE_TOKEN",
-            callback=header_value,
-            help="Enrolment token; not needed once --state holds an identity.",
-        ),
-    ] = None,
+    token: Annotated[str | None, typer.Option(envvar="FEDONE_TOKEN", callback=secret)] = None,
     backend_path: BackendFile = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Keep identity, unsent updates and paid losses here, for restarts."
-        ),
-    ] = None,
-    run_id: Annotated[
-        str | None, typer.Option("--run", metavar="RUN_ID", help="Work only for this run.")
-    ] = None,
-    privacy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="UNIT:EPSILON",
-            envvar="FEDONE_PRIVACY",
-            help="Decline work of runs without differential privacy, and work that raises this "
-            "client's total epsilon (delta 1e-5) above this value; --state keeps the total. UNIT "
-            "is what it protects: label, example or device. Needs --label and --field; without "
-            "--backend only label.",
-        ),
-    ] = None,
-    budget: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="UNIT:AMOUNT",
-            envvar="FEDONE_BUDGET",
-            help="Cap all work of this client, once per unit: queries, and with --backend "
-            "requests, tokens or usd. --state keeps the count.",
-        ),
-    ] = None,
-    cert: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="This device's certificate with its private key (PEM), for mTLS."
-        ),
-    ] = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Only check whether data and model fit the runs; exit 1 if they fit none.",
-        ),
-    ] = False,
+    state: Path | None = None,
+    run_id: Annotated[str | None, typer.Option("--run")] = None,
+    privacy: Annotated[str | None, typer.Option(envvar="FEDONE_PRIVACY")] = None,
+    budget: Annotated[list[str] | None, typer.Option(envvar="FEDONE_BUDGET")] = None,
+    cert: Path | None = None,
+    check: bool = False,
 ) -> None:
     """Tune prompts as an edge client with this machine's data, until the run has ended.
 
     Ctrl-C or SIGTERM completes the pending work; a second one aborts it. Logs are JSON lines on
     standard output. HTTPS_PROXY, HTTP_PROXY and NO_PROXY name a proxy, SSL_CERT_FILE the trusted
     authorities.
+
+    Example: FEDONE_TOKEN=... fedone client --server https://fedone.example --data reviews.jsonl
+        --state ~/.fedone
+
+    Args:
+        server (URL): The aggregator.
+        data (FILE): This client's labelled examples; a gateway gets their texts.
+        label (COLUMN): The column with the label.
+        field (COLUMN): A column that runs may render, once per column. With the label column among
+            them, reference texts of loss nll are sent.
+        token: Enrolment token, only in the variable; not needed once --state holds an identity.
+        state (DIR): Keep identity, unsent updates and paid losses here, for restarts.
+        run_id (RUN_ID): Work only for this run.
+        privacy (UNIT:EPSILON): Decline work of runs without differential privacy, and work that
+            raises this client's total epsilon (delta 1e-5) above this value; --state keeps the
+            total. UNIT is what it protects: label, example or device. Needs --label and --field;
+            without --backend only label.
+        budget (UNIT=N): Cap all work of this client, once per unit: queries, and with
+            --backend requests, tokens or usd. --state keeps the count.
+        cert (FILE): This device's certificate with its private key (PEM), for mTLS.
+        check: Only check whether data and model fit the runs; exit 1 if they fit none.
     """
     if check:
         quiet_logs()
     else:
         json_logs()
-    required, caps = _required(privacy), _capped(budget)
+    required, caps = _required(privacy), caps_of("--budget", budget)
     examples = load_examples(data)
     own = None if backend_path is None else backend_of(backend_path)
 
@@ -145,13 +101,6 @@ def _required(given: str | None) -> RequiredPrivacy | None:
     unit, _, epsilon = given.rpartition(":")
     found = {"unit": unit, "max_epsilon": epsilon}
     return validate_spec(RequiredPrivacy, found, source="--privacy")
-
-
-def _capped(given: list[str] | None) -> Budget | None:
-    if not given:
-        return None
-    caps = {unit: amount for unit, _, amount in (one.partition(":") for one in given)}
-    return validate_spec(Budget, caps, source="--budget")
 
 
 class _EventLog:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedone_sdk import __version__
+from fedone_sdk.budget import Budget
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath
 from fedone_sdk.cli._output import Output, money, note, write_file
 from fedone_sdk.cli._process import interruptible, naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, RunState
-from fedone_sdk.cli._tuning import same_command, trial_progress
+from fedone_sdk.cli._tuning import same_command, shown
 from fedone_sdk.cli.report import check_report
-from fedone_sdk.errors import ArgumentError, FedOneError
+from fedone_sdk.errors import ArgumentError, FedOneError, system_errors
 
 if TYPE_CHECKING:
     from fedone_sdk.evaluation.engine import Session, Trial
@@ -31,54 +31,16 @@ _SEEDS = 5
 
 def compare(
     run_path: RunPath,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,C",
-            help="What is compared, the first with each of the others: names of methods as in "
-            "RUN.yaml, and no-prompt, no-prompt-bias, which tune nothing. RUN.yaml's own method, "
-            "random, gs-bdpl and these two by default.",
-        ),
-    ] = None,
-    seeds: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1000, help="Repeats, from RUN.yaml's seed on.")
-    ] = _SEEDS,
+    methods: str | None = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000)] = _SEEDS,
     cap: Cap = None,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            metavar="TOTAL",
-            min=1,
-            help="Requests of all trials, measurements and restarts included.",
-        ),
-    ] = None,
-    usd: Annotated[
-        float | None, typer.Option(metavar="TOTAL", min=0, help="US dollars, as --requests.")
-    ] = None,
-    target: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="Report after how many queries each method reaches this metric; by default the "
-            "final value of the first method.",
-        ),
-    ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Start although the model may cost money.")
-    ] = False,
-    only_report: Annotated[
-        bool, typer.Option("--only-report", help="Report the kept trials without running any.")
-    ] = False,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Run the trials on this Ray cluster; `local` starts one on this machine.",
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page with table and curves.")
-    ] = None,
+    requests: Annotated[int | None, typer.Option(min=1)] = None,
+    usd: Annotated[float | None, typer.Option(min=0)] = None,
+    target: float | None = None,
+    yes: bool = False,
+    only_report: bool = False,
+    ray: str | None = None,
+    html: Path | None = None,
     json_file: JsonFile = None,
 ) -> None:
     """Compare methods on your own task and model, in pairs of the same seed.
@@ -86,6 +48,22 @@ def compare(
     Trials are kept in .fedone/NAME.compare next to RUN.yaml, and answers in
     .fedone/answers.sqlite. The same command continues after a stop or a crash, and pays for no
     answer twice.
+
+    Example: fedone compare run.yaml --seeds 5 --html compare.html
+
+    Args:
+        methods (A,B,C): What is compared, the first with each of the others: names of methods as in
+            RUN.yaml, and no-prompt, no-prompt-bias, which tune nothing. RUN.yaml's own method,
+            random, gs-bdpl and these two by default.
+        seeds (N): Repeats, from RUN.yaml's seed on.
+        requests (TOTAL): Requests of all trials, measurements and restarts included.
+        usd (TOTAL): US dollars, as --requests.
+        target (X): Report after how many queries each method reaches this metric; by default the
+            final value of the first method.
+        yes: Start although the model may cost money.
+        only_report: Report the kept trials without running any.
+        ray (ADDRESS): Run the trials on this Ray cluster; `local` starts one on this machine.
+        html (FILE): Write a page with table and curves.
     """
     from fedone_sdk.evaluation.engine import Records, Session
     from fedone_sdk.evaluation.results import TrialRecord, results_of
@@ -98,22 +76,31 @@ def compare(
     if html is not None:
         check_report("--html", html)
     run = RunFile.load(run_path, cap=cap)
-    caps = _Caps(requests=requests, usd=usd)
-    place = _Place(RunState.next_to(run.path, run.spec.name))
+    state = RunState.next_to(run.path, run.spec.name)
+    folder = state.store.with_suffix(".compare")
+    place: dict[str, Any] = {"cache": state.answers}
+    caps = {"requests": requests, "usd": usd if usd is None else Decimal(str(usd))}
+    if any(cap is not None for cap in caps.values()):
+        place |= {"caps": Budget(**caps), "ledger": folder / "ledger.sqlite"}
     names = default_names(run.spec) if methods is None else methods.split(",")
     repeats = range(run.spec.seed, run.spec.seed + seeds)
     with naming(str(run.path)):
         entrants = entrants_of(load_yaml(run.path), run.spec, names)
-        found = [*contests(entrants, repeats, run.folder, **place.contest(caps))]
+        found = [*contests(entrants, repeats, run.folder, **place)]
     with ExitStack() as stack:
         if not only_report:
-            stack.enter_context(place.locked())
-        watch = stack.enter_context(trial_progress("compare"))
-        kept = Records(place.folder.parent, place.folder.name)
-        session = Session(kept, workers=None if ray else 1, ray=ray, watch=watch)
-        ahead = asyncio.run(_missing(run, found, session, caps, only_report=only_report, yes=yes))
+            stack.enter_context(_locked(state, folder))
+        show = stack.enter_context(shown("compare"))
+        kept = Records(folder.parent, folder.name)
+        session = Session(
+            kept,
+            workers=None if ray else 1,
+            ray=ray,
+            watch=lambda progress: show(progress.text, True),
+        )
+        ahead = asyncio.run(_missing(run, found, session, usd, only_report=only_report, yes=yes))
         if ahead:
-            stopped = f"stopped; trials are kept in {place.folder}, and the same command continues"
+            stopped = f"stopped; trials are kept in {folder}, and the same command continues"
             with interruptible(f"{stopped} from there"):
                 session.run(ahead, stop_at_failure=True)
     records = [TrialRecord.model_validate(result) for result in session.results.values()]
@@ -124,7 +111,7 @@ def compare(
             raise ArgumentError(f"--requests, --usd: {failure}")
         note(f"--requests, --usd: {failure}")
     if not records:
-        raise ArgumentError(f"there is nothing to report in {place.folder}")
+        raise ArgumentError(f"there is nothing to report in {folder}")
     results = results_of(
         name=run.spec.name,
         task=run.spec.task,
@@ -139,55 +126,30 @@ def compare(
 
         write_file("--html", html, comparison_html(results, same_command()))
     output.write_json({"version": __version__, "run": str(run.path), **results.document()})
-    _print(output, results, place)
+    _print(output, results)
+    note(f"kept in {folder}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Caps:
-    requests: int | None
-    usd: float | None
+@contextmanager
+def _locked(state: RunState, folder: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout
 
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    state: RunState
-
-    @property
-    def folder(self) -> Path:
-        return self.state.store.with_suffix(".compare")
-
-    def contest(self, caps: _Caps) -> dict[str, Any]:
-        from fedone_sdk.budget import Budget
-
-        if caps.requests is None and caps.usd is None:
-            return {"cache": self.state.answers}
-        usd = None if caps.usd is None else Decimal(str(caps.usd))
-        total = Budget(requests=caps.requests, usd=usd)
-        ledger = self.folder / "ledger.sqlite"
-        return {"cache": self.state.answers, "caps": total, "ledger": ledger}
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        from filelock import FileLock, Timeout
-
-        self.state.make()
-        try:
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-        except OSError as exc:
-            raise ArgumentError(f"{self.folder}: cannot be created: {exc.strerror}") from exc
-        try:
-            lock = FileLock(self.folder / "lock").acquire(timeout=0)
-        except Timeout:
-            raise ArgumentError(f"{self.folder}: another process runs this comparison") from None
-        with lock:
-            yield
+    state.make()
+    with system_errors(ArgumentError, f"{folder}: cannot be created"):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        lock = FileLock(folder / "lock").acquire(timeout=0)
+    except Timeout:
+        raise ArgumentError(f"{folder}: another process runs this comparison") from None
+    with lock:
+        yield
 
 
 async def _missing(
     run: RunFile,
     found: list[Contest],
     session: Session,
-    caps: _Caps,
+    usd: float | None,
     *,
     only_report: bool,
     yes: bool,
@@ -200,7 +162,7 @@ async def _missing(
         with naming(str(run.path)):
             if not run.spec.task.slots:  # The trials check each form of their candidates.
                 await check_label_words(backend, run.spec.task.label_words, form_of(run.spec.task))
-            if caps.usd is not None and "usd" not in backend.bounds:
+            if usd is not None and "usd" not in backend.bounds:
                 raise ArgumentError(
                     "--usd: the price of this model is not known; backend.prices names it"
                 )
@@ -238,7 +200,7 @@ def _cost_lines(costs: Costs, total: int) -> Iterator[str]:
         yield f"  warning: {warning}"
 
 
-def _print(output: Output, results: Results, place: _Place) -> None:
+def _print(output: Output, results: Results) -> None:
     from fedone_sdk.evaluation.results import header_of, row_of
 
     output.heading(f"{results.name}: {results.task.metric} of the tuned prompt on dev")
@@ -252,4 +214,3 @@ def _print(output: Output, results: Results, place: _Place) -> None:
         output.console.print(f"  {len(results.missing)} trials are not there yet")
     output.console.print()
     output.console.print(results.conclusion)
-    note(f"kept in {place.folder}")

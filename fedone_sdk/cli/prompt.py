@@ -7,13 +7,12 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedone_sdk.cli._options import BackendFile, JsonFile, RunPath, group
+from fedone_sdk.cli._options import BackendFile, JsonFile, RunPath, command, group
 from fedone_sdk.cli._output import (
     Output,
     bias_text,
@@ -28,7 +27,7 @@ from fedone_sdk.cli._output import (
 from fedone_sdk.cli._process import naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, backend_of
 from fedone_sdk.data import check_examples, load_examples
-from fedone_sdk.errors import ArgumentError, DataError, SpecError
+from fedone_sdk.errors import ArgumentError, DataError, SpecError, system_errors
 from fedone_sdk.messages.bill import bill
 from fedone_sdk.metrics import metric_text
 from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, words_of
@@ -40,10 +39,7 @@ if TYPE_CHECKING:
     from fedone_sdk.task import Example, TaskSpec
 
 
-app = group(
-    "Use a tuned prompt.",
-    example="fedone prompt use sst2.prompt.json --data texts.jsonl",
-)
+app = group("Use a tuned prompt.", example="fedone prompt use sst2.prompt.json --data texts.jsonl")
 
 Artefact = Annotated[
     Path,
@@ -53,54 +49,33 @@ Artefact = Annotated[
 ]
 
 
-class FormName(StrEnum):
-    """Forms in which a prompt is printed."""
-
-    text = "text"
-    template = "template"
-    python = "python"
-    mlflow = "mlflow"
+FormName = Literal["text", "template", "python", "mlflow"]
+"""Forms in which a prompt is printed."""
 
 
-@app.command(
-    epilog="Example: fedone prompt use sst2.prompt.json --backend run.yaml --data texts.jsonl"
-)
+@command(app)
 def use(
     path: Artefact,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Label these: JSONL, CSV ..., or a .txt with a text a line; - is standard input "
-            "(JSON objects or texts).",
-        ),
-    ] = None,
-    form: Annotated[
-        FormName,
-        typer.Option(
-            "--as",
-            help="Without --data: print the prompt's exact text, the model's input with it, a "
-            "Python program for the model, or the arguments of MLflow's register_prompt.",
-        ),
-    ] = FormName.template,
+    data: str | None = None,
+    form: Annotated[FormName, typer.Option("--as")] = "template",
     backend_path: BackendFile = None,
-    any_model: Annotated[
-        bool,
-        typer.Option(
-            "--any-model", help="Allow another model than the one the prompt was tuned for."
-        ),
-    ] = False,
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Write to this file instead of standard output."
-        ),
-    ] = None,
+    any_model: bool = False,
+    target: Annotated[Path | None, typer.Option("--output", "-o")] = None,
 ) -> None:
     """Label texts with a tuned prompt, or print it.
 
     The output is JSON lines with the label and each label's log-probability. Without --backend the
     embedded model is used.
+
+    Example: fedone prompt use sst2.prompt.json --backend run.yaml --data texts.jsonl
+
+    Args:
+        data (FILE): Label these: JSONL, CSV ..., or a .txt with a text a line; - is standard input
+            (JSON objects or texts).
+        form: Without --data: print the prompt's exact text, the model's input with it, a Python
+            program for the model, or the arguments of MLflow's register_prompt.
+        any_model: Allow another model than the one the prompt was tuned for.
+        target (FILE): Write to this file instead of standard output.
     """
     from fedone_sdk.reports import label_examples, read_artefact
 
@@ -113,7 +88,7 @@ def use(
     if target is not None:
         check_target("--output", target)
     if data is None:
-        if any_model or (backend_path is not None and form != FormName.python):
+        if any_model or (backend_path is not None and form != "python"):
             raise ArgumentError("--data: is required to use a model")
         with naming(str(path)):
             _say(_in_form(artefact, form, backend_path), target)
@@ -144,11 +119,11 @@ def _in_form(artefact: PromptArtefact, form: FormName, backend_path: Path | None
     from fedone_sdk.reports import mlflow_prompt, program_of, ready_text
     from fedone_sdk.spec import BackendSpec, load_backend
 
-    if form == FormName.text:
+    if form == "text":
         return artefact.prompt.text
-    if form == FormName.template:
+    if form == "template":
         return ready_text(artefact.task, artefact.prompt.prompt)
-    if form == FormName.mlflow:
+    if form == "mlflow":
         return json.dumps(mlflow_prompt(artefact), indent=2, ensure_ascii=False) + "\n"
     backend = BackendSpec() if backend_path is None else load_backend(backend_path)
     code, note = program_of(artefact.task, artefact.prompt, backend, artefact.model)
@@ -171,11 +146,8 @@ def _examples(data: str, task: TaskSpec) -> list[Example]:
     if data == "-":
         examples = [*_lines(sys.stdin.buffer, source, task)]
     elif data.endswith(".txt"):
-        try:
-            with open(data, "rb") as file:
-                examples = [*_lines(file, data, task)]
-        except OSError as exc:
-            raise DataError(f"{data}: cannot be read: {exc}") from exc
+        with system_errors(DataError, f"{data}: cannot be read"), open(data, "rb") as file:
+            examples = [*_lines(file, data, task)]
     else:
         examples = [*load_examples(data, split="test")]
     for number, example in enumerate(examples, 1):
@@ -210,38 +182,28 @@ def _lines(lines: Iterable[bytes], source: str, task: TaskSpec) -> Iterable[Exam
 
 def score(
     run_path: RunPath,
-    prompt: Annotated[str, typer.Option(help="The prompt's exact text; empty is no prompt.")] = "",
-    slot: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=TEXT",
-            help="Content of a slot of the task, once per slot; others are empty. labels=bad,good "
-            "uses these label words, in the order of the task's labels.",
-        ),
-    ] = None,
-    artefact_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--artefact",
-            metavar="FILE",
-            help="A prompt artefact with task and label bias, written by `tune --artefact`; "
-            "RUN.yaml then only provides the model, the dev data and the names of functions.",
-        ),
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Labelled examples, or hf:NAME.")
-    ] = None,
+    prompt: str = "",
+    slot: list[str] | None = None,
+    artefact_path: Annotated[Path | None, typer.Option("--artefact")] = None,
+    data: str | None = None,
     backend_path: BackendFile = None,
-    bias: Annotated[
-        str | None,
-        typer.Option(
-            metavar="B,B",
-            help="Add this to the label words' log-probabilities: one number per label, nats.",
-        ),
-    ] = None,
+    bias: str | None = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure one prompt on one data file."""
+    """Measure one prompt on one data file.
+
+    Example: fedone score run.yaml --prompt " Overall verdict"
+
+    Args:
+        prompt: The prompt's exact text; empty is no prompt.
+        slot (NAME=TEXT): Content of a slot of the task, once per slot; others are empty.
+            labels=bad,good uses these label words, in the order of the task's labels.
+        artefact_path (FILE): A prompt artefact with task and label bias, written by `tune
+            --artefact`; RUN.yaml then only provides the model, the dev data and the names of
+            functions.
+        data (FILE): Labelled examples, or hf:NAME.
+        bias (B,B): Add this to the label words' log-probabilities: one number per label, nats.
+    """
     from fedone_sdk.backends import predict
     from fedone_sdk.backends.label_words import check_label_words
     from fedone_sdk.evaluation import interval

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.filesize import decimal as size
 
 from fedone_sdk.cli._options import OptionalServer, OptionalToken, OwnRun, RunId, RunStore, call
-from fedone_sdk.cli._output import check_target, plural, size, write_file
+from fedone_sdk.cli._output import check_target, plural, write_file
 from fedone_sdk.cli._process import naming
 from fedone_sdk.cli._run_file import RunFile, default_store
 from fedone_sdk.errors import ArgumentError, MissingExtraError, ResultError
@@ -23,23 +23,8 @@ if TYPE_CHECKING:
 
 
 def report(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="An export (`fedone runs export`); or the id of a run in --store, --server or "
-            "this folder's .fedone.",
-        ),
-    ],
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="RUN.html by default.",
-        ),
-    ] = None,
+    source: str,
+    target: Annotated[Path | None, typer.Option("--output", "-o")] = None,
     run_path: OwnRun = None,
     store: RunStore = None,
     server: OptionalServer = None,
@@ -49,6 +34,13 @@ def report(
 
     The page has the metric with intervals, curves, the prompt before and after, confusion, cost,
     clients, and programs that use the prompt. It contains neither texts of examples nor keys.
+
+    Example: fedone report sst2 --store fedone.db -o sst2.html
+
+    Args:
+        source (RUN): An export (`fedone runs export`); or the id of a run in --store, --server or
+            this folder's .fedone.
+        target (FILE): RUN.html by default.
     """
     if store is None and server is None and not os.path.exists(source):
         store = str(default_store(source)) if os.path.isfile(default_store(source)) else None
@@ -83,36 +75,25 @@ def write_report(option: str, target: Path, run: ReportedRun) -> None:
     write_file(option, target, html_report(run))
 
 
-class ExportName(StrEnum):
-    """Contents of an export."""
-
-    run = "run"
-    prompt = "prompt"
-
-
 def export_run(
     run_id: RunId,
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="RUN_ID.jsonl, or RUN_ID.prompt.json, by default.",
-        ),
-    ] = None,
-    form: Annotated[
-        ExportName,
-        typer.Option("--as", help="The run as JSON lines, or its prompt as an artefact."),
-    ] = ExportName.run,
+    target: Annotated[Path | None, typer.Option("--output", "-o")] = None,
+    form: Annotated[Literal["run", "prompt"], typer.Option("--as")] = "run",
     server: OptionalServer = None,
     token: OptionalToken = None,
     store: RunStore = None,
     run_path: OwnRun = None,
 ) -> None:
-    """Write a run to one file: its description, every round, its result; or only its prompt."""
+    """Write a run to one file: its description, every round, its result; or only its prompt.
+
+    Example: fedone runs export sst2 --as prompt -o sst2.json --store fedone.db
+
+    Args:
+        target (FILE): RUN_ID.jsonl, or RUN_ID.prompt.json, by default.
+        form: The run as JSON lines, or its prompt as an artefact.
+    """
     load_own(run_path)
-    if form == ExportName.prompt:
+    if form == "prompt":
         from fedone_sdk.reports import artefact_of
 
         target = target or Path(f"{run_id}.prompt.json")
@@ -135,7 +116,11 @@ def load_own(run_path: Path | None) -> None:
 
 
 def stored_run(
-    run_id: str, *, server: str | None = None, token: str | None = None, store: str | None = None
+    run_id: str,
+    *,
+    server: str | None = None,
+    token: str | None = None,
+    store: str | Store | None = None,
 ) -> ReportedRun:
     """Return a run of a server or a store, for reports."""
     from fedone_sdk.reports import read_export
@@ -145,32 +130,34 @@ def stored_run(
 
 async def exported_from(store: Store, run_id: str) -> bytes:
     """Return the export of a run of an open store."""
-    from fedone_sdk.aggregator import export
+    from fedone_sdk.aggregator.serving import run_view
 
-    run = await export.open_run(store, run_id)
-    return b"".join([piece async for piece in export.export_run(store, run)])
+    run = await run_view.open_run(store, run_id)
+    return b"".join([piece async for piece in run_view.export_run(store, run)])
 
 
-def _exported(run_id: str, server: str | None, token: str | None, store: str | None) -> bytes:
+def _exported(
+    run_id: str, server: str | None, token: str | None, store: str | Store | None
+) -> bytes:
     if server is None and store is None and os.path.isfile(default_store(run_id)):
         store = str(default_store(run_id))
-    if (server is None) == (store is None):
+    if store is not None and server is None:
+        return asyncio.run(_read(_readable(store) if isinstance(store, str) else store, run_id))
+    if server is None or store is not None:
         raise ArgumentError("give one of --server, --store")
-    if server is not None:
-        if token is None:
-            raise ArgumentError("--admin-token: is required with --server")
-        data = call(server, token, lambda admin: admin.log(run_id))
-        _check(data, run_id, server)
-        return data
+    if token is None:
+        raise ArgumentError("FEDONE_ADMIN_TOKEN: is required with --server")
+    data = call(server, token, lambda admin: admin.log(run_id))
+    _check(data, run_id, server)
+    return data
 
-    async def of_store(opened: SqlStore) -> bytes:
-        await opened.open()
-        try:
-            return await exported_from(opened, run_id)
-        finally:
-            await opened.close()
 
-    return asyncio.run(of_store(_readable(store or "")))
+async def _read(store: Store, run_id: str) -> bytes:
+    await store.open()
+    try:
+        return await exported_from(store, run_id)
+    finally:
+        await store.close()
 
 
 def _check(data: bytes, run_id: str, server: str) -> None:

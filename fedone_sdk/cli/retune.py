@@ -26,46 +26,15 @@ if TYPE_CHECKING:
 
 
 def retune(
-    path: Annotated[
-        Path, typer.Argument(metavar="PROMPT.json", help="The artefact of the old prompt.")
-    ],
-    backend_path: Annotated[
-        Path,
-        typer.Option(
-            "--backend",
-            metavar="NEW.yaml",
-            help="The new model: a file with the `backend` section of a RUN.yaml. Its paths start "
-            "at its folder.",
-        ),
-    ],
-    run_path: Annotated[
-        Path,
-        typer.Option(
-            "--run",
-            metavar="RUN.yaml",
-            help="Use its task, data, method, vocabulary and caps, but not its model.",
-        ),
-    ],
+    path: Path,
+    backend_path: Annotated[Path, typer.Option("--backend")],
+    run_path: Annotated[Path, typer.Option("--run")],
     cap: Cap = None,
-    only_plan: Annotated[
-        bool, typer.Option("--plan", help="Estimate the cost without sending requests.")
-    ] = False,
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="The recommended prompt; by default RUN_ID.prompt.json next to the old one.",
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Write the report of the run.")
-    ] = None,
+    only_plan: Annotated[bool, typer.Option("--plan")] = False,
+    target: Annotated[Path | None, typer.Option("--output", "-o")] = None,
+    html: Path | None = None,
     seed: Seed = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Remove the kept run and start over. Paid answers stay.")
-    ] = False,
+    fresh: bool = False,
     json_file: JsonFile = None,
 ) -> None:
     """Move a prompt to another model: tune it there under a cap, and recommend the best of four.
@@ -73,6 +42,18 @@ def retune(
     Compared on the new model and the dev split are no prompt, the old prompt with its old label
     bias and with a new one, and the new prompt. The run is kept in .fedone next to PROMPT.json, so
     that the same command continues after a stop or a crash.
+
+    Example: fedone retune sst2.prompt.json --backend new.yaml --run run.yaml --cap 200
+
+    Args:
+        path (PROMPT.json): The artefact of the old prompt.
+        backend_path (NEW.yaml): The new model: a file with the `backend` section of a RUN.yaml. Its
+            paths start at its folder.
+        run_path (RUN.yaml): Use its task, data, method, vocabulary and caps, but not its model.
+        only_plan: Estimate the cost without sending requests.
+        target (FILE): The recommended prompt; by default RUN_ID.prompt.json next to the old one.
+        html (FILE.html): Write the report of the run.
+        fresh: Remove the kept run and start over. Paid answers stay.
     """
     from fedone_sdk.local.retune import Retuning, retune_name, retune_spec
     from fedone_sdk.reports import read_artefact, retuned, retuned_artefact
@@ -145,22 +126,14 @@ async def _plan(model: RunFile, move: Retuning) -> RunPlan:
 
 
 async def _retune(
-    model: RunFile,
-    move: Retuning,
-    estimate: RunPlan,
-    state: RunState,
-    kept: KeptRun,
-    fresh: bool,
+    model: RunFile, move: Retuning, estimate: RunPlan, state: RunState, kept: KeptRun, fresh: bool
 ) -> tuple[KnownRun | None, RunResult]:
     federation = move.federation
     state.make()
     async with model.backend(cache=state.answers) as backend:
         with naming(str(model.path)):
             known = await state.find(
-                federation.spec,
-                federation.vocabulary,
-                fresh=fresh,
-                model=backend.fingerprint,
+                federation.spec, federation.vocabulary, fresh=fresh, model=backend.fingerprint
             )
         # The estimate is printed before any request.
         expected, most = estimate.expected, estimate.most

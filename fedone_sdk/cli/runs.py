@@ -8,14 +8,16 @@ from typing import Annotated
 
 import typer
 
-from fedone_sdk.budget import Budget
 from fedone_sdk.cli._options import (
     JsonFile,
+    Raised,
     RunId,
     Server,
     Token,
     Trackers,
-    call,
+    asked,
+    caps_of,
+    command,
     group,
     tracking_of,
 )
@@ -25,7 +27,6 @@ from fedone_sdk.cli.report import export_run
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import ClientInfluence, RunResult, RunSummary
-from fedone_sdk.spec import validate_spec
 from fedone_sdk.trackers import TrackedRun, Tracking
 
 app = group(
@@ -34,35 +35,32 @@ app = group(
 )
 
 
-@app.command(epilog="Example: fedone runs show sst2 --server https://fedone.example")
+@command(app)
 def show(
     server: Server,
     token: Token,
     run_id: Annotated[str | None, typer.Argument(metavar="[RUN_ID]")] = None,
-    by_client: Annotated[
-        bool,
-        typer.Option(
-            "--clients",
-            help="Show what each client has done to the run: those that its defences judged, that "
-            "its privacy counts, or that are in quarantine.",
-        ),
-    ] = False,
+    by_client: Annotated[bool, typer.Option("--clients")] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Show where a run stands, or how it ended; without RUN_ID, all runs."""
-    output = Output(json_file)
+    """Show where a run stands, or how it ended; without RUN_ID, all runs.
+
+    Example: fedone runs show sst2 --server https://fedone.example
+
+    Args:
+        by_client: Show what each client has done to the run: those that its defences judged, that
+            its privacy counts, or that are in quarantine.
+    """
     if run_id is None:
         if by_client:
             raise ArgumentError("--clients: needs a RUN_ID")
-        runs = call(server, token, AdminClient.list)
-        output.write_json(runs)
+        output, runs = asked(server, token, json_file, AdminClient.list)
         output.table(_RUNS, map(_run_row, runs))
     elif by_client:
-        found = call(server, token, lambda admin: admin.clients_of(run_id))
-        output.write_json(found)
+        output, found = asked(server, token, json_file, lambda admin: admin.clients_of(run_id))
         output.table(_CLIENTS, map(_client_row, found))
     else:
-        _show(output, call(server, token, lambda admin: admin.get(run_id)))
+        print_result(*asked(server, token, json_file, lambda admin: admin.get(run_id)))
 
 
 _RUNS = ["run", "status", "rounds", "metric", "devices", "last update", "USD"]
@@ -102,35 +100,26 @@ def _ago(at: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
-@app.command(epilog="Example: fedone runs stop sst2 --server https://fedone.example")
+@command(app)
 def stop(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
-    """End a run with what it has learnt."""
-    _show(Output(json_file), call(server, token, lambda admin: admin.stop(run_id)))
+    """End a run with what it has learnt.
+
+    Example: fedone runs stop sst2 --server https://fedone.example
+    """
+    print_result(*asked(server, token, json_file, lambda admin: admin.stop(run_id)))
 
 
-@app.command(
-    epilog="Example: fedone runs resume sst2 --queries 600 --server https://fedone.example"
-)
+@command(app)
 def resume(
-    run_id: RunId,
-    server: Server,
-    token: Token,
-    queries: Annotated[int | None, typer.Option(metavar="N", help="Training queries.")] = None,
-    requests: Annotated[
-        int | None, typer.Option(metavar="N", help="Requests to the model.")
-    ] = None,
-    tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of all kinds.")] = None,
-    usd: Annotated[float | None, typer.Option(metavar="X", help="US dollars.")] = None,
-    json_file: JsonFile = None,
+    run_id: RunId, server: Server, token: Token, raised: Raised = None, json_file: JsonFile = None
 ) -> None:
     """Let a stopped, paused or failed run go on, or raise the caps of a run.
 
     Values are the new caps, not increments. A run that ended at its budget continues under them.
+
+    Example: fedone runs resume sst2 --raise queries=600 --server https://fedone.example
     """
-    output = Output(json_file)
-    given = {"queries": queries, "requests": requests, "tokens": tokens, "usd": usd}
-    raised = {unit: cap for unit, cap in given.items() if cap is not None}
-    caps = validate_spec(Budget, raised, source="arguments") if raised else None
+    caps = caps_of("--raise", raised)
 
     async def go_on(admin: AdminClient) -> RunResult:
         if caps is not None:
@@ -139,42 +128,36 @@ def resume(
                 return result
         return await admin.resume(run_id)
 
-    _show(output, call(server, token, go_on))
+    print_result(*asked(server, token, json_file, go_on))
 
 
-@app.command(
-    epilog="Example: fedone runs rollback sst2 --to-round 40 --reason 'a client lied' "
-    "--server https://fedone.example"
-)
+@command(app)
 def rollback(
     run_id: RunId,
     server: Server,
     token: Token,
-    to_round: Annotated[
-        int,
-        typer.Option(
-            "--to-round",
-            metavar="N",
-            min=0,
-            help="The round to do again first; later ones count as not done.",
-        ),
-    ],
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="For the log.")],
+    to_round: Annotated[int, typer.Option(min=0)],
+    reason: Annotated[str, typer.Option()],
     json_file: JsonFile = None,
 ) -> None:
-    """Set a run back to an earlier round; what it spent stays spent."""
-    output = Output(json_file)
-    if not 1 <= len(reason) <= 500:
-        raise ArgumentError("--reason: needs 1 to 500 characters")
-    _show(output, call(server, token, lambda admin: admin.roll_back(run_id, to_round, reason)))
+    """Set a run back to an earlier round; what it spent stays spent.
+
+    Example: fedone runs rollback sst2 --to-round 40 --reason 'a client lied' --server
+        https://fedone.example
+
+    Args:
+        to_round (N): The round to do again first; later ones count as not done.
+        reason (TEXT): For the log.
+    """
+    print_result(
+        *asked(server, token, json_file, lambda admin: admin.roll_back(run_id, to_round, reason))
+    )
 
 
-app.command(
-    "export", epilog="Example: fedone runs export sst2 --as prompt -o sst2.json --store fedone.db"
-)(export_run)
+command(app, "export")(export_run)
 
 
-@app.command(epilog="Example: fedone runs watch sst2 --server https://fedone.example")
+@command(app)
 def watch(
     run_id: RunId,
     server: Server,
@@ -182,14 +165,18 @@ def watch(
     trackers: Trackers = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Follow a run to its end, round by round."""
+    """Follow a run to its end, round by round.
+
+    Example: fedone runs watch sst2 --server https://fedone.example
+    """
     output = Output(json_file)
     quiet_logs()
     with tracking_of(trackers) as tracking:
         result = asyncio.run(_watch(output, server, token, run_id, tracking))
     if result is None:
         raise typer.Exit(130)
-    _show(output, result)
+    output.write_json(result)
+    print_result(output, result)
     # A stopped run is not a failure of this command.
     raise typer.Exit(int(result.status == "failed"))
 
@@ -220,8 +207,3 @@ async def _watch(
             return await following
         except asyncio.CancelledError:
             return None
-
-
-def _show(output: Output, result: RunResult) -> None:
-    output.write_json(result)
-    print_result(output, result)

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from fedone_sdk import assets
 from fedone_sdk.backends.local_models import is_present
 from fedone_sdk.cli._options import Cap, JsonFile, Seed
-from fedone_sdk.cli._output import (
-    Output,
-    exit_code,
-    note,
-    print_result,
-    printable,
-)
+from fedone_sdk.cli._output import Output, exit_code, note, print_result, printable
 from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._tuning import run_here
@@ -34,22 +27,11 @@ if TYPE_CHECKING:
 _SHOWN_CHANGES = 3
 
 
-class _Model(StrEnum):
-    smollm2 = "smollm2-135m-instruct"
-    mini = "mini"
-
-
-_FILES = {_Model.smollm2: "quickstart.yaml", _Model.mini: "quickstart-mini.yaml"}
+_FILES = {"smollm2-135m-instruct": "quickstart.yaml", "mini": "quickstart-mini.yaml"}
 
 
 def quickstart(
-    model: Annotated[
-        _Model,
-        typer.Option(
-            help="An instruct model of 135 million parameters (98 MB, fetched once), or the "
-            "embedded masked model (10 seconds, no network)."
-        ),
-    ] = _Model.smollm2,
+    model: Literal["smollm2-135m-instruct", "mini"] = "smollm2-135m-instruct",
     seed: Seed = None,
     cap: Cap = None,
     json_file: JsonFile = None,
@@ -57,6 +39,12 @@ def quickstart(
     """Tune a prompt for a small language model on feedback sentences that come with the SDK.
 
     A real aggregator and edge clients work in this process, under a hard cap on queries.
+
+    Example: fedone quickstart --json result.json
+
+    Args:
+        model: An instruct model of 135 million parameters (98 MB, fetched once), or the embedded
+            masked model (10 seconds, no network).
     """
     output = Output(json_file)
     quiet_logs()
@@ -71,8 +59,8 @@ def quickstart(
     raise typer.Exit(exit_code(result))
 
 
-def _available(model: _Model) -> _Model:
-    if model is _Model.mini:
+def _available(model: str) -> str:
+    if model == "mini":
         return model
     from fedone_sdk.backends.local_models import local_model
     from fedone_sdk.cli.models import fetch
@@ -82,7 +70,7 @@ def _available(model: _Model) -> _Model:
             fetch(model)
     except SpecError as exc:
         note(f"{exc}; using the embedded mini model")
-        return _Model.mini
+        return "mini"
     return model
 
 

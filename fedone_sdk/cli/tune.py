@@ -13,9 +13,11 @@ import typer
 from fedone_sdk.cli._options import (
     Cap,
     JsonFile,
+    Raised,
     RunPath,
     Seed,
     Trackers,
+    caps_of,
     tracking_of,
 )
 from fedone_sdk.cli._output import (
@@ -44,45 +46,12 @@ def tune(
     run_path: RunPath,
     seed: Seed = None,
     cap: Cap = None,
-    raised: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--raise",
-            metavar="UNIT=N",
-            help="Raise a cap of the kept run and continue it, as if RUN.yaml had the higher "
-            "number: queries=600, usd=5; repeatable.",
-        ),
-    ] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Keep the run in this SQLite file instead of .fedone/NAME.db next to RUN.yaml, "
-            "its clients in FILE.fedone-clients, and answers in FILE.fedone-answers unless "
-            "RUN.yaml names a cache.",
-        ),
-    ] = None,
-    no_store: Annotated[
-        bool,
-        typer.Option("--no-store", help="Keep nothing, so that a stopped run cannot continue."),
-    ] = False,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh",
-            help="Remove the kept run of this name and start over. Paid answers are kept and "
-            "reused.",
-        ),
-    ] = False,
-    artefact: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write the prompt with its provenance (`fedone prompt`)."
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report as one HTML page.")
-    ] = None,
+    raised: Raised = None,
+    store: Path | None = None,
+    no_store: bool = False,
+    fresh: bool = False,
+    artefact: Path | None = None,
+    report: Path | None = None,
     trackers: Trackers = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -90,6 +59,17 @@ def tune(
 
     The run is kept in .fedone next to RUN.yaml, so that the same command continues after a stop, a
     crash or a pause. Paths in RUN.yaml are relative to its folder.
+
+    Example: fedone tune run.yaml --cap 500 --report run.html
+
+    Args:
+        store (FILE): Keep the run in this SQLite file instead of .fedone/NAME.db next to RUN.yaml,
+            its clients in FILE.fedone-clients, and answers in FILE.fedone-answers unless RUN.yaml
+            names a cache.
+        no_store: Keep nothing, so that a stopped run cannot continue.
+        fresh: Remove the kept run of this name and start over. Paid answers are kept and reused.
+        artefact (FILE): Write the prompt with its provenance (`fedone prompt`).
+        report (FILE): Write a report as one HTML page.
     """
     output = Output(json_file)
     quiet_logs()
@@ -104,12 +84,7 @@ def tune(
     if report is not None:
         check_report("--report", report)
     tracking = tracking_of(trackers)
-    run = RunFile.load(
-        run_path,
-        seed=seed,
-        cap=cap,
-        raised=_caps(raised or []),
-    )
+    run = RunFile.load(run_path, seed=seed, cap=cap, raised=caps_of("--raise", raised))
     federation = run.federation()
     state = known = None
     if not no_store:
@@ -132,14 +107,6 @@ def tune(
     raise typer.Exit(exit_code(result))
 
 
-def _caps(raised: list[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in raised]
-    for unit, mark, _ in pairs:
-        if not (unit and mark):
-            raise ArgumentError(f"--raise: {unit!r} must be UNIT=N, as queries=600")
-    return {unit: value for unit, _, value in pairs}
-
-
 def _write(kept: KeptRun, run_id: str, artefact: Path | None, report: Path | None) -> None:
     from fedone_sdk.reports import artefact_of
 
@@ -151,11 +118,7 @@ def _write(kept: KeptRun, run_id: str, artefact: Path | None, report: Path | Non
 
 
 async def _tune(
-    run: RunFile,
-    federation: Federation,
-    state: RunState | None,
-    kept: KeptRun,
-    tracking: Tracking,
+    run: RunFile, federation: Federation, state: RunState | None, kept: KeptRun, tracking: Tracking
 ) -> RunResult:
     if state is not None:
         state.make()
@@ -182,18 +145,17 @@ def plan(
     run_path: RunPath,
     seed: Seed = None,
     cap: Cap = None,
-    probe: Annotated[
-        bool,
-        typer.Option(
-            "--probe/--no-probe",
-            help="Time a local model for about 3 seconds; --no-probe does not load it.",
-        ),
-    ] = True,
+    probe: Annotated[bool, typer.Option("--probe/--no-probe")] = True,
     json_file: JsonFile = None,
 ) -> None:
     """Estimate the cost of a run, and check whether its cap suffices.
 
     It sends no paid request to a hosted model.
+
+    Example: fedone plan run.yaml
+
+    Args:
+        probe: Time a local model for about 3 seconds; --no-probe does not load it.
     """
     output = Output(json_file)
     quiet_logs()
@@ -246,6 +208,7 @@ def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
         "money": f"about USD {expected.usd:.4f}, {most.usd:.4f} at most"
         if plan.priced
         else "unknown: name the model's price in backend.prices",
+        "prices": (plan.prices or "") if expected.usd else "",
         "time": time_taken,
         "smallest useful cap": f"{smallest.queries} queries, {smallest.requests} requests, "
         f"{smallest.prompt_tokens + smallest.completion_tokens} tokens, "

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedone_sdk.client.admin import AdminClient
 else:
     # Its messages of runs are modules that a device does not need.
-    __getattr__, __dir__ = lazy(globals(), {"admin": "AdminClient"})
+    __getattr__, __dir__ = lazy(globals(), "admin")
 
 __all__ = [
     "AdminClient",

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import aiohttp
-from pydantic import TypeAdapter, ValidationError
 
 from fedone_sdk.budget import Budget
-from fedone_sdk.client.transport import Connection, Network
-from fedone_sdk.errors import ArgumentError, MessageError, TransportError
+from fedone_sdk.client.transport import Connection, Network, parsed, token_of
+from fedone_sdk.errors import ArgumentError, TransportError
 from fedone_sdk.messages import (
-    PROTOCOL_HEADER,
-    PROTOCOL_VERSION,
     ClientInfluence,
     ClientInfo,
     ClientList,
     CreatedToken,
     NewToken,
-    Problem,
     PromptReport,
     Removal,
     RollBack,
@@ -32,16 +28,10 @@ from fedone_sdk.messages import (
     TokenInfo,
     TokenList,
     encode,
-    is_sendable,
 )
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import RunSpec, validate_spec
 
 T = TypeVar("T")
-
-_SUMMARIES: TypeAdapter[tuple[RunSummary, ...]] = TypeAdapter(tuple[RunSummary, ...])
-_INFLUENCES: TypeAdapter[tuple[ClientInfluence, ...]] = TypeAdapter(tuple[ClientInfluence, ...])
-
-_LOG_LINE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 _CONNECT_S = 30.0
 _PAGE = 1000
@@ -77,12 +67,9 @@ class AdminClient:
         self._timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=_CONNECT_S, sock_read=network.timeout_s
         )
-        if not token or not is_sendable(token):
-            raise ArgumentError("token: must be printable ASCII, at least one")
-        self._headers = {
-            "Authorization": f"Bearer {token}",
-            PROTOCOL_HEADER: str(PROTOCOL_VERSION),
-        }
+        self._token = token_of(token) or ""
+        if not self._token:
+            raise ArgumentError("token: is required; allowed is printable ASCII")
 
     def __repr__(self) -> str:
         return f"AdminClient({str(self._connection.base)!r})"
@@ -109,27 +96,30 @@ class AdminClient:
             ProblemError: ``invalid_run``, or ``run_conflict`` if the name is taken.
         """
         body = spec.model_dump_json().encode()
-        return await self._result("POST", "/v1/runs", body=body)
+        return await self._call(RunResult, "POST", "/v1/runs", body=body)
 
     async def list(self) -> tuple[RunSummary, ...]:
         """Return the runs that the token may see, in the order they were created."""
-        return await self._call(_SUMMARIES.validate_json, "GET", "/v1/runs")
+        return await self._call(tuple[RunSummary, ...], "GET", "/v1/runs")
 
     async def get(self, run_id: str) -> RunResult:
         """Return the current or final state of a run."""
-        return await self._result("GET", _run(run_id))
+        return await self._call(RunResult, "GET", _run(run_id))
 
     async def prompt(self, run_id: str) -> PromptReport:
         """Return the prompt that would be deployed now."""
-        return await self._call(PromptReport.model_validate_json, "GET", _run(run_id, "prompt"))
+        return await self._call(PromptReport, "GET", _run(run_id, "prompt"))
 
     async def log(self, run_id: str) -> bytes:
         """Return a run as JSON lines: its description, its log, its result."""
-        return await self._call(_log_lines, "GET", _run(run_id, "log"))
+        content = await self._read("GET", _run(run_id, "log"))
+        for line in content.splitlines():
+            parsed(dict[str, Any], line)
+        return content
 
     async def stop(self, run_id: str) -> RunResult:
         """End a run with what it has learnt."""
-        return await self._result("POST", _run(run_id, "stop"))
+        return await self._call(RunResult, "POST", _run(run_id, "stop"))
 
     async def resume(self, run_id: str) -> RunResult:
         """Resume a stopped, paused or failed run.
@@ -137,7 +127,7 @@ class AdminClient:
         Raises:
             ProblemError: ``run_conflict`` if it runs or has ended for good.
         """
-        return await self._result("POST", _run(run_id, "resume"))
+        return await self._call(RunResult, "POST", _run(run_id, "resume"))
 
     async def raise_caps(self, run_id: str, caps: Budget) -> RunResult:
         """Raise caps of a run, those that are not None; a run that its budget has ended resumes.
@@ -146,7 +136,7 @@ class AdminClient:
             ProblemError: ``run_conflict`` if a cap would not be higher.
         """
         body = caps.model_dump_json(exclude_none=True).encode()
-        return await self._result("POST", _run(run_id, "budget"), body=body)
+        return await self._call(RunResult, "POST", _run(run_id, "budget"), body=body)
 
     async def roll_back(self, run_id: str, to_round: int, reason: str) -> RunResult:
         """Set a run back to the start of a round; what later rounds spent stays spent.
@@ -160,13 +150,9 @@ class AdminClient:
             ProblemError: ``run_conflict`` if the run has not done so many rounds.
             SpecError: An argument is out of range.
         """
-        try:
-            message = RollBack(to_round=to_round, reason=reason)
-        except ValidationError as exc:
-            raise ArgumentError(
-                "roll_back: needs a round from 0 and a reason of 1 to 500 characters"
-            ) from exc
-        return await self._result("POST", _run(run_id, "rollback"), body=encode(message))
+        asked = {"to_round": to_round, "reason": reason}
+        message = validate_spec(RollBack, asked, source="arguments")
+        return await self._call(RunResult, "POST", _run(run_id, "rollback"), body=encode(message))
 
     async def delete(self, run_id: str, *, dry_run: bool = False) -> Removal:
         """Delete an ended run with its log for good; its name stays taken.
@@ -175,11 +161,11 @@ class AdminClient:
             ProblemError: ``run_conflict`` if the run has not ended.
         """
         params = {"dry_run": str(dry_run).lower()}
-        return await self._call(Removal.model_validate_json, "DELETE", _run(run_id), params=params)
+        return await self._call(Removal, "DELETE", _run(run_id), params=params)
 
     async def clients_of(self, run_id: str) -> tuple[ClientInfluence, ...]:
         """Return what each client has contributed to a run, as far as it is counted."""
-        return await self._call(_INFLUENCES.validate_json, "GET", _run(run_id, "clients"))
+        return await self._call(tuple[ClientInfluence, ...], "GET", _run(run_id, "clients"))
 
     async def events(self, run_id: str) -> AsyncIterator[RunEvent]:
         """Stream a run: each finished round from the first one on, then the result.
@@ -193,9 +179,9 @@ class AdminClient:
         async with self._request("GET", _run(run_id, "events")) as response:
             async for name, data in _server_sent(response.content):
                 if name == "end":
-                    yield _parse(RunResult.model_validate_json, data)
+                    yield parsed(RunResult, data)
                     return
-                yield _parse(RoundReport.model_validate_json, data)
+                yield parsed(RoundReport, data)
         raise TransportError(f"{self._connection.base}: closed the stream before the run ended")
 
     # Clients and tokens
@@ -205,9 +191,7 @@ class AdminClient:
         found: tuple[ClientInfo, ...] = ()
         params = {"limit": str(_PAGE)}
         while True:
-            page = await self._call(
-                ClientList.model_validate_json, "GET", "/v1/clients", params=params
-            )
+            page = await self._call(ClientList, "GET", "/v1/clients", params=params)
             found += page.clients
             if page.next is None:
                 return found
@@ -216,74 +200,39 @@ class AdminClient:
     async def revoke_client(self, client_id: str) -> ClientInfo:
         """Revoke a client for good."""
         path = f"/v1/clients/{quote(client_id, safe='')}/revoke"
-        return await self._call(ClientInfo.model_validate_json, "POST", path)
+        return await self._call(ClientInfo, "POST", path)
 
     async def tokens(self) -> tuple[TokenInfo, ...]:
         """Return the enrolment tokens, without their secrets."""
-        listed = await self._call(TokenList.model_validate_json, "GET", "/v1/enrolment-tokens")
+        listed = await self._call(TokenList, "GET", "/v1/enrolment-tokens")
         return listed.tokens
 
     async def create_token(self, token: NewToken) -> CreatedToken:
         """Create an enrolment token; only this answer has its secret."""
-        parse, path = CreatedToken.model_validate_json, "/v1/enrolment-tokens"
-        return await self._call(parse, "POST", path, body=encode(token))
+        return await self._call(CreatedToken, "POST", "/v1/enrolment-tokens", body=encode(token))
 
     async def revoke_token(self, name: str) -> TokenInfo:
         """Revoke an enrolment token for good; clients that enrolled with it stay."""
         path = f"/v1/enrolment-tokens/{quote(name, safe='')}"
-        return await self._call(TokenInfo.model_validate_json, "DELETE", path)
+        return await self._call(TokenInfo, "DELETE", path)
 
     # HTTP
 
-    async def _result(self, method: str, path: str, body: bytes | None = None) -> RunResult:
-        return await self._call(RunResult.model_validate_json, method, path, body=body)
+    async def _call(self, kind: type[T], method: str, path: str, **options: Any) -> T:
+        return parsed(kind, await self._read(method, path, **options))
 
-    async def _call(self, parse: Callable[[bytes], T], method: str, path: str, **options: Any) -> T:
+    async def _read(self, method: str, path: str, **options: Any) -> bytes:
         async with self._request(method, path, **options) as response:
-            return _parse(parse, await response.read())
+            return await response.read()
 
-    @asynccontextmanager
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: dict[str, str] | None = None,
-        body: bytes | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request; the yielded answer is a success, with an unread body."""
-        headers = dict(self._headers)
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        async with self._connection.request(
-            method,
-            self._connection.url(path),
-            params=params,
-            body=body,
-            headers=headers,
-            timeout=self._timeout,
-        ) as response:
-            if response.status >= 300:
-                problem = _parse(Problem.model_validate_json, await response.read())
-                raise problem.error()
-            yield response
+    def _request(
+        self, method: str, path: str, **options: Any
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._connection.request(method, path, self._token, timeout=self._timeout, **options)
 
 
 def _run(run_id: str, *rest: str) -> str:
     return "/".join(("/v1/runs", quote(run_id, safe=""), *rest))
-
-
-def _log_lines(body: bytes) -> bytes:
-    for line in body.splitlines():
-        _LOG_LINE.validate_json(line)
-    return body
-
-
-def _parse(parse: Callable[[bytes], T], body: bytes) -> T:
-    try:
-        return parse(body)
-    except ValidationError as exc:
-        raise MessageError("the server does not answer as an aggregator does") from exc
 
 
 async def _server_sent(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:

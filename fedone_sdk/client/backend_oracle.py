@@ -24,7 +24,7 @@ class BackendOracle:
     """Scores prompts with a backend on the device, each query after `ready`.
 
     A prompt that occurs twice is sent once, and counts as two queries. While the oracle works, it
-    alone charges `budget`.
+    alone charges `budget`. `proposed` is the slot of a step's proposal.
     """
 
     def __init__(
@@ -34,7 +34,9 @@ class BackendOracle:
         vocabulary: Vocabulary,
         ready: Callable[[], Awaitable[None]],
         budget: BudgetGuard | None,
+        proposed: str = "",
     ) -> None:
+        self._proposed = proposed
         # Counts every attempt, including those of failed calls, for the reported usage.
         self._backend = backend if backend.metered else ModelClient(backend)
         self._vocabulary = vocabulary
@@ -55,7 +57,9 @@ class BackendOracle:
         rows = step.prompts.rows()
         places: dict[TextPrompt, list[str]] = {}
         for place in missing:
-            prompt = prompt_of(step.task, self._vocabulary, [int(index) for index in rows[place]])
+            changed = {} if step.proposal is None else {self._proposed: step.proposal.text}
+            indices = [int(index) for index in rows[place]]
+            prompt = prompt_of(step.task, self._vocabulary, indices, changed)
             places.setdefault(prompt, []).append(step.keys[place])
         queries = [
             query_for(
@@ -76,7 +80,7 @@ class BackendOracle:
         except (BackendError, BudgetError) as exc:
             _log.warning("the device's model failed", reason=str(exc))
             if step.batch.private and type(exc) is BackendError:  # Perhaps because of a text.
-                unanswered = [key for key in step.keys if not step.has(key)]
+                unanswered = [key for key in step.keys if step.journal.row(key) is None]
                 nothing = [None] * len(step.batch.texts)
                 step.keep([(unanswered, nothing)], self._backend.fingerprint)
                 return

@@ -22,7 +22,6 @@ from fedone_sdk.client.options import (
     WorkPolicy,
     budget_guard,
     check_arguments,
-    token_of,
 )
 from fedone_sdk.client.privacy import PrivacyAccount
 from fedone_sdk.client.session import (
@@ -36,10 +35,16 @@ from fedone_sdk.client.session import (
     retry_after_s,
 )
 from fedone_sdk.client.state import DeviceState, Identity
-from fedone_sdk.client.transport import HttpTransport, Idle, Network
+from fedone_sdk.client.transport import HttpTransport, Idle, Network, token_of
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import KnownRuns, Worker
-from fedone_sdk.errors import FedOneError, MessageError, ProblemError, TransportError, is_retryable
+from fedone_sdk.errors import (
+    FedOneError,
+    MessageError,
+    ProblemError,
+    TransportError,
+    is_retryable,
+)
 from fedone_sdk.messages import Claim
 from fedone_sdk.task import Example
 
@@ -123,6 +128,7 @@ class EdgeClient:
         )
         self._capabilities = Capabilities(
             backend=backend,
+            reflect=policy.checked_reflect(),
             hooks=hooks,
             privacy=self._privacy,
             consent=Consent.of(label, fields, policy.labels, private=policy.privacy is not None),

@@ -62,17 +62,14 @@ def _examples(data: Any) -> list[Example]:
     if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
         hint = "; load_examples reads a file" if isinstance(data, str) else ""
         raise DataError(f"data: is {type(data).__name__}; it must be an iterable of rows{hint}")
-    rows = enumerate(itertools.islice(data, _MOST), 1)
-    return [_example(row, number) for number, row in rows]
-
-
-def _example(row: Any, number: int) -> Example:
-    if not isinstance(row, Mapping):
-        raise DataError(
-            f"data: row {number} is {type(row).__name__}; it must map fields to values, such as "
-            "{'text': ..., 'label': ...}"
-        )
-    return row
+    rows = [*itertools.islice(data, _MOST)]
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, Mapping):
+            raise DataError(
+                f"data: row {number} is {type(row).__name__}; it must map fields to values, such "
+                "as {'text': ..., 'label': ...}"
+            )
+    return rows
 
 
 _log = structlog.get_logger(__name__)

@@ -1,4 +1,4 @@
-"""The work of a device: paid losses, spending and noise, and the update until it is sent.
+"""The work of a device: paid answers, spending and noise, and the update until it is sent.
 
 After ``kill -9`` at any point, no paid answer of an open assignment is paid twice, and no noise is
 drawn twice.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,17 +16,15 @@ import structlog
 
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.examples import Declining
-from fedone_sdk.client.state import Change, DeviceState, change
+from fedone_sdk.client.state import Change, DeviceState, change, deleted, stored
 from fedone_sdk.messages import UPDATE, AlphaUpdate, LossesUpdate
 from fedone_sdk.task import LogProbs
 
 _log = structlog.get_logger(__name__)
 
-Row = tuple[float | None, ...]
-"""One prompt's loss on each example of its mini-batch; None if the model failed."""
-
-Answers = tuple[LogProbs | None, ...]
-"""The label log-probabilities of those losses; None if the model failed."""
+Row = tuple[LogProbs | float | None, ...]
+"""What the model answered to one prompt, per example of its mini-batch: label log-probabilities, or
+the loss of a written text; None if the model failed."""
 
 _MOST_JOURNALS = 8
 """Journals that are kept. There are several if a run pauses, and the device works for another.
@@ -36,13 +33,19 @@ Without a bound a server could fill the disk with assignments that it never ends
 _MOST_NOISED = 1000
 """Assignments that are remembered to have noise."""
 
-_THIS = "WHERE server = :server AND assignment_id = :assignment_id"
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"{constant} is not a number")
+
+
+def _answer(value: Any) -> LogProbs | float:
+    return tuple(map(float, value)) if isinstance(value, list) else float(value)
 
 
 def prompt_key(step: int, position: int, prompt: Sequence[float], batch_sha256: str) -> str:
     """Return a prompt's key in the journal of its work.
 
-    The digest of the mini-batch is part of it, so that losses on other examples never mix.
+    The digest of the mini-batch is part of it, so that answers on other examples never mix.
     """
     text = json.dumps([step, position, list(prompt), batch_sha256])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -66,50 +69,44 @@ class Unsent:
 
 
 class Journal:
-    """One assignment's losses, spending and noise, read again after a restart.
+    """One assignment's answers, spending and noise, read again after a restart.
 
-    It has numbers and digests, no text. A damaged row is dropped.
+    It has numbers and digests, and the text that a reflection wrote. A damaged row is dropped.
     """
 
     def __init__(self, state: DeviceState, assignment_id: str) -> None:
         self._state = state
         self.assignment_id = assignment_id
         self._rows: dict[str, tuple[Row, str]] = {}
-        self._answers: dict[str, Answers] = {}
         self._spent: dict[int, Usage] = {}
         self._released: dict[str, tuple[float, ...]] = {}
-        query = f"SELECT kind, key, value FROM journal {_THIS}"
+        self.written: str | None = None
+        query = (
+            "SELECT kind, key, value FROM journal "
+            "WHERE server = :server AND assignment_id = :assignment_id"
+        )
         found = state.read(query, assignment_id=assignment_id)
         self._is_new = not found
         for kind, key, value in found:
             try:
-                self._take(kind, key, json.loads(value))
+                self._take(kind, key, json.loads(value, parse_constant=_refused))
             except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError) as exc:
                 _log.warning("damaged journal row dropped", error=type(exc).__name__)
 
     def _take(self, kind: str, key: str, value: Any) -> None:
-        if kind == "losses":
-            row = tuple(None if loss is None else float(loss) for loss in value["row"])
-            if not all(loss is None or math.isfinite(loss) for loss in row):
-                raise ValueError("a loss is not a number")
-            # Absent unless the run calibrates by labels.
-            if (kept := value.get("log_probs")) is not None:
-                self._answers[key] = tuple(
-                    None if found is None else tuple(map(float, found)) for found in kept
-                )
-            self._rows[key] = row, str(value["model"])
+        if kind == "answers":
+            row, model = value
+            self._rows[key] = tuple(one if one is None else _answer(one) for one in row), str(model)
         elif kind == "noised":
             self._released[key] = tuple(map(float, value))
+        elif kind == "written":
+            self.written = str(value)
         else:
             self._spent[int(key)] = Usage.model_validate(value)
 
     def row(self, key: str) -> tuple[Row, str] | None:
-        """Return a prompt's losses and the fingerprint of their model, if the journal has them."""
+        """Return a prompt's answers and the fingerprint of their model, if the journal has them."""
         return self._rows.get(key)
-
-    def answers(self, key: str) -> Answers | None:
-        """Return the label log-probabilities of a prompt's losses, if the journal has them."""
-        return self._answers.get(key)
 
     def spent(self, step: int) -> Usage:
         """Return what the device's own model has spent on a step."""
@@ -121,22 +118,19 @@ class Journal:
         return sum(self._spent.values(), NOTHING)
 
     def keep(
-        self,
-        rows: Mapping[str, Row],
-        model: str,
-        spent: tuple[int, Usage] | None = None,
-        answers: Mapping[str, Answers] | None = None,
+        self, rows: Mapping[str, Row], model: str, spent: tuple[int, Usage] | None = None
     ) -> None:
-        """Add losses of one model by their keys."""
+        """Add answers of one model by their keys."""
         self._rows.update((key, (row, model)) for key, row in rows.items())
-        self._answers.update(answers or {})
-        changes = []
-        for key, row in rows.items():
-            more = {"log_probs": self._answers[key]} if key in self._answers else {}
-            changes.append(self._entry("losses", key, {"row": row, "model": model, **more}))
+        changes = [self._entry("answers", key, (row, model)) for key, row in rows.items()]
         if spent is not None:
             changes.append(self._charge(*spent))
         self._write(*changes)
+
+    def keep_written(self, text: str) -> None:
+        """Keep what the reflection of the work wrote, so that a restart does not pay for it."""
+        self.written = text
+        self._write(self._entry("written", "", text))
 
     def charge(self, step: int, spent: Usage) -> None:
         """Set what a step has cost so far, including the bound of queries in progress."""
@@ -175,13 +169,8 @@ class Journal:
         return self._entry("charge", str(step), spent.exact())
 
     def _entry(self, kind: str, key: str, value: Any) -> Change:
-        return change(
-            "INSERT OR REPLACE INTO journal VALUES (:server, :assignment_id, :kind, :key, :value)",
-            assignment_id=self.assignment_id,
-            kind=kind,
-            key=key,
-            value=json.dumps(value),
-        )
+        identity = {"assignment_id": self.assignment_id, "kind": kind, "key": key}
+        return stored("journal", **identity, value=json.dumps(value))
 
     def _write(self, *changes: Change) -> bool:
         oldest = change(
@@ -198,10 +187,7 @@ class Journal:
 def mark_noised(assignment_id: str) -> tuple[Change, ...]:
     """Return the changes that record that noise was drawn for an assignment."""
     return (
-        change(
-            "INSERT OR IGNORE INTO noised VALUES (:server, :assignment_id)",
-            assignment_id=assignment_id,
-        ),
+        stored("noised", assignment_id=assignment_id),
         change(
             "DELETE FROM noised WHERE rowid NOT IN "
             "(SELECT rowid FROM noised ORDER BY rowid DESC LIMIT :most)",
@@ -265,40 +251,33 @@ class CurrentWork:
             Whether it is stored. Otherwise it is in memory only, or dropped if it has noise: after
             a restart the same work would get other noise.
         """
-        stored = self._state.write(
-            change(
-                "INSERT OR REPLACE INTO unsent VALUES "
-                "(:server, :assignment_id, :run_id, :round, :body, :memory)",
+        is_stored = self._state.write(
+            stored(
+                "unsent",
                 assignment_id=unsent.assignment_id,
                 run_id=unsent.run_id,
                 round=unsent.round,
                 body=unsent.update.model_dump_json(),
                 memory=unsent.memory,
             ),
-            change(f"DELETE FROM journal {_THIS}", assignment_id=unsent.assignment_id),
+            deleted("journal", assignment_id=unsent.assignment_id),
             *(mark_noised(unsent.assignment_id) if unsent.noised else ()),
             *charge,
         )
-        if stored or not unsent.noised:
+        if is_stored or not unsent.noised:
             self.unsent = unsent
         if unsent.noised:
             self._noised.add(unsent.assignment_id)
-        if stored:
+        if is_stored:
             self._journals.pop(unsent.assignment_id, None)
-        return stored
+        return is_stored
 
     def accept(self, unsent: Unsent) -> None:
         """Drop an update that the server has accepted, and store the method's memory."""
         changes = []
         if unsent.memory:
             self._memory = unsent.run_id, unsent.memory
-            changes = [
-                change(
-                    "INSERT OR REPLACE INTO memory VALUES (:server, :run_id, :content)",
-                    run_id=unsent.run_id,
-                    content=unsent.memory,
-                )
-            ]
+            changes = [stored("memory", run_id=unsent.run_id, content=unsent.memory)]
         self.drop(unsent.assignment_id, *changes)
 
     def drop(self, assignment_id: str, *changes: Change) -> None:
@@ -307,14 +286,9 @@ class CurrentWork:
             self.unsent = None
         self._journals.pop(assignment_id, None)
         self._noised.discard(assignment_id)
-        self._state.write(
-            *(
-                change(f"DELETE FROM {table} {_THIS}", assignment_id=assignment_id)
-                for table in ("unsent", "journal", "noised")
-            ),
-            *changes,
-            erases=True,
-        )
+        tables = ("unsent", "journal", "noised")
+        over = [deleted(table, assignment_id=assignment_id) for table in tables]
+        self._state.write(*over, *changes, erases=True)
 
     def forget(self) -> None:
         """Delete all that belongs to an identity that the server refuses."""
@@ -322,10 +296,7 @@ class CurrentWork:
         self._journals.clear()
         self._noised.clear()
         tables = ("unsent", "journal", "noised", "memory")
-        self._state.write(
-            *(change(f"DELETE FROM {name} WHERE server = :server") for name in tables),
-            erases=True,
-        )
+        self._state.write(*map(deleted, tables), erases=True)
 
     def _stored(self) -> Unsent | None:
         query = (
@@ -342,5 +313,5 @@ class CurrentWork:
                 )
             except (ValueError, TypeError, RecursionError) as exc:
                 _log.warning("damaged update deleted", error=type(exc).__name__)
-                self._state.write(change("DELETE FROM unsent WHERE server = :server"))
+                self._state.write(deleted("unsent"))
         return None

@@ -49,7 +49,7 @@ def noised_means(
             the grid may add a step in each number.
 
     Returns:
-        Shape (d,); a noised mean may be outside its bounds.
+        Shape (d,); a noised mean may be outside its bounds, within what an update can carry.
     """
     square = float(len(values) * _GRID * _GRID)
     if sensitivity is not None:
@@ -60,7 +60,8 @@ def noised_means(
     for row, (low, high), extra in zip(values, bounds, noise, strict=True):
         shares = (min(max((value - low) / (high - low), 0.0), 1.0) for value in row)
         total = extra + sum(math.floor(share * _GRID + 0.5) for share in shares)
-        means.append(low + total * (high - low) / (_GRID * len(row)))
+        mean = low + total * (high - low) / (_GRID * len(row))
+        means.append(min(max(mean, -MAX_LOSS), MAX_LOSS))
     return tuple(means)
 
 
@@ -75,11 +76,10 @@ def private_losses(
         random: Source of uniform integers.
 
     Returns:
-        Shape (I,), clipped to what an update can carry.
+        Shape (I,).
     """
     bounds = [(0.0, privacy.clip)] * len(losses)
-    means = noised_means(losses, bounds, privacy.noise_multiplier, random)
-    return tuple(min(max(mean, -MAX_LOSS), MAX_LOSS) for mean in means)
+    return noised_means(losses, bounds, privacy.noise_multiplier, random)
 
 
 def private_terms(
@@ -112,9 +112,7 @@ def private_terms(
     means = noised_means(
         values, bounds, privacy.noise_multiplier, random, sensitivity=sensitivity(count)
     )
-    counts = [size * mean for mean in means[-labels:]]
-    released = [*means[:-labels], *counts]
-    return tuple(min(max(number, -MAX_LOSS), MAX_LOSS) for number in released)
+    return (*means[:-labels], *(size * mean for mean in means[-labels:]))
 
 
 def private_step(

@@ -15,7 +15,7 @@ from fedone_sdk.client.consent import Admitted, Consent
 from fedone_sdk.client.examples import BeforeSend, Unfit
 from fedone_sdk.client.privacy import PrivacyAccount
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.messages import Claim, Enrol, RunTask, is_sendable
+from fedone_sdk.messages import Claim, Enrol, RunTask
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
 from fedone_sdk.task import Example, ScoreFunction
@@ -134,12 +134,16 @@ class Hooks:
         on_event: Receives a `ClientEvent` for each step of progress, in the client's thread; it
             should return at once. Its exceptions are logged.
         score: ``score(generated, example)`` from 0 to 1, for runs with loss ``score``.
+        before_propose: Gets a candidate that a model wrote from the device's rows, before it is
+            tried and sent. Returns it, or anything else to hold it back. Plain or async; an
+            exception holds it back.
     """
 
     before_send: BeforeSend | None = None
     only_when: OnlyWhen | None = None
     on_event: OnEvent | None = None
     score: ScoreFunction | None = None
+    before_propose: BeforeSend | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +160,27 @@ class WorkPolicy:
             client's `state_dir`. None is no cap.
         labels: Values of the label column, which a run has to cover; rows with another one take
             part in no run. None is those of the rows: whether a run fits then shows which occur.
+        reflect: What may write candidates from rows that a prompt got wrong: a model on the device,
+            whose text leaves after filters that are not differential privacy; or ``gateway``, the
+            run's model, which reads these rows with their labels. None: nothing may.
     """
 
     run_id: str | None = None
     privacy: RequiredPrivacy | None = None
     budget: Budget | None = None
     labels: Collection[str] | None = None
+    reflect: LLMBackend | Literal["gateway"] | None = None
+
+    def checked_reflect(self) -> LLMBackend | Literal["gateway"] | None:
+        """Return `reflect`.
+
+        Raises:
+            SpecError: It can write no candidates.
+        """
+        writes = isinstance(self.reflect, LLMBackend) and "text" in self.reflect.answers
+        if not writes and self.reflect not in ("gateway", None):
+            raise ArgumentError("policy.reflect: must be 'gateway' or a backend that writes text")
+        return self.reflect
 
 
 def budget_guard(
@@ -199,21 +218,6 @@ def check_arguments(*, name: str | None, run_id: str | None, wait_s: float) -> N
     validate_spec(Claim, claim, source="arguments")
 
 
-def token_of(given: str | None) -> str | None:
-    """Return the enrolment token without surrounding whitespace; None if it is empty.
-
-    Raises:
-        SpecError: It has characters that a header cannot carry; the error does not repeat it.
-    """
-    # Files with a secret often end with a newline, which a header cannot carry.
-    token = (given or "").strip()
-    if token and not is_sendable(token):
-        raise ArgumentError(
-            "token: has characters that a token cannot have; allowed is printable ASCII"
-        )
-    return token or None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFit:
     """How a device fits a run.
@@ -235,9 +239,14 @@ class RunFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a device can do, requires of runs (`privacy`), and lets them use of its rows."""
+    """What a device can do, requires of runs (`privacy`), and lets them use of its rows.
+
+    Attributes:
+        reflect: As in `WorkPolicy`.
+    """
 
     backend: LLMBackend | None
+    reflect: LLMBackend | Literal["gateway"] | None
     hooks: Hooks
     privacy: PrivacyAccount | None
     consent: Consent

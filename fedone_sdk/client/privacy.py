@@ -19,6 +19,9 @@ from fedone_sdk.spec.sections import PrivacySpec, RequiredPrivacy
 _log = structlog.get_logger(__name__)
 
 
+_SPENT = "the client's epsilon does not suffice for this work"
+
+
 class PrivacyAccount:
     """Counts the noised releases of one device, over all its runs and servers.
 
@@ -137,8 +140,9 @@ class PrivacyAccount:
         epsilon, most = self._epsilon({**self._given, target: precision}), self.required.max_epsilon
         if epsilon > most:
             raise Unfit(
-                f"the client gives away an epsilon of at most {most:g} at delta "
-                f"{self.required.delta:g}: {self.epsilon:.4g} is spent, {epsilon:.4g} it would be"
+                _SPENT,  # The figures would tell of other servers' runs.
+                shown=f"{_SPENT}: at most {most:g} at delta {self.required.delta:g}, "
+                f"{self.epsilon:.4g} is spent, {epsilon:.4g} it would be",
             )
 
     def _epsilon(self, given: dict[str, float]) -> float:

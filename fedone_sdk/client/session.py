@@ -9,7 +9,6 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 
 import structlog
@@ -179,10 +178,7 @@ class Session:
         return self.identity.credential or ""
 
     async def call(
-        self,
-        method: Callable[Concatenate[str, P], Awaitable[T]],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, method: Callable[Concatenate[str, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Call a method of the transport, which raises its errors, with the device's credential."""
         return await self._retried(lambda: method(self.credential, *args, **kwargs))
@@ -200,8 +196,15 @@ class Session:
             if token is None:
                 raise ArgumentError("token: is required until the device has enrolled")
             message = Enrol(name=self._name, nonce=self.identity.nonce())
-            with self._checked_url():
+            try:
                 enrolled = await self._retried(lambda: self.transport.enrol(token, message))
+            except ProblemError as exc:
+                if exc.code != "not_found":
+                    raise
+                raise ArgumentError(
+                    f"server: {self.identity.server} is not the base URL of an aggregator: "
+                    f"{exc.detail}; allowed is http(s)://HOST[:PORT] and the path that a proxy adds"
+                ) from exc
             self.identity.enrolled(enrolled)
             self._events.emit("enrolled")
 
@@ -243,19 +246,6 @@ class Session:
         self._set_online()
         return result
 
-    @contextmanager
-    def _checked_url(self) -> Iterator[None]:
-        """Name the base URL in the error if an aggregator has no enrolment there."""
-        try:
-            yield
-        except ProblemError as exc:
-            if exc.code != "not_found":
-                raise
-            raise ArgumentError(
-                f"server: {self.identity.server} is not the base URL of an aggregator: "
-                f"{exc.detail}; allowed is http(s)://HOST[:PORT] and the path that a proxy adds"
-            ) from exc
-
 
 def retry_after_s(failure: BaseException | None) -> float:
     """Return a failure's ``Retry-After``, seconds; 0 if it has none."""
@@ -285,6 +275,9 @@ def _hour(at: float) -> str:
 _RETRY_S = 3.0
 _RETRY_SHARE = 0.1
 """Wait before a failed renewal is retried, seconds, or this share of a short deadline."""
+
+_LEAST_WAIT_S = 0.2
+"""Shortest time between two renewals, seconds, whatever deadline the server gives."""
 
 
 class Lease:
@@ -324,7 +317,7 @@ class Lease:
     async def _renew_until_refused(self) -> None:
         wait_s = self._deadline_s / 2
         while True:
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(max(wait_s, _LEAST_WAIT_S))
             sent_at = asyncio.get_running_loop().time()
             try:
                 renewed = await self._renew()

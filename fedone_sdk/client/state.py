@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from fedone_sdk.errors import DataError
+from fedone_sdk.errors import DataError, system_errors
 from fedone_sdk.files import erase_log, sync_path
 from fedone_sdk.messages import Enrolled, is_sendable
 
@@ -59,6 +59,21 @@ def change(statement: str, **values: Any) -> Change:
     return statement, values
 
 
+def stored(table: str, **values: Any) -> Change:
+    """Return the change that stores a row of the server, in place of an earlier one."""
+    names = ", ".join(values)
+    marks = ", ".join(f":{name}" for name in values)
+    return change(
+        f"INSERT OR REPLACE INTO {table} (server, {names}) VALUES (:server, {marks})", **values
+    )
+
+
+def deleted(table: str, **values: Any) -> Change:
+    """Return the change that deletes the rows of the server with these values."""
+    matches = "".join(f" AND {name} = :{name}" for name in values)
+    return change(f"DELETE FROM {table} WHERE server = :server{matches}", **values)
+
+
 class _DamagedError(sqlite3.DatabaseError):
     sqlite_errorcode = sqlite3.SQLITE_CORRUPT
 
@@ -85,10 +100,8 @@ class DeviceState:
         if self.file is None:
             return
         folder = self.file.parent
-        try:
+        with system_errors(DataError, f"{folder}: cannot be used as a state folder"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as exc:
-            raise DataError(f"{folder}: cannot be used as a state folder: {exc}") from exc
         with suppress(OSError):  # A disk that fails is reported with the file.
             sync_path(folder.parent)  # the folder's name
 
@@ -254,10 +267,9 @@ class Identity:
             self._set(nonce=secrets.token_urlsafe(32))
         return self._nonce or ""
 
-    def begin(self, nonce: str) -> None:
-        """Set the nonce, unless there is one or an identity."""
-        if self._nonce is None and self.credential is None:
-            self._set(nonce=nonce)
+    def reset(self, nonce: str) -> None:
+        """Replace an identity by the nonce that it was enrolled with: the device enrols again."""
+        self._set(nonce=nonce)
 
     def enrolled(self, message: Enrolled) -> None:
         """Store a new identity."""
@@ -276,10 +288,5 @@ class Identity:
     ) -> None:
         self.client_id, self.credential, self._nonce = client_id, credential, nonce
         self._state.write(
-            change(
-                "INSERT OR REPLACE INTO identity VALUES (:server, :client_id, :credential, :nonce)",
-                client_id=client_id,
-                credential=credential,
-                nonce=nonce,
-            )
+            stored("identity", client_id=client_id, credential=credential, nonce=nonce)
         )

@@ -6,11 +6,13 @@ import base64
 import email.utils
 import ssl
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 import structlog
@@ -19,11 +21,11 @@ from yarl import URL
 
 from fedone_sdk.errors import ArgumentError, MessageError, TransportError
 from fedone_sdk.messages import (
-    ASSIGNMENT,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     AlphaAssignment,
     AlphaUpdate,
+    Assignment,
     Claim,
     Decline,
     Enrol,
@@ -31,9 +33,10 @@ from fedone_sdk.messages import (
     LossesAssignment,
     LossesUpdate,
     Message,
-    Parse,
     Problem,
     Receipt,
+    Reflect,
+    Reflected,
     Renewal,
     Rotated,
     RunTask,
@@ -190,6 +193,21 @@ def _unusable(key: str, file: str | Path | None, cause: OSError) -> ArgumentErro
     return ArgumentError(f"{key}: {file} cannot be used: {cause}")
 
 
+def token_of(given: str | None) -> str | None:
+    """Return a secret without surrounding whitespace; None if it is empty.
+
+    Raises:
+        SpecError: It has characters that a header cannot carry; the error does not repeat it.
+    """
+    # Files with a secret often end with a newline, which a header cannot carry.
+    token = (given or "").strip()
+    if token and not is_sendable(token):
+        raise ArgumentError(
+            "token: has characters that a token cannot have; allowed is printable ASCII"
+        )
+    return token or None
+
+
 class Connection:
     """The HTTP session of one server.
 
@@ -197,38 +215,45 @@ class Connection:
         SpecError: The URL, the proxy or a certificate cannot be used.
     """
 
-    def __init__(self, server: str, network: Network, *, decompress: bool = True) -> None:
+    def __init__(self, server: str, network: Network) -> None:
         self.base = server_url(server)
         self._proxy = network.proxy_for(self.base)
         self._ssl = network.context()
-        self._decompress = decompress
         self._session: aiohttp.ClientSession | None = None
-
-    def url(self, path: str) -> URL:
-        """Return the URL of a path, whose names are quoted."""
-        return self.base.joinpath(path.lstrip("/"), encoded=True)
 
     @asynccontextmanager
     async def request(
         self,
         method: str,
-        url: URL,
+        path: str,
+        token: str,
+        body: bytes | None = None,
         *,
-        headers: Mapping[str, str],
-        body: bytes | None,
         timeout: aiohttp.ClientTimeout,
         params: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request; the yielded answer has any status and an unread body.
+        """Send a request to a path, whose names are quoted; yield a success with an unread body.
 
         Raises:
+            MessageError: The answer is not an aggregator's.
+            ProblemError: The server refuses.
             TransportError: The server cannot be reached, also while the body is read.
         """
         if self._session is None:
             # Created here, not in __init__: a session belongs to the loop that uses it.
             self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=None), auto_decompress=self._decompress
+                timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
             )
+        url = self.base.joinpath(path.lstrip("/"), encoded=True)
+        headers = {
+            "Authorization": f"Bearer {token}",
+            "Accept": "application/json",
+            # Answers are never decompressed: a small answer stays small.
+            "Accept-Encoding": "identity",
+            PROTOCOL_HEADER: str(PROTOCOL_VERSION),
+        }
+        if body is not None:
+            headers["Content-Type"] = "application/json"
         options: dict[str, Any] = {"headers": headers}
         if self._ssl is not None:
             options["ssl"] = self._ssl
@@ -244,6 +269,9 @@ class Connection:
                 allow_redirects=False,  # a redirect would carry the secret elsewhere
                 **options,
             ) as response:
+                if response.status >= 300:
+                    content = await _content(response, _MAX_PROBLEM_BYTES)
+                    raise _refusal(url.path, response.status, response.headers, content)
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             reason = str(exc) or type(exc).__name__
@@ -266,6 +294,8 @@ _MAX_ANSWER_BYTES = 32 * 1024 * 1024
 _MAX_SHORT_BYTES = 1024 * 1024
 _MAX_PROBLEM_BYTES = 64 * 1024
 _MAX_RETRY_AFTER_S = 3600.0
+_SCORE_S = 600.0
+"""Additional wait for the model, seconds; the assignment's own deadline bounds it."""
 
 
 class Idle(Message):
@@ -274,55 +304,121 @@ class Idle(Message):
     retry_after_s: float
 
 
-class Transport(Protocol):
-    """The calls of the protocol. All but `enrol` are authenticated by the given credential.
+_ASSIGNMENT: Any = Assignment  # a union is no class for mypy
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of the protocol.
+
+    Attributes:
+        name: A key of the table of routes.
+        secret: The credential; of ``enrol`` the enrolment token.
+        of: Id of the run or the assignment that it is about.
+        after: The version of the candidates that the client has.
+    """
+
+    name: str
+    secret: str = field(repr=False)
+    message: Message | None = None
+    of: str = ""
+    after: int = 0
+
+    @property
+    def body(self) -> bytes:
+        """The encoded message."""
+        return b"" if self.message is None else encode(self.message)
+
+
+class Transport(ABC):
+    """The calls of the protocol; an implementation has `send`.
 
     Each raises `TransportError` if the aggregator cannot be reached, `ProblemError` if it refuses,
     and `MessageError` if the answer is not an aggregator's.
     """
 
+    @abstractmethod
+    async def send(self, call: Call) -> bytes | Idle:
+        """Return the encoded answer to a call; `Idle` to a claim if there is no work."""
+
+    async def aclose(self) -> None:  # noqa: B027 (there may be nothing to close)
+        """Close the connections; the next call opens new ones."""
+
+    async def _answer(self, kind: type[T], name: str, secret: str, *rest: Any) -> T:
+        answer = await self.send(Call(name, secret, *rest))
+        return parsed(kind, answer if isinstance(answer, bytes) else b"")
+
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a new client."""
+        return _sendable(await self._answer(Enrolled, "enrol", token, message))
 
     async def rotate(self, credential: str) -> Rotated:
         """Replace the credential; the old one is valid until the first use of the new one."""
+        return _sendable(await self._answer(Rotated, "rotate", credential))
 
     async def claim(
         self, credential: str, message: Claim
     ) -> AlphaAssignment | LossesAssignment | Idle:
         """Claim work."""
+        answer = await self.send(Call("claim", credential, message))
+        return answer if isinstance(answer, Idle) else parsed(_ASSIGNMENT, answer)
 
     async def runs(self, credential: str) -> Sequence[RunEntry]:
         """List the runs that the client may work for."""
+        # Imported on use: reports of runs need modules that work does not.
+        from fedone_sdk.messages import RunEntry
+
+        return await self._answer(tuple[RunEntry, ...], "runs", credential)
 
     async def task(self, credential: str, run_id: str) -> RunTask:
         """Fetch a run's task."""
+        return await self._answer(RunTask, "task", credential, None, run_id)
 
     async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
         """Fetch a run's candidates, or those added since version `after`."""
+        return await self._answer(VocabularyList, "vocabulary", credential, None, run_id, after)
 
     async def score(self, credential: str, message: Score) -> Scores:
         """Score prompts through the gateway."""
+        return await self._answer(Scores, "score", credential, message)
+
+    async def reflect(self, credential: str, message: Reflect) -> Reflected:
+        """Let the run's model write a candidate."""
+        return await self._answer(Reflected, "reflect", credential, message)
 
     async def update(
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
         """Send an update."""
+        return await self._answer(Receipt, "update", credential, message, assignment_id)
 
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
         """Renew an assignment's lease."""
+        return await self._answer(Renewal, "renew", credential, None, assignment_id)
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Decline an assignment."""
-
-    async def aclose(self) -> None:
-        """Close the connections."""
+        await self.send(Call("decline", credential, message, assignment_id))
 
 
-class HttpTransport:
+_ROUTES: Mapping[str, tuple[str, str, int]] = {
+    "enrol": ("POST", "/v1/clients", _MAX_SHORT_BYTES),
+    "rotate": ("POST", "/v1/clients/me/credential", _MAX_SHORT_BYTES),
+    "claim": ("POST", "/v1/assignments/claim", _MAX_ANSWER_BYTES),
+    "runs": ("GET", "/v1/runs", _MAX_SHORT_BYTES),
+    "task": ("GET", "/v1/runs/{}/task", _MAX_SHORT_BYTES),
+    "vocabulary": ("GET", "/v1/runs/{}/vocabulary", _MAX_ANSWER_BYTES),
+    "score": ("POST", "/v1/score", _MAX_ANSWER_BYTES),
+    "reflect": ("POST", "/v1/reflect", _MAX_SHORT_BYTES),
+    "update": ("POST", "/v1/assignments/{}/update", _MAX_SHORT_BYTES),
+    "renew": ("POST", "/v1/assignments/{}/renew", _MAX_SHORT_BYTES),
+    "decline": ("POST", "/v1/assignments/{}/decline", _MAX_SHORT_BYTES),
+}
+"""Method, path, and the longest answer of each call."""
+
+
+class HttpTransport(Transport):
     """The protocol over HTTP.
-
-    Messages with arrays are sent as tensor files.
 
     Raises:
         SpecError: The URL, the proxy or a certificate cannot be used.
@@ -331,129 +427,38 @@ class HttpTransport:
     def __init__(self, server: str, *, network: Network | None = None) -> None:
         network = network or Network()
         self._timeout_s = network.timeout_s
-        self._connection = Connection(server, network, decompress=False)
+        self._connection = Connection(server, network)
 
-    async def enrol(self, token: str, message: Enrol) -> Enrolled:
-        """Enrol a new client."""
-        parse = Enrolled.model_validate_json
-        return _sendable(await self._call(parse, "POST", "/v1/clients", token, message))
-
-    async def rotate(self, credential: str) -> Rotated:
-        """Replace the credential."""
-        parse, path = Rotated.model_validate_json, "/v1/clients/me/credential"
-        return _sendable(await self._call(parse, "POST", path, credential))
-
-    async def claim(
-        self, credential: str, message: Claim
-    ) -> AlphaAssignment | LossesAssignment | Idle:
-        """Claim work."""
-        status, headers, content = await self._request(
-            "POST",
-            "/v1/assignments/claim",
-            credential,
-            message,
-            extra_s=message.wait_s,
-            max_bytes=_MAX_ANSWER_BYTES,
-        )
-        if status == 204:
-            return Idle(retry_after_s=_retry_after_s(headers))
-        return _parse(ASSIGNMENT.validate_json, content)
-
-    async def runs(self, credential: str) -> Sequence[RunEntry]:
-        """List the runs that the client may work for."""
-        # Imported on use: reports of runs need modules that work does not.
-        from fedone_sdk.messages import RunEntry
-
-        parse = TypeAdapter(tuple[RunEntry, ...]).validate_json
-        return await self._call(parse, "GET", "/v1/runs", credential)
-
-    async def task(self, credential: str, run_id: str) -> RunTask:
-        """Fetch a run's task."""
-        path = f"/v1/runs/{run_id}/task"
-        return await self._call(RunTask.model_validate_json, "GET", path, credential)
-
-    async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
-        """Fetch a run's candidates, or those added since version `after`."""
-        path = f"/v1/runs/{run_id}/vocabulary" + (f"?after={after}" if after else "")
-        parse = VocabularyList.model_validate_json
-        return await self._call(parse, "GET", path, credential, max_bytes=_MAX_ANSWER_BYTES)
-
-    async def score(self, credential: str, message: Score) -> Scores:
-        """Score prompts through the gateway."""
-        # Scoring may take long; the assignment's own deadline bounds it.
-        limits: dict[str, Any] = {"extra_s": 600.0, "max_bytes": _MAX_ANSWER_BYTES}
-        parse = Scores.model_validate_json
-        return await self._call(parse, "POST", "/v1/score", credential, message, **limits)
-
-    async def update(
-        self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
-    ) -> Receipt:
-        """Send an update."""
-        path = f"/v1/assignments/{assignment_id}/update"
-        return await self._call(Receipt.model_validate_json, "POST", path, credential, message)
-
-    async def renew(self, credential: str, assignment_id: str) -> Renewal:
-        """Renew an assignment's lease."""
-        path = f"/v1/assignments/{assignment_id}/renew"
-        return await self._call(Renewal.model_validate_json, "POST", path, credential)
-
-    async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
-        """Decline an assignment."""
-        path = f"/v1/assignments/{assignment_id}/decline"
-        await self._request("POST", path, credential, message)
+    async def send(self, call: Call) -> bytes | Idle:
+        """Send a request."""
+        method, path, most = _ROUTES[call.name]
+        wait_s = call.message.wait_s if isinstance(call.message, Claim) else 0.0
+        extra_s = _SCORE_S if call.name in ("score", "reflect") else wait_s
+        async with self._connection.request(
+            method,
+            path.format(call.of),
+            call.secret,
+            None if call.message is None else call.body,
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s + extra_s),
+            params={"after": str(call.after)} if call.after else None,
+        ) as response:
+            if call.name == "claim" and response.status == 204:
+                return Idle(retry_after_s=_retry_after_s(response.headers))
+            return await _content(response, most)
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""
         await self._connection.aclose()
 
-    async def _call(
-        self,
-        parse: Parse[T],
-        method: str,
-        path: str,
-        token: str,
-        message: Message | None = None,
-        **limits: Any,
-    ) -> T:
-        _, _, content = await self._request(method, path, token, message, **limits)
-        return _parse(parse, content)
 
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        token: str,
-        message: Message | None = None,
-        *,
-        extra_s: float = 0.0,
-        max_bytes: int = _MAX_SHORT_BYTES,
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        url = self._connection.url(path)
-        headers = {
-            "Authorization": f"Bearer {token}",
-            "Accept": "application/json",
-            # Answers are never decompressed: a small answer stays small.
-            "Accept-Encoding": "identity",
-            PROTOCOL_HEADER: str(PROTOCOL_VERSION),
-        }
-        if message is not None:
-            headers["Content-Type"] = "application/json"
-        async with self._connection.request(
-            method,
-            url,
-            headers=headers,
-            body=None if message is None else encode(message),
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s + extra_s),
-        ) as response:
-            most = max_bytes if response.status < 300 else _MAX_PROBLEM_BYTES
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > most:
-                    raise MessageError(f"{url.path}: the answer is over {most} bytes")
-        if response.status >= 300:
-            raise _refusal(path, response.status, response.headers, bytes(body))
-        return response.status, response.headers, bytes(body)
+async def _content(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """Read a body of bounded size."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > max_bytes:
+            raise MessageError(f"{response.url.path}: the answer is over {max_bytes} bytes")
+    return bytes(body)
 
 
 def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
@@ -469,11 +474,24 @@ def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) ->
     return error
 
 
-def _parse(parse: Parse[T], content: bytes) -> T:
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def parsed(kind: type[T], content: bytes) -> T:
+    """Parse an answer of a type.
+
+    Raises:
+        MessageError: It is malformed; the error does not repeat it.
+    """
+    asked: Any = kind
     try:
-        return parse(content)
+        found: T = _adapter(asked).validate_json(content)
     except ValidationError as exc:
-        raise MessageError(f"the aggregator's answer is malformed: {first_error(exc)}") from None
+        problem = first_error(exc)
+        raise MessageError(f"the aggregator's answer is malformed: {problem}") from None
+    return found
 
 
 def _sendable(message: _Secret) -> _Secret:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.calibration import class_means, loss_terms, num_groups
 from fedone_sdk.client.examples import Declining, Minibatch, reason_of
-from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
+from fedone_sdk.client.journal import Journal, Row, prompt_key
 from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.client.options import Hooks
 from fedone_sdk.client.session import Session
@@ -30,6 +30,7 @@ from fedone_sdk.messages import (
     Array,
     LossesAssignment,
     LossesUpdate,
+    Proposal,
     RunTask,
     Score,
     Scored,
@@ -65,6 +66,8 @@ class Step:
         prompts: Shape (P, n), candidate indices.
         on_scored: Called with the number of further prompts that have their losses.
         biases: The label bias of each prompt, shape (P, C); None without label calibration.
+        proposal: A text for the run's proposed slot, in place of the prompts' candidates.
+        texts: Written answers by the prompts' keys, which this process got.
     """
 
     number: int
@@ -75,11 +78,15 @@ class Step:
     on_scored: Callable[[int], None]
     score: ScoreFunction | None = None
     biases: Array | None = None
+    proposal: Proposal | None = None
+    texts: dict[str, Sequence[LogProbs | str | None]] = field(default_factory=dict)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
         """The prompts' keys in the journal."""
         digest = self.batch.sha256
+        if self.proposal is not None:
+            digest = f"{digest} {self.proposal.text}"
         return tuple(
             prompt_key(self.number, position, row, digest)
             for position, row in enumerate(self.prompts.rows())
@@ -91,7 +98,7 @@ class Step:
         model: str,
         spent: Usage | None = None,
     ) -> None:
-        """Compute losses from the model's answers, and add them to the journal.
+        """Add the model's answers to the journal, the losses of written texts instead of these.
 
         Args:
             rows: The keys of equal prompts, and the model's answer to them per example; None for
@@ -102,30 +109,51 @@ class Step:
         Raises:
             Declining: The user's score function is broken.
         """
-        losses: dict[str, Row] = {}
-        answers: dict[str, Answers] = {}
-        for keys, found in rows:
-            losses |= dict.fromkeys(keys, self._losses(found))
-            if self.biases is not None:
-                answers |= dict.fromkeys(keys, _log_probs(found))
-        charge = None if spent is None else (self.number, spent)
-        self.journal.keep(losses, model, charge, answers)
-        self.on_scored(len(losses))
+        found: dict[str, Row] = {}
+        for keys, answers in rows:
+            if self.task.max_written:
+                self.texts.update(dict.fromkeys(keys, answers))
+            pairs = zip(answers, self.batch.examples, strict=True)
+            row = tuple(
+                self._loss(answer, example) if isinstance(answer, str) else answer and tuple(answer)
+                for answer, example in pairs
+            )
+            found |= dict.fromkeys(keys, row)
+        self.journal.keep(found, model, None if spent is None else (self.number, spent))
+        self.on_scored(len(found))
 
-    def has(self, key: str) -> bool:
-        """Return whether the journal has all that the step needs of a prompt."""
-        known = self.journal.row(key) is not None
-        return known and not (self.biases is not None and self.journal.answers(key) is None)
+    def losses(self, row: Row, kept: Sequence[int]) -> list[float]:
+        """Return the losses of a prompt on some examples, which the model has answered."""
+        found = ((row[index], self.batch.examples[index]) for index in kept)
+        return [
+            one if isinstance(one, float) else _bounded(example_loss(self.task, one, example))
+            for one, example in found
+            if one is not None
+        ]
 
-    def _losses(self, answers: Sequence[LogProbs | str | None]) -> Row:
-        pairs = zip(answers, self.batch.examples, strict=True)
-        return tuple(None if answer is None else self._loss(answer, row) for answer, row in pairs)
+    def answers(self, place: int) -> Sequence[LogProbs | float | str | None]:
+        """Return the answers to a scored prompt; of written ones that are lost, the losses."""
+        key = self.keys[place]
+        return self.texts.get(key) or (self.journal.row(key) or ((), ""))[0]
 
-    def _loss(self, answer: LogProbs | str, example: Example) -> float | None:
+    def example_losses(self, place: int) -> list[float | None]:
+        """Return the loss of a scored prompt on each example, at its bias; None if it failed."""
+        row, _ = self.journal.row(self.keys[place]) or ((), "")
+        task = self.task_at(place)
+        return [
+            one
+            if one is None or isinstance(one, float)
+            else _bounded(example_loss(task, one, example))
+            for one, example in zip(row, self.batch.examples, strict=True)
+        ]
+
+    def task_at(self, place: int) -> TaskSpec:
+        """Return the task with the label bias of a prompt."""
+        return self.task if self.biases is None else self.task.with_bias(self.biases.rows()[place])
+
+    def _loss(self, text: str, example: Example) -> float | None:
         try:
-            loss = example_loss(self.task, answer, example, self.score)
-            # A hostile gateway's numbers can be huge for one label only.
-            return min(max(loss, -MAX_LOSS), MAX_LOSS)
+            return _bounded(example_loss(self.task, text, example, self.score))
         except SpecError as exc:
             _log.warning("score function failed", reason=str(exc))
             if self.batch.private:
@@ -140,9 +168,13 @@ class Step:
             ) from exc
 
 
-def _log_probs(found: Sequence[LogProbs | str | None]) -> Answers:
-    return tuple(None if row is None or isinstance(row, str) else tuple(row) for row in found)
+def _bounded(loss: float) -> float:
+    """Bound a loss: a hostile gateway's numbers can be huge for one label only."""
+    return min(max(loss, -MAX_LOSS), MAX_LOSS)
 
+
+Propose = Callable[[Step, LossesUpdate], Awaitable[Proposal | None]]
+"""Writes a candidate from a scored step, and tries it; None if none is better."""
 
 Ask = Callable[[Step, Sequence[int]], Awaitable[None]]
 """Scores the prompts of a step at these positions; the journal gets the losses as they arrive. It
@@ -165,7 +197,7 @@ async def score_step(
         SpecError: The backend cannot answer what the task's loss needs.
     """
     keys = step.keys
-    missing = [place for place, key in enumerate(keys) if not step.has(key)]
+    missing = [place for place, key in enumerate(keys) if step.journal.row(key) is None]
     step.on_scored(len(keys) - len(missing))
     if missing:
         await ask(step, missing)
@@ -175,7 +207,8 @@ async def score_step(
         raise Declining("the model changed during the work")
     rows = [row for row, _ in found]
     # An example counts for all prompts or for none, so that all are compared on the same ones.
-    failed = frozenset(index for row in rows for index, loss in enumerate(row) if loss is None)
+    failed = frozenset(index for row in rows for index, one in enumerate(row) if one is None)
+    kept = [index for index in range(len(step.batch.examples)) if index not in failed]
     counts = step.batch.check(failed)
     noised = privacy if privacy is not None and privacy.target == "losses" else None
 
@@ -187,12 +220,9 @@ async def score_step(
 
     more: dict[str, Any] = {}
     if step.biases is not None:
-        values, more = _by_class(step, keys, failed, counts.scored, noised, released)
+        values, more = _by_class(step, rows, kept, counts.scored, noised, released)
     else:
-        losses = [
-            [loss for index, loss in enumerate(row) if index not in failed and loss is not None]
-            for row in rows
-        ]
+        losses = [step.losses(row, kept) for row in rows]
         if noised is not None:
             # An example without a loss counts as 0 for all prompts, so that neither the noise nor a
             # count depends on what became of it.
@@ -212,21 +242,22 @@ async def score_step(
 
 def _by_class(
     step: Step,
-    keys: Sequence[str],
-    failed: frozenset[int],
+    rows: Sequence[Row],
+    kept: Sequence[int],
     scored: int,
     privacy: PrivacySpec | None,
     released: Callable[[Callable[[], tuple[float, ...]]], tuple[float, ...]],
 ) -> tuple[tuple[float, ...], dict[str, Any]]:
     """Return the mean losses, and the part of the update for label biases."""
     assert step.biases is not None
-    kept = [index for index in range(len(step.batch.examples)) if index not in failed]
     targets = [int(target_of(step.task, step.batch.examples[index])) for index in kept]
     terms = []
-    for key, bias in zip(keys, step.biases.rows(), strict=True):
-        task, answers = step.task.with_bias(bias), step.journal.answers(key) or ()
-        found = [(answers[index], target) for index, target in zip(kept, targets, strict=True)]
-        terms.append([loss_terms(task, row, target) for row, target in found if row is not None])
+    for row, bias in zip(rows, step.biases.rows(), strict=True):
+        task, answers = step.task.with_bias(bias), [row[index] for index in kept]
+        pairs = zip(answers, targets, strict=True)
+        terms.append(
+            [loss_terms(task, one, label) for one, label in pairs if isinstance(one, tuple)]
+        )
     labels = len(step.task.labels)
     groups = num_groups(labels, private=privacy is not None)
     if privacy is not None:
@@ -235,7 +266,7 @@ def _by_class(
         terms = [[*own, *[[0.0] * (2 + labels)] * missing] for own in terms]
         targets += [-1] * missing
         numbers = released(partial(private_terms, terms, targets, privacy))
-        values, rest = numbers[: len(keys)], iter(numbers[len(keys) :])
+        values, rest = numbers[: len(rows)], iter(numbers[len(rows) :])
         # The largest trace stands for an unknown one.
         means = [[[loss, 1.0, *itertools.islice(rest, labels)]] for loss in values]
         counts = tuple(rest)
@@ -244,7 +275,7 @@ def _by_class(
         means = [class_means(own, targets, groups) for own in terms]
         counts = tuple(float(targets.count(label)) for label in range(labels))
     flat = itertools.chain.from_iterable(itertools.chain.from_iterable(means))
-    by_class = Array.pack(flat, (len(keys), groups, 2 + labels), "float32")
+    by_class = Array.pack(flat, (len(rows), groups, 2 + labels), "float32")
     return values, {"by_class": by_class, "class_counts": counts}
 
 
@@ -288,7 +319,7 @@ class GatewayOracle:
             await self._ready()
             raw = step.prompts.to_bytes()[part.start * size : part.stop * size]
             prompts = Array.from_bytes(raw, (len(part), length), step.prompts.dtype)
-            omitted = self._known and len(parts) == 1
+            omitted = step.proposal is not None or (self._known and len(parts) == 1)
             request = self._request(step, None if omitted else prompts)
             scores = await self._session.call(self._session.transport.score, request)
             num_values = max(len(step.task.labels), 1)
@@ -307,6 +338,7 @@ class GatewayOracle:
                 prompts=prompts,
                 examples=step.batch.texts,
                 references=step.batch.references,
+                proposal=step.proposal,
             )
         except ValidationError as exc:
             # Not chained: the cause quotes private text.
@@ -329,18 +361,10 @@ def _answers(
     Raises:
         Declining: The answer does not fit the request.
     """
-    rows: list[list[LogProbs | str | None]]
-    if scores.log_probs is None:
-        rows = [list(row) for row in scores.texts]
-    else:
-        if scores.log_probs.shape[1:] != (num_examples, num_values):
-            raise Declining("the server's answer does not fit what was asked")
-        flat = scores.log_probs.values().tolist()
-        width = num_examples * num_values
-        rows = [
-            [tuple(flat[at : at + num_values]) for at in range(start, start + width, num_values)]
-            for start in range(0, len(flat), width)
-        ]
+    rows: list[list[LogProbs | str | None]] = [list(row) for row in scores.texts]
+    shape = (num_prompts, num_examples, num_values)
+    if scores.log_probs is not None:
+        rows = scores.log_probs.rows() if scores.log_probs.shape == shape else []
     if len(rows) != num_prompts or any(len(row) != num_examples for row in rows):
         raise Declining("the server's answer does not fit what was asked")
     for prompt, example in scores.failed:
@@ -371,6 +395,7 @@ class Work:
         memory: The method's memory on this device; after the work, the one to keep.
         charge: Checks that noise is allowed, and returns what counts it.
         on_scored: Called with the number of prompts that have their losses, and of all.
+        propose: Writes a candidate from a scored step; None for a device that proposes nothing.
         charged: What counts the noise on alpha; it is stored with the update.
     """
 
@@ -383,6 +408,7 @@ class Work:
     memory: bytes
     charge: Callable[[], Sequence[Change]]
     on_scored: Callable[[int, int], None]
+    propose: Propose | None = None
     charged: Sequence[Change] = ()
     _num_scored: int = 0
 
@@ -457,7 +483,13 @@ class Work:
         if isinstance(self.assignment, LossesAssignment):
             self.memory = b""  # the memory is the server's
             given = self.assignment
-            return await self._losses(0, given.minibatch_seed, given.prompts, given.biases)
+            step = await self._step(0, given.minibatch_seed, given.prompts, given.biases)
+            update = await self._score(step)
+            if not given.reflect or self.propose is None or self.run.privacy is not None:
+                return update
+            proposal = await self.propose(step, update)
+            usage = self.journal.total  # With the trial.
+            return update.model_copy(update={"proposal": proposal, "usage": usage})
         return await self._alpha_update(self.assignment)
 
     async def _alpha_update(self, assignment: AlphaAssignment) -> AlphaUpdate:
@@ -500,7 +532,7 @@ class Work:
             with _declining("no prompts can be drawn"):
                 candidates = method.ask(state, stream(step.prompt_seed), step.num_samples)
             prompts = prompts_to_wire(candidates.prompts, run.vocab_size)
-            scores = await self._losses(number, step.minibatch_seed, prompts, None)
+            scores = await self._score(await self._step(number, step.minibatch_seed, prompts))
             usage += scores.usage
             with _declining("the method cannot use the losses"):
                 clipped = clip_losses(np.array(scores.losses), run.loss_clip)
@@ -532,13 +564,13 @@ class Work:
         """The device's weight; private devices have the same."""
         return len(self.examples) if self.run.privacy is None else 1
 
-    async def _losses(
-        self, number: int, minibatch_seed: int, prompts: Array, biases: Array | None
-    ) -> LossesUpdate:
+    async def _step(
+        self, number: int, minibatch_seed: int, prompts: Array, biases: Array | None = None
+    ) -> Step:
         task = self.run.task
         drawn = draw_minibatch(len(self.examples), self.run.method.batch_size, minibatch_seed)
         examples = [self.examples[index] for index in drawn]
-        step = Step(
+        return Step(
             number=number,
             task=task,
             batch=await Minibatch.of(
@@ -550,12 +582,10 @@ class Work:
             score=self.hooks.score,
             biases=biases,
         )
+
+    async def _score(self, step: Step) -> LossesUpdate:
         return await score_step(
-            step,
-            self.ask,
-            self.run.privacy,
-            num_examples=self._num_examples,
-            charge=self.charge,
+            step, self.ask, self.run.privacy, num_examples=self._num_examples, charge=self.charge
         )
 
     def _scored(self, count: int) -> None:

@@ -24,7 +24,7 @@ from fedone_sdk.client.session import (
     retry_after_s,
 )
 from fedone_sdk.client.state import Change, DeviceState
-from fedone_sdk.client.work import Ask, Assigned, GatewayOracle, Step, Work
+from fedone_sdk.client.work import Ask, Assigned, GatewayOracle, Propose, Step, Work
 from fedone_sdk.errors import (
     BudgetExhausted,
     FedOneError,
@@ -36,7 +36,7 @@ from fedone_sdk.errors import (
     TransportError,
     is_retryable,
 )
-from fedone_sdk.messages import Decline, RunTask
+from fedone_sdk.messages import Case, Decline, LossesAssignment, Reflect, RunTask
 from fedone_sdk.task import Example, form_of
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -187,9 +187,7 @@ class Worker:
             ProblemError: The server refuses for now, or does not know the device.
             TransportError: The server cannot be reached.
         """
-        log = _log.bind(run_id=assignment.run_id, round=assignment.round)
-        facts = _facts(assignment)
-        self._events.emit("assigned", **facts)
+        self._events.emit("assigned", **_facts(assignment))
         transport = self._session.transport
         run: RunTask | None = None
         try:
@@ -211,15 +209,24 @@ class Worker:
                     return await self._decline(assignment, exc, private=private)
                 return await self._send(unsent)
         except ProblemError as exc:
-            if is_retryable(exc) or exc.code == "unauthorized":
-                raise
-            log.warning("work refused", code=exc.code, detail=exc.detail)
-            if exc.code == "model_mismatch":
-                self._runs.forget()  # The run has another model than its cached task.
-            if exc.code != "run_conflict":
-                self._current.drop(assignment.assignment_id)
-            self._events.emit("refused", reason=str(exc), **facts)
-            return Turn(outcome="refused", reason=str(exc), **facts)
+            return self._refused(assignment, exc)
+
+    def _refused(self, work: Assigned | Unsent, refusal: ProblemError) -> Turn:
+        """Drop work that the server refuses for good, unless its run may be resumed.
+
+        Raises:
+            ProblemError: The server refuses for now, or does not know the device.
+        """
+        if is_retryable(refusal) or refusal.code == "unauthorized":
+            raise refusal
+        facts = _facts(work)
+        _log.warning("work refused", code=refusal.code, detail=refusal.detail, **facts)
+        if refusal.code == "model_mismatch":
+            self._runs.forget()  # The run has another model than its cached task.
+        if refusal.code != "run_conflict":
+            self._current.drop(work.assignment_id)
+        self._events.emit("refused", reason=str(refusal), **facts)
+        return Turn(outcome="refused", reason=str(refusal), **facts)
 
     async def _decline(
         self, work: Assigned | Unsent, failure: Exception, *, private: bool = False
@@ -283,12 +290,14 @@ class Worker:
                 return ()
             return self._privacy.charge(run.privacy)
 
+        ask = self._paid(await self._ask(run, assignment, lease))
         work = Work(
             run=run,
             assignment=assignment,
             examples=admitted.rows,
             journal=self._current.journal(assignment.assignment_id),
-            ask=self._paid(await self._ask(run, assignment, lease)),
+            ask=ask,
+            propose=await self._proposing(run, assignment, held, ask),
             hooks=self._hooks,
             memory=self._current.memory(assignment.run_id) or b"",
             charge=charge,
@@ -317,7 +326,11 @@ class Worker:
                 assignment.run_id, assignment.vocabulary_version
             )
             return BackendOracle(
-                self._backend, vocabulary=vocabulary, ready=ready, budget=self._budget
+                self._backend,
+                vocabulary=vocabulary,
+                ready=ready,
+                budget=self._budget,
+                proposed="" if run.reflection is None else run.reflection.slot,
             ).ask
         return GatewayOracle(
             assignment.assignment_id,
@@ -325,6 +338,42 @@ class Worker:
             ready=ready,
             known=assignment.exchange == "losses",
         ).ask
+
+    async def _proposing(
+        self, run: RunTask, assignment: Assigned, held: Sequence[Example], ask: Ask
+    ) -> Propose | None:
+        """Return what writes and tries a candidate, if the assignment and the policy allow one."""
+        asked = isinstance(assignment, LossesAssignment) and assignment.reflect
+        model, about = self._capabilities.reflect, run.reflection
+        if not asked or about is None or model is None:
+            return None
+        if model == "gateway" and not about.gateway:
+            return None
+        # Imported here: few devices need it.
+        from fedone_sdk.client.reflection import Reflection, Write, writing
+
+        async def write_by_gateway(parent: int, _: str, cases: Sequence[Case]) -> str:
+            message = Reflect(
+                assignment_id=assignment.assignment_id, parent=parent, cases=tuple(cases)
+            )
+            return (await self._session.call(self._session.transport.reflect, message)).text
+
+        if model == "gateway":
+            write: Write = write_by_gateway
+        else:
+            write = writing(model, run, about.slot, self._budget)
+        return Reflection(
+            run=run,
+            slot=about.slot,
+            vocabulary=await self._runs.vocabulary(
+                assignment.run_id, assignment.vocabulary_version
+            ),
+            held=held,
+            ask=ask,
+            write=write,
+            score=self._hooks.score,
+            before_propose=self._hooks.before_propose,
+        ).propose
 
     def _paid(self, ask: Ask) -> Ask:
         """Return `ask` with its queries charged to the device's own budget."""
@@ -348,17 +397,12 @@ class Worker:
             TransportError: The server cannot be reached; the update stays.
         """
         unsent = self._current.unsent
-        if unsent is None:
-            return
-        try:
-            await self._send(unsent)
-        except ProblemError as exc:
-            if is_retryable(exc) or exc.code == "unauthorized":
-                raise
-            if exc.code == "run_conflict":
-                return  # The run may be resumed, and then takes it.
-            self._current.drop(unsent.assignment_id)
-            self._events.emit("refused", reason=str(exc), **_facts(unsent))
+        if unsent is not None:
+            try:
+                await self._send(unsent)
+            except ProblemError as exc:
+                if exc.code != "run_conflict":  # The run may be resumed, and then takes it.
+                    self._refused(unsent, exc)
 
     async def _send(self, unsent: Unsent) -> Turn:
         """Send an update; sent again, it gets the same receipt.
@@ -397,8 +441,4 @@ def _is_kept(refusal: ProblemError) -> bool:
 
 def _facts(work: Assigned | Unsent) -> dict[str, Any]:
     """Return the names of the work."""
-    return {
-        "run_id": work.run_id,
-        "assignment_id": work.assignment_id,
-        "round": work.round,
-    }
+    return {"run_id": work.run_id, "assignment_id": work.assignment_id, "round": work.round}

@@ -10,7 +10,7 @@ from fedone_sdk.data.columns import (
     text_columns,
 )
 from fedone_sdk.data.loaders import check_examples, load_examples
-from fedone_sdk.data.partition import Partition, dirichlet, iid, k_shot, partition_clients
+from fedone_sdk.data.partition import Partition, dirichlet, iid, partition_clients
 from fedone_sdk.data.splitmix import SplitMix64, draw_minibatch
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "dirichlet",
     "draw_minibatch",
     "iid",
-    "k_shot",
     "label_columns",
     "labelled",
     "load_examples",

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedone_sdk.data.misfit import misfit_of
 from fedone_sdk.data.tables import read_table
-from fedone_sdk.errors import DataError, needs_extra
+from fedone_sdk.errors import DataError, needs_extra, system_errors
 from fedone_sdk.task import Example, TaskSpec
 
 _MAX_LINE_BYTES = 2**20
@@ -39,10 +39,8 @@ def load_examples(source: str | Path, *, split: str = "train") -> list[dict[str,
     """
     name = str(source)
     rows = _hub_rows(name, split) if name.startswith("hf:") else _file_rows(Path(source))
-    try:
+    with system_errors(DataError, f"{name}: cannot be read"):
         examples = list(rows)
-    except OSError as exc:
-        raise DataError(f"{name}: cannot be read: {exc.strerror or exc}") from exc
     if not examples:
         raise DataError(f"{name}: has no rows")
     return examples

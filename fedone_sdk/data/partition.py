@@ -5,14 +5,12 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
 
 from fedone_sdk.data.splitmix import SplitMix64
 from fedone_sdk.errors import DataError
-from fedone_sdk.task import Example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +29,7 @@ class Partition:
 
 def iid(num_examples: int, num_clients: int, seed: int) -> list[list[int]]:
     """Deal all rows at random; shard sizes differ by at most one."""
-    _check_enough(num_examples, num_clients)
+    _check_enough(num_examples, num_clients, least=num_clients)
     rows = SplitMix64(seed).shuffle(range(num_examples))
     return [rows[client::num_clients] for client in range(num_clients)]
 
@@ -47,9 +45,8 @@ def dirichlet(
 
     Raises:
         DataError: There are fewer rows than clients.
-        ValueError: An argument is out of range.
     """
-    _check_enough(len(labels), num_clients)
+    _check_enough(len(labels), num_clients, least=num_clients)
     generator, gammas = SplitMix64(seed), random.Random(seed)
     shards: list[list[int]] = [[] for _ in range(num_clients)]
     for rows in _rows_by_class(labels).values():
@@ -63,62 +60,52 @@ def dirichlet(
     return shards
 
 
-def k_shot(labels: Sequence[Hashable], num_clients: int, shots: int, seed: int) -> Partition:
-    """Give every client `shots` rows of every class.
-
-    Shards are disjoint while rows suffice. After that rows are reused evenly, but never twice by
-    one client unless a class has fewer than `shots` rows.
-    """
-    classes = _rows_by_class(labels)
-    _check_shots(len(labels), num_clients, shots)
-    return _deal(classes, [dict.fromkeys(classes, shots)] * num_clients, seed)
-
-
 def partition_clients(
-    examples: Sequence[Example],
+    labels: Sequence[Hashable],
     *,
-    label_of: Callable[[Example], Hashable],
     num_clients: int,
-    shots: int | None,
-    kind: Literal["iid", "dirichlet"],
-    alpha: float = 1.0,
+    shots: int | None = None,
+    alpha: float | None = None,
     seed: int,
 ) -> Partition:
-    """Partition examples over clients as a run's ``data`` section describes.
+    """Partition rows over clients as a run's ``data`` section describes.
+
+    With `shots`, shards are disjoint while rows suffice. After that rows are reused evenly, but
+    never twice by one client unless a class has too few rows.
 
     Args:
-        examples: The training rows.
-        label_of: The class of a row.
+        labels: The class of each row.
         num_clients: K.
-        shots: Rows per class and client; None spreads every row exactly once. With ``dirichlet`` a
+        shots: Rows per class and client; None spreads every row exactly once. With `alpha` a
             client still gets ``shots * num_classes`` rows, but its class proportions are drawn.
-        kind: Whether clients share one class distribution.
-        alpha: Dirichlet concentration; ``iid`` ignores it.
+        alpha: Dirichlet concentration of the clients' class proportions; None is one class
+            distribution.
         seed: ``0 <= seed < 2**53``.
 
     Raises:
         DataError: There are too few rows; states how many there are and how many are needed.
-        ValueError: An argument is out of range.
     """
-    labels = [label_of(example) for example in examples]
-    if kind not in ("iid", "dirichlet"):
-        raise ValueError(f"kind must be iid or dirichlet, got {kind!r}")
     if shots is None:
-        if kind == "iid":
+        if alpha is None:
             shards = iid(len(labels), num_clients, seed)
         else:
             shards = dirichlet(labels, num_clients, alpha, seed)
         return Partition(shards=shards, reused_rows=False)
-    if kind == "iid":
-        return k_shot(labels, num_clients, shots, seed)
-    _check_shots(len(labels), num_clients, shots)
+    _check_enough(len(labels), num_clients, least=1)
     classes, gammas = _rows_by_class(labels), random.Random(seed)
-    wanted = []
-    for _ in range(num_clients):
-        shares = _dirichlet_draw(len(classes), alpha, gammas)
-        counts = _round_shares(shares, shots * len(classes))
-        wanted.append(dict(zip(classes, counts, strict=True)))
-    return _deal(classes, wanted, seed)
+    wanted = [dict.fromkeys(classes, shots) for _ in range(num_clients)]
+    if alpha is not None:
+        for counts in wanted:
+            shares = _dirichlet_draw(len(classes), alpha, gammas)
+            rounded = _round_shares(shares, shots * len(classes))
+            counts.update(zip(classes, rounded, strict=True))
+    generator = SplitMix64(seed)
+    decks = {label: _Deck(rows, generator) for label, rows in classes.items()}
+    shards = [
+        [row for label, count in counts.items() for row in decks[label].draw(count)]
+        for counts in wanted
+    ]
+    return Partition(shards=shards, reused_rows=any(deck.reused for deck in decks.values()))
 
 
 class _Deck:
@@ -143,18 +130,6 @@ class _Deck:
         return hand
 
 
-def _deal(
-    classes: dict[Hashable, list[int]], wanted: Iterable[dict[Hashable, int]], seed: int
-) -> Partition:
-    generator = SplitMix64(seed)
-    decks = {label: _Deck(rows, generator) for label, rows in classes.items()}
-    shards = [
-        [row for label, count in counts.items() for row in decks[label].draw(count)]
-        for counts in wanted
-    ]
-    return Partition(shards=shards, reused_rows=any(deck.reused for deck in decks.values()))
-
-
 def _rows_by_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:
     classes: dict[Hashable, list[int]] = {}
     for row, label in enumerate(labels):
@@ -164,8 +139,6 @@ def _rows_by_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:
 
 def _dirichlet_draw(size: int, alpha: float, gammas: random.Random) -> list[float]:
     """Return one draw from the symmetric Dirichlet: normalised Gamma(alpha) variates."""
-    if not 0 < alpha < math.inf:
-        raise ValueError(f"alpha must be positive and finite, got {alpha}")
     # Gamma(a) = Gamma(a + 1) * U^(1/a), in logs: for a small alpha the variates would underflow.
     logs = [
         math.log(gammas.gammavariate(alpha + 1, 1.0)) + math.log(1.0 - gammas.random()) / alpha
@@ -196,21 +169,9 @@ def _level(shards: list[list[int]]) -> None:
             heapq.heapreplace(largest, (size + 1, donor))
 
 
-def _check_enough(num_examples: int, num_clients: int) -> None:
-    if num_clients < 1:
-        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
-    if num_examples < num_clients:
+def _check_enough(num_examples: int, num_clients: int, least: int) -> None:
+    if num_examples < least:
         raise DataError(
-            f"{num_examples} rows are too few for {num_clients} clients: "
-            f"at least {num_clients} are needed"
-        )
-
-
-def _check_shots(num_examples: int, num_clients: int, shots: int) -> None:
-    if num_clients < 1 or shots < 1:
-        raise ValueError(f"num_clients and shots must be at least 1, got {num_clients} and {shots}")
-    if num_examples < 1:
-        raise DataError(
-            f"0 rows are too few for {num_clients} clients: "
-            f"at least 1 is needed, {shots} per class and client to keep shards disjoint"
+            f"{num_examples} rows are too few for {num_clients} clients: at least {least} "
+            f"{'is' if least == 1 else 'are'} needed"
         )

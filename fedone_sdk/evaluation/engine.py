@@ -23,10 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from structlog.testing import capture_logs
 
 import fedone_sdk
 from fedone_sdk.errors import ArgumentError, FedOneError, needs_extra, one_line
 from fedone_sdk.files import replace_file, sync_path
+
+_log = structlog.get_logger(__name__)
 
 __all__ = [
     "Progress",
@@ -262,6 +265,7 @@ class Session:
         self._records, self._ray, self._watch = records, ray, watch
         self._workers = workers or len(_gpus()) or os.cpu_count() or 1
         self._seen: set[str] = set()
+        self._logged: list[Mapping[str, str]] = []
         self._began = time.monotonic()
 
     @property
@@ -304,6 +308,10 @@ class Session:
                     return
 
     def _keep(self, trial: Trial, outcome: _Outcome) -> None:
+        for warning in outcome.warnings:
+            if warning not in self._logged:  # Trials repeat each other's.
+                self._logged.append(warning)
+                _log.warning(**warning)
         found = outcome.found
         if not isinstance(found, _Failure):
             try:
@@ -353,18 +361,25 @@ class _Outcome:
     key: str
     found: Result | _Failure
     wall_s: float
+    warnings: Sequence[Mapping[str, str]] = ()
 
 
 def _perform(job: _Job) -> _Outcome:
     began = time.monotonic()
     found: Result | _Failure
-    try:
-        found = job.run(job.options, job.workspace)
-    except Exception as exc:
-        text = one_line(exc)
-        message = text if isinstance(exc, FedOneError) else f"{type(exc).__name__}: {text}"
-        found = _Failure(message, traceback.format_exc())
-    return _Outcome(job.key, found, time.monotonic() - began)
+    with capture_logs() as logged:
+        try:
+            found = job.run(job.options, job.workspace)
+        except Exception as exc:
+            text = one_line(exc)
+            message = text if isinstance(exc, FedOneError) else f"{type(exc).__name__}: {text}"
+            found = _Failure(message, traceback.format_exc())
+    warnings = [
+        {name: str(value) for name, value in entry.items() if name != "log_level"}
+        for entry in logged
+        if entry["log_level"] == "warning"
+    ]
+    return _Outcome(job.key, found, time.monotonic() - began, warnings)
 
 
 def _gpus() -> list[str]:
@@ -460,8 +475,6 @@ def _work(connection: Connection) -> None:
     # Ctrl-C reaches every process of the terminal; the parent stops the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # Warnings of a library in one of many processes would break the progress line.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     with suppress(EOFError, OSError):
         while True:
             connection.send(_perform(connection.recv()))

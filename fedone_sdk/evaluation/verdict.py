@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedone_sdk.algorithms.calibration import fitted_bias
-from fedone_sdk.budget import Usage
+from fedone_sdk.budget import Price, Usage
 from fedone_sdk.evaluation.intervals import difference, interval
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.messages import Compared, Spread, Standing, Verdict
@@ -22,10 +22,12 @@ from fedone_sdk.task import (
     Example,
     LogProbs,
     TaskSpec,
+    TextPrompt,
     label_loss,
     predicted,
     target_of,
 )
+from fedone_sdk.vocabulary import CHARS_PER_TOKEN
 
 _FOLDS = 5
 _MIN_ROWS = 10
@@ -115,6 +117,22 @@ def judge(
     )
 
 
+def with_lengths(
+    verdict: Verdict, prompts: Mapping[Compared, TextPrompt], price: Price | None
+) -> Verdict:
+    """Return the verdict with what the length of each prompt costs at every call."""
+    standings = []
+    for one in verdict.standings:
+        if (prompt := prompts.get(one.name)) is not None:
+            text = prompt if isinstance(prompt, str) else prompt.text
+            tokens = math.ceil(len(text) / CHARS_PER_TOKEN)
+            # Prices are per million tokens.
+            usd = float(tokens * price.prompt) if price is not None and price.prompt else None
+            one = one.model_copy(update={"tokens": tokens, "usd": usd})
+        standings.append(one)
+    return verdict.model_copy(update={"standings": tuple(standings)})
+
+
 def not_measured(why: str) -> Verdict:
     """Return the verdict of a run without a measurement of its final prompt."""
     return Verdict(conclusion="not_measured", text=f"not measured: {why}")
@@ -137,7 +155,18 @@ def examples_needed(rows: int, found: Spread) -> int | None:
 
 
 def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> str:
-    """Return a verdict as a sentence."""
+    """Return a verdict as a sentence, with the price of the prompt's length."""
+    tuned, bare = verdict.standing("tuned"), verdict.standing("no_prompt")
+    text = _concluded(verdict, metric, spent, priced=priced)
+    if tuned is None or bare is None or tuned.usd is None or tuned.usd == bare.usd:
+        return text
+    return (
+        f"{text}; its {tuned.tokens} tokens cost USD {tuned.usd:.2f} per million calls, "
+        f"those of no prompt {bare.usd or 0:.2f}"
+    )
+
+
+def _concluded(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> str:
     tuned = verdict.standing("tuned")
     base = None if verdict.against is None else verdict.standing(verdict.against)
     if tuned is None or base is None or verdict.against is None:

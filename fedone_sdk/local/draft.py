@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import string
 import time
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from fedone_sdk import assets
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.backends.label_words import spellings_of, valid_words
-from fedone_sdk.candidates import shipped_label_sets
+from fedone_sdk.candidates import code_candidates, shipped_label_sets
 from fedone_sdk.candidates.label_sets import label_families
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable
 from fedone_sdk.task import Filling, Rendered, TaskSpec, render
@@ -131,8 +132,13 @@ async def draft(
             slots["demonstrations"] = {**source, "shots": shots, "blocks": 2}
     if sets:
         slots["labels"] = {"kind": "labels", "sets": sets}
+    form = _shipped()["forms"][reader.form]
+    if reader.coded and reader.form != "cloze":
+        said = words or {label: label for label in reader.labels}
+        slots["codes"] = [*code_candidates(said)]
+        form = json.loads(json.dumps(form).replace("{text}", "{codes}{text}"))
     task = {
-        **_shipped()["forms"][reader.form],
+        **form,
         "description": {"text": noun, "aspect": about},
         "labels": found.main,
     }
@@ -159,6 +165,7 @@ class _Reader:
     Attributes:
         form: How the model is asked.
         opening: The text before the answer.
+        coded: Whether its label words are codes.
         char_s: Seconds per character of its last reading.
     """
 
@@ -166,7 +173,7 @@ class _Reader:
         self.model, self.rows = model, rows
         self.labels = sorted({row["label"] for row in rows})
         self.targets = np.array([self.labels.index(row["label"]) for row in rows])
-        self.form, self.opening = "", "Answer:"
+        self.form, self.opening, self.coded = "", "Answer:", False
         self.char_s: float | None = None
 
     async def find_form(self) -> None:
@@ -237,12 +244,16 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     fit the rows; words that the rows make likelier; letters.
     """
     labels, names = reader.labels, given or {label: label for label in reader.labels}
-    if not reader.model.local:
-        first = {label: next(spellings_of(names[label]), label) for label in labels}
+    local = reader.model.local
+    spelled = {  # A label word of a hosted model is one word, as it must be one token.
+        one: [w for w in spellings_of(names[one]) if local or " " not in w[1:]] for one in labels
+    }
+    if not local:
+        first = {label: next(iter(spelled[label]), label) for label in labels}
         if len(set(first.values())) == len(labels) and await reader.takes(first.values()):
             return _Words(first)  # One request of a hosted model instead of one per word.
-    own = {label: await reader.valid(spellings_of(names[label])) for label in labels}
-    if not reader.model.local:
+    own = {label: await reader.valid(spelled[label]) for label in labels}
+    if not local:
         by_place = {label: {w: -at for at, w in enumerate(own[label])} for label in labels}
         return _Words(_assigned(by_place) or await _codes(reader))
     telling = all(re.search(r"[^\W\d_]{2}", names[label]) for label in labels)
@@ -328,6 +339,7 @@ async def _codes(reader: _Reader) -> dict[str, str]:
     for name in (*letters, *map("".join, itertools.product(letters, repeat=2))):
         codes += await reader.valid([f" {name}"])
         if len(codes) == len(labels):
+            reader.coded = True
             return dict(zip(labels, codes, strict=True))
     raise BackendError(f"the model has no {len(labels)} label words of one token each")
 

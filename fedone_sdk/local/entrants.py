@@ -27,7 +27,7 @@ METHODS = tuple(_MODELS)
 def default_names(spec: RunSpec) -> tuple[str, ...]:
     """Return RUN.yaml's own method, its peers, and the baselines that the task allows."""
     names = [spec.method.name, *_PEERS, *BASELINES]
-    if _against_bias(spec):
+    if spec.against_bias():
         names.remove("no-prompt-bias")
     return tuple(dict.fromkeys(names))
 
@@ -45,7 +45,7 @@ def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]
 
 def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
     if name in BASELINES:
-        if name == "no-prompt-bias" and (problem := _against_bias(base)):
+        if name == "no-prompt-bias" and (problem := base.against_bias()):
             raise ArgumentError(f"--methods: {name} {problem}")
         return Entrant(name=name, kind="baseline", spec=base)
     if name not in METHODS:
@@ -91,11 +91,3 @@ def _valid(document: Mapping[str, Any], name: str) -> RunSpec:
             first = first or exc
     problem = "; ".join(first.problems if first else ())
     raise ArgumentError(f"--methods: {name} cannot run RUN.yaml ({problem}); leave it out")
-
-
-def _against_bias(spec: RunSpec) -> str | None:
-    if spec.task.generates:
-        return "needs a task with label words"
-    if spec.task.loss != "cross_entropy":
-        return f"needs task.loss cross_entropy, not {spec.task.loss}"
-    return "needs a task without its own bias" if spec.task.bias is not None else None

@@ -16,7 +16,7 @@ from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.budget import Usage
-from fedone_sdk.data import Partition, check_examples, load_examples, partition_clients
+from fedone_sdk.data import check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.local.population import Between, Devices, Population
 from fedone_sdk.messages import RunResult
@@ -94,14 +94,12 @@ class Federation:
             dev = [] if data.dev is None else _examples(data.dev, base_dir, "validation")
             check_examples(task, dev, data.dev or "")
         with _prefixed_errors("data.num_clients"):
-            partition: Partition = partition_clients(
-                train,
+            partition = partition_clients(
                 # Without labels, all rows form one class.
-                label_of=lambda row: "" if task.generates else str(target_of(task, row)),
+                ["" if task.generates else str(target_of(task, row)) for row in train],
                 num_clients=data.num_clients,
                 shots=data.shots,
-                kind="iid" if data.dirichlet is None else "dirichlet",
-                alpha=data.dirichlet or 1.0,
+                alpha=data.dirichlet,
                 seed=spec.seed,
             )
         if partition.reused_rows:
@@ -230,8 +228,7 @@ async def simulate(
         # Sequential, so that a client's enrolment index, which seeds its draws, is its shard's.
         population = await stack.enter_async_context(Population(aggregator.service, devices))
         await population.enrol()
-        # The first query comes after enrolment. A process killed while its clients enrol may enrol
-        # different ones later, with different draws, but has not spent anything.
+        # The first query comes after enrolment.
         await aggregator.add_run(
             federation.spec,
             federation.vocabulary,

@@ -3,154 +3,102 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Sequence
-from typing import TypeVar
+import json
 
 from fedone_sdk.aggregator.access.tokens import may_see
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.client import Idle
+from fedone_sdk.client import Idle, Transport
+from fedone_sdk.client.transport import Call
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
-    ASSIGNMENT,
     UPDATE,
     AlphaAssignment,
-    AlphaUpdate,
     Claim,
     Decline,
     Enrol,
-    Enrolled,
     LossesAssignment,
-    LossesUpdate,
     Message,
     Problem,
-    Receipt,
-    Renewal,
-    Rotated,
-    RunEntry,
-    RunTask,
+    Reflect,
     Score,
-    Scores,
-    VocabularyList,
     encode,
 )
-
-T = TypeVar("T")
-M = TypeVar("M", bound=Message)
-
-_NOTHING = b""
+from fedone_sdk.stores import ClientRecord
 
 
-class MemoryTransport:
+class MemoryTransport(Transport):
     """Calls a service in the same process, and counts the bytes of the bodies."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def enrol(self, token: str, message: Enrol) -> Enrolled:
-        """Enrol a client."""
-        run = self._service.traffic_run()
-        return await self._exchange(
-            run, encode(message), self._service.access.enrol(token, message)
-        )
-
-    async def rotate(self, credential: str) -> Rotated:
-        """Rotate the credential."""
-        client = await self._service.access.client(credential)
-        answer = await self._service.access.rotate(client, credential)
-        return await self._exchange(self._service.traffic_run(), _NOTHING, _ready(answer))
-
-    async def claim(
-        self, credential: str, message: Claim
-    ) -> AlphaAssignment | LossesAssignment | Idle:
-        """Claim an assignment."""
-        client = await self._service.access.client(credential)
-        claimed = await self._service.claim(client, message)
-        if isinstance(claimed, RetryLater):
-            _count(self._service.traffic_run(run_id=message.run_id), encode(message), _NOTHING)
-            return Idle(retry_after_s=claimed.retry_after_s)
-        answer = encode(claimed)
-        _count(self._service.traffic_run(run_id=claimed.run_id), encode(message), answer)
-        return ASSIGNMENT.validate_json(answer)
-
-    async def runs(self, credential: str) -> Sequence[RunEntry]:
-        """List the runs that the client may work for."""
-        client = await self._service.access.client(credential)
-        known = self._service.registry.summaries
-        return [one.entry for one in known if may_see(client.runs, one.run_id)]
-
-    async def task(self, credential: str, run_id: str) -> RunTask:
-        """Fetch a run's task."""
-        run = await self._service.run_for(await self._service.access.client(credential), run_id)
-        return await self._exchange(run, _NOTHING, _ready(run.task))
-
-    async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
-        """Fetch a run's candidates; with `after`, those added since that version."""
-        run = await self._service.run_for(await self._service.access.client(credential), run_id)
-        return await self._exchange(run, _NOTHING, _ready(run.vocabulary_list(after)))
-
-    async def score(self, credential: str, message: Score) -> Scores:
-        """Score through the gateway."""
-        body = encode(message)
-        call = self._service.work.score(
-            await self._service.access.client(credential),
-            Score.model_validate_json(body),
-            hashlib.sha256(body).hexdigest(),
-        )
-        run = self._service.traffic_run(assignment_id=message.assignment_id)
-        return await self._exchange(run, body, call, gateway=True)
-
-    async def update(
-        self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
-    ) -> Receipt:
-        """Send an update."""
-        body = encode(message)
-        run = self._service.traffic_run(assignment_id=assignment_id)
-        call = self._service.work.update(
-            await self._service.access.client(credential),
-            assignment_id,
-            UPDATE.validate_json(body),
-            hashlib.sha256(body).hexdigest(),
-        )
-        return await self._exchange(run, body, call)
-
-    async def renew(self, credential: str, assignment_id: str) -> Renewal:
-        """Renew an assignment's lease."""
-        run = self._service.traffic_run(assignment_id=assignment_id)
-        call = self._service.work.renew(
-            await self._service.access.client(credential), assignment_id
-        )
-        return await self._exchange(run, _NOTHING, call)
-
-    async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
-        """Decline an assignment."""
-        run = self._service.traffic_run(assignment_id=assignment_id)
-        client = await self._service.access.client(credential)
-        await self._service.work.decline(client, assignment_id, message)
-        _count(run, encode(message), _NOTHING)
-
-    async def aclose(self) -> None:
-        """Do nothing: the service belongs to the caller."""
-
-    @staticmethod
-    async def _exchange(
-        run: ServedRun | None, sent: bytes, call: Awaitable[M], *, gateway: bool = False
-    ) -> M:
+    async def send(self, call: Call) -> bytes | Idle:
+        """Call the service."""
+        body, client = call.body, None
+        if call.name != "enrol":
+            client = await self._service.access.client(call.secret)
+        run = self._run(call, client)
         try:
-            answer = await call
+            answer = await self._called(call, client, body)
         except ProblemError as exc:
-            _count(run, sent, encode(Problem.of(exc)), gateway=gateway)
+            self._count(call, run, body, encode(Problem.of(exc)))
             raise
-        body = encode(answer)
-        _count(run, sent, body, gateway=gateway)
-        return type(answer).model_validate_json(body)
+        if isinstance(answer, RetryLater):
+            self._count(call, run, body, b"")
+            return Idle(retry_after_s=answer.retry_after_s)
+        if isinstance(answer, AlphaAssignment | LossesAssignment):
+            run = self._service.traffic_run(run_id=answer.run_id)
+        content = answer if isinstance(answer, bytes) else encode(answer)
+        self._count(call, run, body, content)
+        return content
 
+    def _run(self, call: Call, client: ClientRecord | None) -> ServedRun | None:
+        """Return the run whose traffic includes a call."""
+        message = call.message
+        if isinstance(message, Claim):
+            return self._service.traffic_run(run_id=message.run_id)
+        if call.name in ("task", "vocabulary"):
+            return self._service.traffic_run(run_id=call.of)
+        assignment_id = message.assignment_id if isinstance(message, Score | Reflect) else call.of
+        work = None if client is None or not assignment_id else (client, assignment_id)
+        return self._service.traffic_run(work=work)
 
-async def _ready(message: M) -> M:
-    return message
+    def _count(self, call: Call, run: ServedRun | None, sent: bytes, answer: bytes) -> None:
+        if run is not None and call.name != "runs":
+            run.count_traffic(len(sent), len(answer), gateway=call.name in ("score", "reflect"))
 
-
-def _count(run: ServedRun | None, sent: bytes, answer: bytes, *, gateway: bool = False) -> None:
-    if run is not None:
-        run.count_traffic(len(sent), len(answer), gateway=gateway)
+    async def _called(
+        self, call: Call, client: ClientRecord | None, body: bytes
+    ) -> Message | RetryLater | bytes:
+        service, message = self._service, call.message
+        if isinstance(message, Enrol):
+            return await service.access.enrol(call.secret, message)
+        assert client is not None
+        digest = hashlib.sha256(body).hexdigest()
+        match message:
+            case Claim():
+                return await service.claim(client, message)
+            case Score():
+                parsed = Score.model_validate_json(body)
+                return await service.work.score(client, parsed, digest)
+            case Reflect():
+                return await service.work.reflect(client, Reflect.model_validate_json(body))
+            case Decline():
+                await service.work.decline(client, call.of, message)
+                return b""
+        match call.name:
+            case "rotate":
+                return await service.access.rotate(client, call.secret)
+            case "update":
+                update = UPDATE.validate_json(body)
+                return await service.work.update(client, call.of, update, digest)
+            case "renew":
+                return await service.work.renew(client, call.of)
+            case "runs":
+                known = [one.entry for one in service.registry.summaries]
+                seen = [one.model_dump() for one in known if may_see(client.runs, one.run_id)]
+                return json.dumps(seen).encode()
+        run = await service.run_for(client, call.of)
+        return run.task if call.name == "task" else run.vocabulary_list(call.after)

@@ -20,6 +20,7 @@ from fedone_sdk.backends import (
     Query,
     Wrapper,
     prediction_queries,
+    price_of,
     query_for,
     usable_vocabulary,
 )
@@ -33,6 +34,7 @@ from fedone_sdk.messages import Cap, Message
 from fedone_sdk.messages.bill import Bill, bill
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example, TaskSpec, TextPrompt, references_of
+from fedone_sdk.vocabulary import CHARS_PER_TOKEN
 
 _ONE = Usage(queries=1, requests=1)
 """The usage of a query without further information."""
@@ -45,9 +47,6 @@ _MOST_STEPS = 1000
 
 _QUOTED = 128
 """Queries whose tokens are counted: of the steps, and of each measurement."""
-
-_CHARS_PER_TOKEN = 4
-"""Characters of English text."""
 
 
 class EvaluationPlan(Message):
@@ -82,6 +81,7 @@ class RunPlan(Message):
         duration: Estimated duration; null without a probe or a rate limit.
         sufficient: Whether the caps cover all planned rounds in the worst case.
         warnings: Likely problems.
+        prices: The model's prices, those of its service tier; null if they are not known.
         priced: Whether all prices are known; else `usd` is null in JSON.
     """
 
@@ -105,6 +105,7 @@ class RunPlan(Message):
     duration: Duration | None
     sufficient: bool
     warnings: tuple[str, ...]
+    prices: str | None = None
     priced: bool = Field(default=True, exclude=True)
 
     @field_serializer("per_query", "expected", "most", "smallest_cap", when_used="json")
@@ -209,6 +210,7 @@ async def plan_run(
         duration=duration,
         sufficient=affordable >= planned,
         warnings=(*troubles, *_warnings(federation, per_round, affordable, planned)),
+        prices=None if (price := price_of(spec.backend)) is None else price.text,
         priced=all("usd" in model.bounds for model in (backend, proposer) if model is not None),
     )
 
@@ -447,7 +449,7 @@ async def _proposals(
     shown = [ScoredCandidate(text=text, mean_loss=math.log(2)) for text in candidates]
     query = proposal_query(spec, slot, shown)
     text = proposer.count * (sum(map(len, candidates)) // max(len(candidates), 1))
-    written = min(math.ceil(text / _CHARS_PER_TOKEN) or 1, proposer.max_tokens)
+    written = min(math.ceil(text / CHARS_PER_TOKEN) or 1, proposer.max_tokens)
     try:
         each = await model.quote(replace(query, max_tokens=written))
         most = model.worst_case(1, proposer.max_tokens)

@@ -7,7 +7,7 @@ import base64
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -16,9 +16,9 @@ from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.client import EdgeClient, Hooks, Network, Transport
+from fedone_sdk.client import EdgeClient, Hooks, Network, Transport, WorkPolicy
 from fedone_sdk.client.state import DeviceState, Identity
-from fedone_sdk.errors import DataError, ProblemError
+from fedone_sdk.errors import DataError, ProblemError, system_errors
 from fedone_sdk.files import replace_file
 from fedone_sdk.local.memory_transport import MemoryTransport
 from fedone_sdk.messages import Enrol, Enrolled
@@ -69,8 +69,7 @@ class Devices:
     def nonces(self) -> tuple[str, ...]:
         """Return each client's enrolment nonce; with `state_dir`, the same at every start.
 
-        An enrolment with the same nonce returns the same client, so a client needs no state folder
-        before its first assignment.
+        An enrolment with the same nonce returns the same client.
         """
         digests = (hashlib.sha256(self.secret + b"%d" % number) for number in range(len(self)))
         return tuple(
@@ -81,7 +80,7 @@ class Devices:
         """Create a client."""
         if self.state_dir is not None:
             with closing(DeviceState(self._folder(number), _SERVER)) as state:
-                Identity(state).begin(nonce)
+                Identity(state).reset(nonce)
         return EdgeClient(
             _SERVER,
             token=self.token,
@@ -90,16 +89,9 @@ class Devices:
             fields=(*self.task.fields, self.task.label_field),
             state_dir=self._folder(number),
             hooks=Hooks(score=self.score),
+            policy=WorkPolicy(reflect="gateway"),  # All rows are the user's.
             network=Network(transport=line if self.between is None else self.between(number, line)),
         )
-
-    def credential(self, number: int) -> str | None:
-        """Return the credential in a client's state folder; None if there is none."""
-        folder = self._folder(number)
-        if folder is None or not folder.is_dir():
-            return None
-        with closing(DeviceState(folder, _SERVER)) as state:
-            return Identity(state).credential
 
     def _folder(self, number: int) -> Path | None:
         return None if self.state_dir is None else self.state_dir / str(number)
@@ -107,13 +99,11 @@ class Devices:
 
 def _secret(folder: Path) -> bytes:
     file = folder / _SECRET
-    try:
+    with system_errors(DataError, f"{folder}: cannot be used as a state folder"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not file.exists() or not file.read_bytes():
             replace_file(file, secrets.token_bytes(32), mode=0o600)
         return file.read_bytes()
-    except OSError as exc:
-        raise DataError(f"{folder}: cannot be used as a state folder: {exc}") from exc
 
 
 _BATCH = 128
@@ -173,38 +163,26 @@ class Population:
         devices = self._devices
         if devices.between is not None:
             for member in self._members:
-                await self._enrol_client(member)
+                await (await self._client(member)).enrol()
             return
-        plain = MemoryTransport(self.service)
         for at in range(0, len(self._members), _BATCH):
             members = self._members[at : at + _BATCH]
-            # Clients with a stored identity enrol themselves; the others share one write of the
-            # store, whose queue keeps their order.
-            kept = [member for member in members if devices.credential(member.number) is not None]
-            new = [member for member in members if member not in kept]
-            answers = await asyncio.gather(
-                *(
-                    plain.enrol(devices.token, Enrol(nonce=self._nonces[member.number]))
-                    for member in new
-                )
+            # They share one write of the store, whose queue keeps their order.
+            await asyncio.gather(*map(self._enrol, members))
+            for member in members:
+                if member.enrolled is not None:
+                    await self.record_identity(member, member.enrolled.credential)
+
+    async def _enrol(self, member: _Member) -> None:
+        request = Enrol(nonce=self._nonces[member.number])
+        with suppress(ProblemError):  # A client that was revoked gets no work.
+            member.enrolled = await MemoryTransport(self.service).enrol(
+                self._devices.token, request
             )
-            for member, answer in zip(new, answers, strict=True):
-                member.enrolled = answer
-                await self.record_identity(member, answer.credential)
-            for member in kept:
-                await self._enrol_client(member)
 
-    async def _enrol_client(self, member: _Member) -> None:
-        await (await self._client(member)).enrol()
-        if member.index is None:
-            await self.record_identity(member, self._devices.credential(member.number))
-
-    async def record_identity(self, member: _Member, credential: str | None) -> None:
-        """Record a client's identity; do nothing if the aggregator does not have it."""
-        try:
-            record = await self.service.access.client(credential)
-        except ProblemError:
-            return  # Its next claim fails, and the client enrols again.
+    async def record_identity(self, member: _Member, credential: str) -> None:
+        """Record a client's identity."""
+        record = await self.service.access.client(credential)
         member.index = record.index
         self._by_index[record.index] = member
 
@@ -218,9 +196,6 @@ class Population:
                 await self._gather(self._by_index)
                 for run in self.service.runs.values():
                     self._wake_seated(run)  # Seats from before a restart.
-                for member in self._members:
-                    if member.index is None:
-                        self._wake(member)
                 yield
             finally:
                 self.service.listeners.remove(self._on_change)
@@ -263,8 +238,8 @@ class Population:
         client = await self._client(member)
         while True:
             turn = await client.run_once()
-            served = turn.outcome != "offline" and member.index is not None
-            if turn.outcome == "ended" or (served and not self._has_seat(member)):
+            idle = turn.outcome != "offline" and not self._has_seat(member)
+            if turn.outcome == "ended" or idle:
                 # No await between the check and here, so a new offer wakes the client again.
                 member.awake = False
                 return

@@ -133,7 +133,9 @@ def retune_spec(
     if not slots:
         given["prompt"]["length"] = max(given["prompt"]["length"], len(tokens))
         if given["prompt"]["length"] > len(tokens):  # The other positions start half blank.
-            given["prompt"]["vocabulary"] |= {"blank": True}
+            words = given["prompt"]["vocabulary"]
+            listed = words.get("candidates", ())
+            words |= {"candidates": ("", *filter(None, listed))} if listed else {"blank": True}
     # The old label bias belongs to the old model, so the task starts without one.
     if given["task"]["bias"] is not None:
         given["task"] |= {"bias": None}

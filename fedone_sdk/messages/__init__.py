@@ -10,11 +10,11 @@ from fedone_sdk._lazy import lazy
 if TYPE_CHECKING:
     from fedone_sdk.messages.array import MAX_ELEMENTS, Array
     from fedone_sdk.messages.assignment import (
-        ASSIGNMENT,
         AlphaAssignment,
         Assignment,
         Claim,
         LossesAssignment,
+        Reflection,
         Renewal,
         RunTask,
         Step,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         PROTOCOL_HEADER,
         PROTOCOL_VERSION,
         Message,
-        Parse,
         Problem,
         check_protocol,
         encode,
@@ -60,7 +59,17 @@ if TYPE_CHECKING:
         UnfitDevices,
     )
     from fedone_sdk.messages.schema import json_schemas
-    from fedone_sdk.messages.score import MAX_TEXT_CHARS, MAX_WRITTEN_CHARS, Score, Scores
+    from fedone_sdk.messages.score import (
+        MAX_CASES,
+        MAX_TEXT_CHARS,
+        MAX_WRITTEN_CHARS,
+        Case,
+        Proposal,
+        Reflect,
+        Reflected,
+        Score,
+        Scores,
+    )
     from fedone_sdk.messages.steering import (
         About,
         Check,
@@ -94,43 +103,10 @@ if TYPE_CHECKING:
     )
 else:
     __getattr__, __dir__ = lazy(
-        globals(),
-        {
-            "array": "MAX_ELEMENTS Array",
-            "assignment": (
-                "ASSIGNMENT AlphaAssignment Assignment Claim LossesAssignment Renewal RunTask "
-                "Step VocabularyList"
-            ),
-            "base": (
-                "MAX_MODEL_CHARS PROTOCOL_HEADER PROTOCOL_VERSION Message Parse "
-                "Problem check_protocol encode first_error is_sendable"
-            ),
-            "enrolment": (
-                "ClientInfo ClientList CreatedToken Enrol Enrolled NewToken Rotated TokenInfo "
-                "TokenList"
-            ),
-            "run": (
-                "CacheReport Cap CensoringReport ClientInfluence MetricReport PrivacyReport "
-                "PromptReport RoundReport RunDevices RunEvent RunResult RunStatus Traffic "
-                "UnfitDevices"
-            ),
-            "schema": "json_schemas",
-            "score": "MAX_TEXT_CHARS MAX_WRITTEN_CHARS Score Scores",
-            "steering": "About Check Health Quarantine Removal RollBack RunEntry RunSummary",
-            "update": (
-                "MAX_LOSS MIN_SCORED_SHARE UPDATE AlphaUpdate Decline LossesUpdate Receipt Scored "
-                "Update"
-            ),
-            "verdict": "COMPARED Compared Spread Standing Verdict",
-            "watch": (
-                "LostWork Me PositionProbabilities SeatReport Seats TokenProbabilities "
-                "TokenProbability"
-            ),
-        },
+        globals(), "base array assignment enrolment score update run verdict steering watch schema"
     )
 
 __all__ = [
-    "ASSIGNMENT",
     "About",
     "AlphaAssignment",
     "AlphaUpdate",
@@ -139,6 +115,7 @@ __all__ = [
     "COMPARED",
     "CacheReport",
     "Cap",
+    "Case",
     "CensoringReport",
     "Check",
     "Claim",
@@ -154,6 +131,7 @@ __all__ = [
     "LossesAssignment",
     "LossesUpdate",
     "LostWork",
+    "MAX_CASES",
     "MAX_ELEMENTS",
     "MAX_LOSS",
     "MAX_MODEL_CHARS",
@@ -166,13 +144,16 @@ __all__ = [
     "NewToken",
     "PROTOCOL_HEADER",
     "PROTOCOL_VERSION",
-    "Parse",
     "PositionProbabilities",
     "PrivacyReport",
     "Problem",
     "PromptReport",
+    "Proposal",
     "Quarantine",
     "Receipt",
+    "Reflect",
+    "Reflected",
+    "Reflection",
     "Removal",
     "Renewal",
     "RollBack",

@@ -10,13 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from fedone_sdk.messages.base import Message
 
@@ -121,11 +115,12 @@ class Array(Message):
             elements.byteswap()
         return elements
 
-    def rows(self) -> list[list[float]]:
-        """Return the elements of a 2-dimensional array as nested lists."""
-        height, width = self.shape
-        flat = self.values().tolist()
-        return [flat[row * width : (row + 1) * width] for row in range(height)]
+    def rows(self) -> list[Any]:
+        """Return the elements as lists, nested as the shape says."""
+        nested: list[Any] = self.values().tolist()
+        for size in reversed(self.shape[1:]):
+            nested = [nested[at : at + size] for at in range(0, len(nested), size)] if size else []
+        return nested
 
 
 def to_wire(values: NDArray[Any]) -> Array:

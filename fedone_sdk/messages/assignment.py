@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import Field
 
 from fedone_sdk.messages.array import Array
 from fedone_sdk.messages.base import Id, Message, Seed, is_none
@@ -83,18 +83,17 @@ class LossesAssignment(_Assignment):
         prompts: Shape (I, n), candidate indices into the run's vocabulary.
         biases: With label calibration, float32, shape (I, C): the label bias of each prompt, which
             is added to the label words' log-probabilities, nats.
+        reflect: Whether a proposal is welcome. The lease then has one more query, for its trial.
     """
 
     exchange: Literal["losses"] = "losses"
     prompts: Array
     biases: Array | None = Field(default=None, exclude_if=is_none)
     minibatch_seed: Seed
+    reflect: Annotated[bool, Field(exclude_if=operator.not_)] = False
 
 
 Assignment = Annotated[AlphaAssignment | LossesAssignment, Field(discriminator="exchange")]
-ASSIGNMENT: TypeAdapter[AlphaAssignment | LossesAssignment] = TypeAdapter(
-    Assignment, config=ConfigDict(defer_build=True)
-)
 
 
 class Renewal(Message):
@@ -105,6 +104,18 @@ class Renewal(Message):
     """
 
     deadline_s: Annotated[float, Field(gt=0)]
+
+
+class Reflection(Message):
+    """What devices need to propose candidates.
+
+    Attributes:
+        slot: The slot that they are for.
+        gateway: Whether the run's model writes (``POST /v1/reflect``).
+    """
+
+    slot: SlotName
+    gateway: bool
 
 
 class RunTask(Message):
@@ -124,6 +135,7 @@ class RunTask(Message):
         calibration: For ``labels``, the method receives losses by class at the assignment's label
             biases, which the client returns in the ``losses`` exchange; other kinds do not affect
             the client.
+        reflection: For runs whose devices may propose candidates.
     """
 
     task: TaskSpec
@@ -139,6 +151,7 @@ class RunTask(Message):
     loss_clip: float | None = None
     privacy: PrivacySpec | None = None
     calibration: CalibrationSpec = CalibrationSpec(kind="none")
+    reflection: Reflection | None = Field(default=None, exclude_if=is_none)
 
 
 class VocabularyList(Message):

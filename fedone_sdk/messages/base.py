@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol, Self, TypeVar
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -13,17 +13,6 @@ class Message(BaseModel):
     """A JSON message: immutable, with finite numbers only and without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
-
-
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Parse(Protocol[T_co]):
-    """Parser of a message: ``model_validate_json``, or ``validate_json`` of an adapter."""
-
-    def __call__(self, document: bytes, /) -> T_co:
-        """Return the message, or raise pydantic's ``ValidationError``."""
-        ...
 
 
 def encode(message: Message) -> bytes:

@@ -10,9 +10,9 @@ from fedone_sdk import messages
 
 _MESSAGES = (
     "Enrol Enrolled Rotated Claim AlphaAssignment LossesAssignment Renewal RunTask VocabularyList "
-    "Score Scores AlphaUpdate LossesUpdate Decline Receipt RunEntry RunSummary RunResult Seats "
-    "TokenProbabilities RollBack Quarantine Removal Me NewToken CreatedToken TokenInfo TokenList "
-    "ClientInfo ClientList Problem Health About"
+    "Score Scores Reflect Reflected AlphaUpdate LossesUpdate Decline Receipt RunEntry RunSummary "
+    "RunResult Seats TokenProbabilities RollBack Quarantine Removal Me NewToken CreatedToken "
+    "TokenInfo TokenList ClientInfo ClientList Problem Health About"
 )
 
 

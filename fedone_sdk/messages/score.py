@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import FailFast, Field
 
 from fedone_sdk.messages.array import MAX_ELEMENTS, Array
-from fedone_sdk.messages.base import Id, Message
+from fedone_sdk.messages.base import Id, Message, is_none
+from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS, Token
 
 MAX_TEXT_CHARS = 20_000
 """Maximal length of a text field in a gateway request, characters."""
@@ -17,8 +18,55 @@ MAX_WRITTEN_CHARS = 65_536
 
 _MAX_EXAMPLES, _MAX_PROMPTS = 1024, 65_536
 
+MAX_CASES = 8
+"""Examples of a reflection: a model reads no more of them with care."""
+
+
 _Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 _Written = Annotated[str, Field(max_length=MAX_WRITTEN_CHARS)]
+
+
+class Proposal(Message):
+    """A candidate that a device wrote for the run's proposed slot.
+
+    Attributes:
+        parent: Row of the assignment's prompts: the prompt that it improves.
+        text: The candidate.
+    """
+
+    parent: Annotated[int, Field(ge=0, lt=_MAX_PROMPTS)]
+    text: Annotated[Token, Field(min_length=1, max_length=MAX_PROPOSAL_CHARS)]
+
+
+class Case(Message):
+    """An example and how the model's answer to it was judged.
+
+    Attributes:
+        example: Its text fields.
+        feedback: What was expected, what was answered, and the loss.
+    """
+
+    example: Annotated[dict[str, _Text], Field(max_length=16)]
+    feedback: _Text
+
+
+class Reflect(Message):
+    """``POST /v1/reflect``: let the run's model write a candidate from cases, once per assignment.
+
+    Attributes:
+        parent: Row of the assignment's prompts.
+        cases: Of the parent, with their labels in the feedback.
+    """
+
+    assignment_id: Id
+    parent: Annotated[int, Field(ge=0, lt=_MAX_PROMPTS)]
+    cases: Annotated[tuple[Case, ...], Field(min_length=1, max_length=MAX_CASES)]
+
+
+class Reflected(Message):
+    """The model's answer, as it wrote it."""
+
+    text: _Written
 
 
 class Score(Message):
@@ -29,6 +77,7 @@ class Score(Message):
         prompts: Shape (P, n), candidate indices; absent for the assignment's own prompts.
         examples: Text fields of the B examples of the mini-batch. Labels are not sent.
         references: The B reference texts, only for loss ``nll``, which needs them.
+        proposal: Instead of `prompts`: one prompt, the parent with this text in its slot.
     """
 
     assignment_id: Id
@@ -39,6 +88,7 @@ class Score(Message):
         Field(min_length=1, max_length=_MAX_EXAMPLES),
     ]
     references: Annotated[tuple[_Text, ...], FailFast(), Field(max_length=_MAX_EXAMPLES)] = ()
+    proposal: Proposal | None = Field(default=None, exclude_if=is_none)
 
 
 class Scores(Message):

@@ -9,7 +9,8 @@ from pydantic import AfterValidator, ConfigDict, FailFast, Field, TypeAdapter
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages.array import Array
-from fedone_sdk.messages.base import MAX_MODEL_CHARS, ONE_LINE, Id, Message
+from fedone_sdk.messages.base import MAX_MODEL_CHARS, ONE_LINE, Id, Message, is_none
+from fedone_sdk.messages.score import Proposal
 
 MIN_SCORED_SHARE = 0.8
 """Minimal share of the mini-batch that must be scored for a valid update."""
@@ -93,12 +94,14 @@ class LossesUpdate(_Update):
             for a class without scored examples.
         class_counts: Number of scored examples of each class, shape (C,), under privacy with noise;
             empty without `by_class`.
+        proposal: What the device wrote, for an assignment with `reflect`.
     """
 
     exchange: Literal["losses"] = "losses"
     losses: Annotated[tuple[_Loss, ...], FailFast(), Field(min_length=2, max_length=65536)]
     by_class: Array | None = None
     class_counts: Annotated[tuple[_NoisedCount, ...], FailFast(), Field(max_length=64)] = ()
+    proposal: Proposal | None = Field(default=None, exclude_if=is_none)
 
 
 Update = Annotated[AlphaUpdate | LossesUpdate, Field(discriminator="exchange")]

@@ -55,6 +55,10 @@ class Spread(Message):
     probability: Annotated[float, Field(ge=0, le=1)]
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class Standing(Message):
     """Measurement of one prompt on the dev split.
 
@@ -62,12 +66,16 @@ class Standing(Message):
         value: The metric; null if not measured.
         interval: Bounds of its 95 % interval; null if there is none.
         gain: The tuned prompt minus this one, paired by example; null if there is no interval.
+        tokens: Tokens that the prompt adds to each call, 4 characters each.
+        usd: Their price for a million calls; absent if it is not known.
     """
 
     name: Compared
     value: float | None = None
     interval: tuple[float, float] | None = None
     gain: Spread | None = None
+    tokens: int | None = Field(default=None, exclude_if=_is_none)
+    usd: float | None = Field(default=None, exclude_if=_is_none)
 
 
 class Verdict(Message):

@@ -120,26 +120,14 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
     result, spec = run.result, run.spec
     after = run.outcomes.get("after")
     ends = after and interval(spec.task.metric, after, len(spec.task.labels))
+    same = ("run_id", "name", "status", "rounds", "seed", "prompt", "model", "models")
     return PromptArtefact(
-        run_id=result.run_id,
-        name=result.name,
-        status=result.status,
-        rounds=result.rounds,
-        seed=result.seed,
+        **{name: getattr(result, name) for name in same},
+        alpha_sha256=result.alpha_sha256,
         method=spec.method.label,
-        prompt=result.prompt,
         task=spec.task,
         calibration=spec.calibration.kind,
-        model=result.model,
-        models=result.models,
-        alpha_sha256=result.alpha_sha256,
-        ledger=LedgerReport(
-            cap=result.cap,
-            spent=result.spent,
-            leased=result.leased,
-            evaluation=result.evaluation,
-            priced=result.priced,
-        ),
+        ledger=LedgerReport(**{name: getattr(result, name) for name in LedgerReport.model_fields}),
         evaluation=ArtefactEvaluation(
             metric=result.metric,
             examples=None if after is None else len(after.targets or after.losses),
@@ -167,9 +155,6 @@ def read_artefact(path: Path) -> PromptArtefact:
         raise SpecError("is no JSON", source=str(path)) from exc
     if not isinstance(document, dict) or document.get("format") != "fedone-prompt":
         raise SpecError("is no prompt artefact", source=str(path))
-    if document.get("version") != 1:
-        found = document.get("version")
-        raise SpecError(f"version: is {found!r}, this fedone-sdk reads 1", source=str(path))
     if document.pop("sha256", None) != hashlib.sha256(_canonical(document)).hexdigest():
         raise SpecError("sha256: is another one: the file was changed", source=str(path))
     try:

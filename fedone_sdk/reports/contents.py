@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from statistics import fmean
+from typing import NamedTuple
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.evaluation.intervals import confusion
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.evaluation.verdict import no_prompt_biased
-from fedone_sdk.messages import COMPARED, Standing
 from fedone_sdk.reports.forms import program_of
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.task import Bias, Example, TaskSpec
@@ -27,37 +28,25 @@ _BIAS_NOTES: Mapping[str, str] = {
 """By `Verdict.bias_from`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A confusion matrix."""
+class Contents(NamedTuple):
+    """What a report shows beyond the run's result and description.
+
+    Attributes:
+        columns: Predicted labels of the confusion matrix; empty without one.
+        confusion: Its rows: a true label, and how often each column was predicted.
+        costs: What, spent, and its cap.
+        clients: Each client's name, rounds, share of the rounds, and mean loss.
+        others: Number of further clients.
+        program: A program that uses the prompt; empty if there is none.
+        note: What holds for the program, or why there is none.
+    """
 
     columns: list[str]
-    rows: list[tuple[str, list[int]]]
-    most: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
-    """The contribution of a client."""
-
-    name: str
-    rounds: int
-    share: float
-    mean_loss: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
-    """Contents of a report."""
-
-    run: ReportedRun
-    verdict: str
-    measured: list[tuple[str, Standing]]
-    bias_note: str
-    confusion: Table | None
+    confusion: list[tuple[str, list[int]]]
     costs: list[tuple[str, str, str]]
-    clients: list[Client]
+    clients: list[tuple[str, int, float, float]]
     others: int
+    bias_note: str
     program: str
     note: str
     began: str
@@ -66,10 +55,7 @@ class Contents:
 def contents_of(run: ReportedRun) -> Contents:
     """Compute the contents of a run's report."""
     result, spec, verdict = run.result, run.spec, run.result.verdict
-    after = run.outcomes.get("after")
-    table = None
-    if after is not None and after.targets:
-        table = _table(confusion(after, len(spec.task.labels)), list(spec.task.labels))
+    columns, rows = _confusion(run)
     clients = _clients(run)
     if spec.backend.kind == "own":
         # An export names it, and running the program would import it.
@@ -77,84 +63,70 @@ def contents_of(run: ReportedRun) -> Contents:
     else:
         program, note = program_of(spec.task, result.prompt, spec.backend, result.model)
     return Contents(
-        run=run,
-        verdict="" if verdict is None else verdict.text,
-        measured=[(COMPARED[one.name], one) for one in result.standings],
-        bias_note=_BIAS_NOTES.get("" if verdict is None else verdict.bias_from or "", ""),
-        confusion=table,
+        columns=columns,
+        confusion=rows,
         costs=_costs(run),
         clients=clients[:MOST_CLIENTS],
         others=len(clients[MOST_CLIENTS:]),
+        bias_note=_BIAS_NOTES.get("" if verdict is None else verdict.bias_from or "", ""),
         program=program,
         note=note,
         began=f"{datetime.fromtimestamp(run.created_at, UTC):%Y-%m-%d %H:%M UTC}",
     )
 
 
-def _table(counts: list[list[int]], labels: list[str]) -> Table:
-    columns = [*labels, "none of them"]
+def _confusion(run: ReportedRun) -> tuple[list[str], list[tuple[str, list[int]]]]:
+    after, labels = run.outcomes.get("after"), list(run.spec.task.labels)
+    if after is None or not after.targets:
+        return [], []
+    counts, columns = confusion(after, len(labels)), [*labels, "none of them"]
     if not any(row[-1] for row in counts):
-        columns, counts = columns[:-1], [row[:-1] for row in counts]
-    return Table(
-        columns=columns,
-        rows=list(zip(labels, counts, strict=True)),
-        most=max(max(row) for row in counts),
-    )
+        columns, counts = labels, [row[:-1] for row in counts]
+    return columns, list(zip(labels, counts, strict=True))
 
 
 def _costs(run: ReportedRun) -> list[tuple[str, str, str]]:
     result = run.result
-    spent, cap, evaluation = result.spent, result.cap, result.evaluation
-    tokens = spent.prompt_tokens + spent.completion_tokens
+    spent, caps, evaluation = result.spent, result.cap, result.evaluation
     lines = [
-        ("Training queries", f"{spent.queries:,}", _cap(cap.queries)),
-        ("Evaluation queries", f"{evaluation.queries:,}", "-"),
-        ("Billed requests", f"{spent.requests:,}", _cap(cap.requests)),
-        ("of them evaluation", f"{evaluation.requests:,}", "-"),
-        ("Prompt tokens", f"{spent.prompt_tokens:,}", _cap(cap.prompt_tokens)),
-        ("Completion tokens", f"{spent.completion_tokens:,}", _cap(cap.completion_tokens)),
-        ("Tokens together", f"{tokens:,}", _cap(cap.tokens)),
-        (
-            "US dollars",
-            f"{spent.usd:.4f}" if result.priced else "unknown",
-            "-" if cap.usd is None else f"{cap.usd:.2f}",
-        ),
+        ("Training queries", spent.queries, caps.queries),
+        ("Evaluation queries", evaluation.queries, None),
+        ("Billed requests", spent.requests, caps.requests),
+        ("of them evaluation", evaluation.requests, None),
+        ("Prompt tokens", spent.prompt_tokens, caps.prompt_tokens),
+        ("Completion tokens", spent.completion_tokens, caps.completion_tokens),
+        ("Tokens together", spent.prompt_tokens + spent.completion_tokens, caps.tokens),
+        ("Cached answers", result.cache.hits, None),
+        ("Federated traffic, up, B", result.communication.upload_bytes, None),
+        ("Federated traffic, down, B", result.communication.download_bytes, None),
+        ("Gateway traffic, up, B", result.gateway.upload_bytes, None),
+        ("Gateway traffic, down, B", result.gateway.download_bytes, None),
     ]
-    if result.leased != Usage():
-        lines.append(
-            ("Reserved, not settled", f"{result.leased.queries:,} queries", "counts as spent")
-        )
-    return [
-        *lines,
-        ("Cached answers", f"{result.cache.hits:,}", "-"),
-        ("Federated traffic, up", f"{result.communication.upload_bytes:,} B", "-"),
-        ("Federated traffic, down", f"{result.communication.download_bytes:,} B", "-"),
-        ("Gateway traffic, up", f"{result.gateway.upload_bytes:,} B", "-"),
-        ("Gateway traffic, down", f"{result.gateway.download_bytes:,} B", "-"),
+    usd = f"{spent.usd:.4f}" if result.priced else "unknown"
+    texts = [
+        *(
+            (what, f"{count:,}", "-" if most is None else f"{most:,}")
+            for what, count, most in lines
+        ),
+        ("US dollars", usd, "-" if caps.usd is None else f"{caps.usd:.2f}"),
         ("Time", f"{result.wall_s:,.1f} s", "-"),
     ]
+    if result.leased != Usage():
+        reserved = f"{result.leased.queries:,} queries"
+        texts.append(("Reserved, not settled", reserved, "counts as spent"))
+    return texts
 
 
-def _cap(cap: int | None) -> str:
-    return "-" if cap is None else f"{cap:,}"
-
-
-def _clients(run: ReportedRun) -> list[Client]:
+def _clients(run: ReportedRun) -> list[tuple[str, int, float, float]]:
     losses = defaultdict[str, list[float]](list)
     for entry in run.result.history:
         for name in entry.client_id.split(","):
             losses[name].append(entry.mean_loss)
     seats = sum(map(len, losses.values()))
     found = [
-        Client(
-            name=name,
-            rounds=len(theirs),
-            share=len(theirs) / seats,
-            mean_loss=sum(theirs) / len(theirs),
-        )
-        for name, theirs in losses.items()
+        (name, len(theirs), len(theirs) / seats, fmean(theirs)) for name, theirs in losses.items()
     ]
-    return sorted(found, key=lambda client: (-client.rounds, client.name))
+    return sorted(found, key=lambda client: (-client[1], client[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,10 +206,6 @@ def _metric_panel(run: ReportedRun) -> Panel:
 
 def _along(run: ReportedRun) -> str:
     """Return the legend of the curve, which may cover a part of the dev split only."""
-    after = run.outcomes.get("after")
-    if after is None:
-        return "along the way"
-    part = run.spec.evaluation.examples
-    if part >= len(after.targets or after.losses):
-        return "along the way"
-    return f"along the way, on {part} examples"
+    part, after = run.spec.evaluation.examples, run.outcomes.get("after")
+    whole = after is None or part >= len(after.targets or after.losses)
+    return "along the way" if whole else f"along the way, on {part} examples"

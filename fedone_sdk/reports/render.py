@@ -10,6 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import fedone_sdk
+from fedone_sdk.messages import COMPARED
 from fedone_sdk.metrics import metric_text
 from fedone_sdk.reports.contents import contents_of
 from fedone_sdk.reports.figures import curves_svg
@@ -31,14 +32,15 @@ def html_report(
     backend: Path | None = None,
 ) -> str:
     """Return the report as one HTML page."""
-    svg = curves_svg(run) if run.result.history else None
     return html_page(
         "report.html.j2",
-        svg,
+        curves_svg(run) if run.result.history else None,
+        run=run,
         report=contents_of(run),
         moved=moved,
-        artefact=None if artefact is None else str(artefact),
-        backend=None if backend is None else str(backend),
+        artefact=artefact and str(artefact),
+        backend=backend and str(backend),
+        names=COMPARED,
     )
 
 

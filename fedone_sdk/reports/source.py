@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fedone_sdk.errors import ResultError
+from fedone_sdk.errors import ResultError, system_errors
 from fedone_sdk.evaluation.outcomes import Outcomes, Which, newest_outcomes
 from fedone_sdk.messages import PromptReport, RunResult, first_error
 from fedone_sdk.spec import RunSpec
@@ -82,11 +82,8 @@ def read_export(data: bytes) -> ReportedRun:
 
 def read_run(path: Path) -> ReportedRun:
     """Return a run from the file of its export."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except OSError as exc:
-        raise ResultError(f"{path}: {exc.strerror or exc}") from exc
+    with system_errors(ResultError, path), path.open("rb") as file:
+        data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise ResultError(f"{path}: is larger than {_MAX_BYTES} bytes")
     try:

@@ -8,20 +8,9 @@ from fedone_sdk._lazy import lazy
 
 # Submodules are imported on first use, because an edge device uses few of them.
 if TYPE_CHECKING:
-    from fedone_sdk.spec.backends import (
-        BackendKind,
-        BackendSpec,
-        LimitsSpec,
-        PricesSpec,
-        RetrySpec,
-    )
+    from fedone_sdk.spec.backends import BackendKind, BackendSpec, LimitsSpec, PricesSpec, RetrySpec
     from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
-    from fedone_sdk.spec.methods import (
-        GradientSpec,
-        MethodSpec,
-        OwnMethodSpec,
-        SearchSpec,
-    )
+    from fedone_sdk.spec.methods import GradientSpec, MethodSpec, OwnMethodSpec, SearchSpec
     from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
     from fedone_sdk.spec.run import RunSpec, load_backend
     from fedone_sdk.spec.sections import (
@@ -33,19 +22,7 @@ if TYPE_CHECKING:
         PrivacySpec,
     )
 else:
-    __getattr__, __dir__ = lazy(
-        globals(),
-        {
-            "backends": "BackendKind BackendSpec LimitsSpec PricesSpec RetrySpec",
-            "base": "RunName Spec load_yaml validate_spec",
-            "methods": "GradientSpec MethodSpec OwnMethodSpec SearchSpec",
-            "prompt": "PromptSpec SlotSpec",
-            "run": "RunSpec load_backend",
-            "sections": (
-                "CalibrationSpec DataSpec DefenceSpec EvaluationSpec ParticipationSpec PrivacySpec"
-            ),
-        },
-    )
+    __getattr__, __dir__ = lazy(globals(), "base methods sections backends prompt run")
 
 __all__ = [
     "BackendKind",

@@ -11,6 +11,7 @@ from fedone_sdk.spec.base import Spec
 
 _EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
+_Samples = Annotated[int, Field(ge=2, le=128)]
 _Usd = Annotated[Decimal, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 
@@ -47,11 +48,12 @@ class PricesSpec(Spec):
     """Prices of a model, US dollars.
 
     Attributes:
-        prompt: Per million prompt tokens.
+        prompt: Per million prompt tokens; two numbers are this and the price of the tokens that the
+            provider has in its cache.
         completion: Per million completion tokens.
     """
 
-    prompt: _Usd
+    prompt: _Usd | tuple[_Usd, _Usd]
     completion: _Usd
 
 
@@ -65,7 +67,7 @@ _KEYS: dict[str, set[str]] = {
     "vllm": {"model", "base_url", "api_key_env", "tokenizer", "multi_token_labels", *_REMOTE},
     "openai": {
         *("model", "base_url", "api_key_env", "tokenizer", "api", "log_probs", "structured"),
-        *("reasoning_effort", "max_input_tokens", *_REMOTE),
+        *("reasoning_effort", "service_tier", "max_input_tokens", *_REMOTE),
     },
     "own": {"object", "options", *_REMOTE},
 }
@@ -100,11 +102,14 @@ class BackendSpec(Spec):
             Without one ``vllm`` asks the server, which is slower, and ``openai`` counts with
             tiktoken, or by bytes, which is an upper bound.
         api: ``chat``, or ``completions`` for servers of the older kind.
-        log_probs: Whether the model shows log-probabilities. Without them the task's loss must be
-            ``zero_one``: the label that the model writes is right or wrong.
+        log_probs: Whether the model shows log-probabilities; ``{samples: 8}`` estimates them from
+            up to 8 answers to each input. With false the task's loss must be ``zero_one``: the
+            label that the model writes is right or wrong.
         structured: Without log-probabilities: whether a JSON schema restricts the answer to the
             label words, if the model supports that.
         reasoning_effort: Sent if set; newer models show log-probabilities only with ``none``.
+        service_tier: ``flex`` costs half at OpenAI and may take minutes; `timeout_s` is then 900 by
+            default.
         max_input_tokens: Maximum tokens per input. ``openai``: without the frame of the message;
             text fields of longer inputs are truncated, which bounds the cost of a request.
             ``llama_cpp``: null is the model's training length, at most 4096.
@@ -130,9 +135,10 @@ class BackendSpec(Spec):
     api_key_env: _EnvName | None = None
     tokenizer: str | None = None
     api: Literal["chat", "completions"] = "chat"
-    log_probs: bool = True
+    log_probs: bool | Annotated[dict[Literal["samples"], _Samples], Field(min_length=1)] = True
     structured: bool = True
     reasoning_effort: Annotated[str, Field(max_length=20)] | None = None
+    service_tier: Literal["flex"] | None = None
     max_input_tokens: Annotated[int, Field(ge=16, le=1_000_000)] | None = None
     timeout_s: _Seconds = 60.0
     retry: RetrySpec = RetrySpec()
@@ -146,7 +152,8 @@ class BackendSpec(Spec):
     def _defaults_of_kind(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {**_DEFAULTS.get(str(value.get("kind")), {}), **value}
+        slow = {"timeout_s": 900.0} if value.get("service_tier") == "flex" else {}
+        return {**_DEFAULTS.get(str(value.get("kind")), {}), **slow, **value}
 
     @field_validator("base_url")
     @classmethod
@@ -171,7 +178,7 @@ class BackendSpec(Spec):
             raise ValueError(f"{required}: is required")
         if self.kind == "vllm" and self.base_url is None:
             raise ValueError("base_url: is required")
-        if self.api == "completions" and not self.log_probs:
+        if self.api == "completions" and self.log_probs is not True:
             raise ValueError("log_probs: must be true for api completions")
         return self
 

@@ -14,6 +14,7 @@ from fedone_sdk.candidates import (
     InstructionsSource,
     LabelsSource,
     OwnSource,
+    code_candidates,
     demonstration_candidates,
     instruction_candidates,
     label_candidates,
@@ -107,32 +108,46 @@ class SlotSpec(Spec):
 class ProposerSpec(Spec):
     """A model that writes new candidates for a slot during the run.
 
-    It receives the task's description and templates, the label names, and the best and worst
-    candidates with their mean losses, overall and by class, but never a device's text. Its calls
-    are charged to the run's budget.
+    With ``scores`` the server asks it. It receives the task's description and templates, the label
+    names, and the best and worst candidates with their mean losses, overall and by class, but never
+    a device's text.
+
+    With ``reflection`` a device asks a model what went wrong with a prompt on its own rows, and
+    sends the text that it wrote if that has a lower loss on the same rows. Devices that agreed to
+    it (`WorkPolicy.reflect`) ask a model of their own, or the run's by the gateway, which then sees
+    these rows and their labels.
+
+    The calls of the run's model are charged to its budget.
 
     Attributes:
-        kind: Kind of proposer.
-        backend: The model, which must generate text.
+        backend: The model, which must generate text. With ``reflection``, null leaves the writing
+            to models on devices.
         slot: Its slot; null is the first one with built-in instructions, else the first text slot.
         every: Rounds between two proposals.
-        count: Candidates per proposal.
     """
 
     max_candidates: ClassVar[int] = 32
     """Added candidates: more than a run of some hundred queries can distinguish."""
 
-    max_chars: ClassVar[int] = 400
-    """Characters of a candidate: three sentences, which every input pays for."""
+    count: ClassVar[int] = 4
+    """Candidates per call, with ``scores``."""
 
     max_tokens: ClassVar[int] = 512
     """Tokens of an answer: some candidates of that length."""
 
-    kind: Literal["llm"] = "llm"
-    backend: BackendSpec
+    max_per_client: ClassVar[int] = 2
+    """Candidates of one client: its losses never count for them, and others pay for the trial."""
+
+    kind: Literal["scores", "reflection"] = "scores"
+    backend: BackendSpec | None = None
     slot: SlotName | None = None
     every: Annotated[int, Field(ge=1, le=10**6)] = 5
-    count: Annotated[int, Field(ge=1, le=32)] = 4
+
+    @model_validator(mode="after")
+    def _check_backend(self) -> Self:
+        if self.kind == "scores" and self.backend is None:
+            raise ValueError("backend: is required for kind scores")
+        return self
 
 
 class PromptSpec(Spec):
@@ -147,6 +162,8 @@ class PromptSpec(Spec):
             position, probabilities of tokens, such as those of an earlier run's alpha. The rest of
             a position's probability is uniform over all candidates; positions without an entry
             start half blank. Null is a uniform start.
+        length_penalty: Added to the loss of a prompt for each of its tokens, which every call pays
+            for. A token is counted as 4 characters.
         proposer: A model that writes new candidates during the run; null is none.
     """
 
@@ -156,6 +173,7 @@ class PromptSpec(Spec):
         default=(), exclude_if=operator.not_
     )
     start: Annotated[tuple[Shares, ...], Field(min_length=1)] | None = None
+    length_penalty: Annotated[float, Field(ge=0, le=1)] = 0.0
     proposer: ProposerSpec | None = Field(default=None, exclude_if=operator.not_)
 
     @field_validator("start", mode="before")
@@ -192,7 +210,7 @@ class PromptSpec(Spec):
         if len(self.start) < self.length and not blank:
             raise ValueError(
                 f"start: has {len(self.start)} of {self.length} positions; for the others "
-                "vocabulary.blank must be true"
+                "vocabulary must have a blank"
             )
         for position, shares in enumerate(self.start):
             if sum(shares.values()) > 1.0 + _ROUNDING:
@@ -207,7 +225,15 @@ class PromptSpec(Spec):
             raise ValueError("proposer: needs slots")
         if self.proposer.slot is not None and self.proposer.slot not in self.text_slots:
             raise ValueError(f"proposer.slot: must be one of {', '.join(self.text_slots)}")
+        repeated = {slot.name for slot in self.slots if slot.repeat > 1}
+        if self.reflects and self.proposed_slot in repeated:
+            raise ValueError("proposer.slot: a slot with repeat takes no reflection")
         return self
+
+    @property
+    def reflects(self) -> bool:
+        """Whether devices write candidates."""
+        return self.proposer is not None and self.proposer.kind == "reflection"
 
     @property
     def text_slots(self) -> tuple[str, ...]:
@@ -232,7 +258,7 @@ class PromptSpec(Spec):
         """The slot of the proposer; None without one."""
         if self.proposer is None:
             return None
-        shipped = [s.name for s in self.slots if isinstance(s.candidates, InstructionsSource)]
+        shipped = [s.name for s in self.slots if s.candidates.kind == "instructions"]
         return self.proposer.slot or [*shipped, *self.text_slots][0]
 
     def capacity(self, vocabulary: Vocabulary) -> int:
@@ -303,7 +329,9 @@ def _candidates(
     wanted: Sequence[str],
 ) -> tuple[str, ...]:
     source = slot.candidates
-    if isinstance(source, InstructionsSource):
+    if source.kind == "codes":
+        found = code_candidates({label: label for label in task.labels})[: source.size]
+    elif isinstance(source, InstructionsSource):
         found = instruction_candidates(
             description=task.description or Description(), labels=task.labels, size=source.size
         )

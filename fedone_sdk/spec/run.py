@@ -116,6 +116,11 @@ class RunSpec(Spec):
                 "prompt.proposer: needs a method that keeps a pool of prompts; "
                 f"{self.method.name} tells nothing of single candidates"
             )
+        if self.prompt.reflects and self.privacy is not None:
+            raise ValueError(
+                "prompt.proposer: a text written from rows has no noise, so reflection does not go "
+                "with privacy; kind scores does"
+            )
         if self.prompt.chooses_labels and self.task.generates:
             raise ValueError("prompt.slots: labels needs a task with label words")
         if isinstance(self.method, OwnMethodSpec) and self.method.object is None:
@@ -125,6 +130,8 @@ class RunSpec(Spec):
                 f"participation.exchange: must be losses for method {self.method.name}, "
                 "which the server runs"
             )
+        if self.prompt.length_penalty and self.participation.exchange == "alpha":
+            raise ValueError("prompt.length_penalty: needs participation.exchange losses")
         if self.method.pools:
             self.check_shared_memory(self.method.name, "pools")
         self._check_calibration()
@@ -153,21 +160,21 @@ class RunSpec(Spec):
         elif kind == "labels" and (reason := self._against_calibration()):
             raise ValueError(reason)
 
-    def _against_calibration(self) -> str | None:
-        """Why calibration by labels is not supported; None if it is."""
+    def against_bias(self) -> str | None:
+        """Return why no label bias can be fitted; None if one can."""
         task = self.task
         if task.generates:
-            return "calibration: labels needs a task with label words"
-        if task.bias is not None:
-            return "task.bias: must be null under calibration labels, which finds one"
+            return "needs a task with label words"
         if task.loss != "cross_entropy":
-            return "task.loss: must be cross_entropy under calibration labels"
-        if not self.method.pools:
-            return (
-                f"calibration: labels needs a method that keeps a pool of prompts; "
-                f"{self.method.name} does not"
-            )
-        return None
+            return f"needs task.loss cross_entropy, not {task.loss}"
+        return "needs a task without its own bias" if task.bias is not None else None
+
+    def _against_calibration(self) -> str | None:
+        """Why calibration by labels is not supported; None if it is."""
+        reason = self.against_bias()
+        if reason is None and not self.method.pools:
+            reason = f"needs a method that keeps a pool of prompts; {self.method.name} does not"
+        return reason and f"calibration: labels {reason}"
 
     def _check_defence(self) -> None:
         part = self.participation
@@ -226,8 +233,7 @@ class RunSpec(Spec):
             ``key OWN -> OTHER`` for short values, ``key`` for long ones.
         """
         yield from _differences(
-            self.model_dump(exclude={"backend"}),
-            other.model_dump(exclude={"backend"}),
+            self.model_dump(exclude={"backend"}), other.model_dump(exclude={"backend"})
         )
 
     @classmethod

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedone_sdk.stores.sql import SqlStore
 else:
     # SQLAlchemy is optional and slow to import.
-    __getattr__, __dir__ = lazy(globals(), {"sql": "SqlStore"})
+    __getattr__, __dir__ = lazy(globals(), "sql")
 
 __all__ = [
     "ClientRecord",

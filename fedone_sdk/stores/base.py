@@ -30,37 +30,7 @@ Signals = Callable[[str | None], None]
 """Listener for signals of other replicas; None means that signals may have been lost."""
 
 
-class Replica(Protocol):
-    """This process among the replicas of a store."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether other processes may serve the same runs."""
-        ...
-
-    @property
-    def replica(self) -> str:
-        """Id of this process among the replicas; new at every `open`."""
-        ...
-
-    async def alive(self) -> frozenset[str]:
-        """Return the ids of all running replicas, including this one."""
-        ...
-
-    async def lead(self) -> bool:
-        """Try to acquire the leader lock; return whether this replica holds it."""
-        ...
-
-    async def publish(self, signal: str) -> None:
-        """Publish a signal of at most 4000 bytes to the other replicas; not durable."""
-        ...
-
-    def listen(self, signals: Signals) -> None:
-        """Set the listener for signals of other replicas."""
-        ...
-
-
-class Store(Replica, Protocol):
+class Store(Protocol):
     """Durable state. Each method is one transaction, durable on return."""
 
     async def open(self) -> None:
@@ -126,18 +96,8 @@ class Store(Replica, Protocol):
         """Return the client with this public id."""
         ...
 
-    async def set_credential(
-        self, index: int, credential_sha256: str, previous_sha256: str | None
-    ) -> None:
-        """Change the credential of a client; an unknown index is an ``IndexError``."""
-        ...
-
-    async def revoke_client(self, index: int, now: float) -> None:
-        """Revoke a client permanently; an unknown index is an ``IndexError``."""
-        ...
-
-    async def see_client(self, index: int, now: float) -> None:
-        """Record the time of a client's request."""
+    async def change_client(self, index: int, **changes: Any) -> None:
+        """Change fields of a `ClientRecord`; an unknown index is an ``IndexError``."""
         ...
 
     async def idle_clients(self, before: float, limit: int) -> list[int]:
@@ -230,6 +190,34 @@ class Store(Replica, Protocol):
 
     async def deleted(self, run_id: str) -> float | None:
         """Return when this run was deleted, seconds since the epoch; None if it was not."""
+        ...
+
+    # Replicas
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may serve the same runs."""
+        ...
+
+    @property
+    def replica(self) -> str:
+        """Id of this process among the replicas; new at every `open`."""
+        ...
+
+    async def alive(self) -> frozenset[str]:
+        """Return the ids of all running replicas, including this one."""
+        ...
+
+    async def lead(self) -> bool:
+        """Try to acquire the leader lock; return whether this replica holds it."""
+        ...
+
+    async def publish(self, signal: str) -> None:
+        """Publish a signal of at most 4000 bytes to the other replicas; not durable."""
+        ...
+
+    def listen(self, signals: Signals) -> None:
+        """Set the listener for signals of other replicas."""
         ...
 
 

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from itertools import islice
+from typing import Any
 
 from fedone_sdk.stores.base import Alone, Store
 from fedone_sdk.stores.records import (
@@ -120,23 +121,8 @@ class MemoryStore(Alone, Store):
         index = self._by_name.get(client_id)
         return None if index is None else self._clients[index]
 
-    async def set_credential(
-        self, index: int, credential_sha256: str, previous_sha256: str | None
-    ) -> None:
-        self._put(
-            replace(
-                self._clients[index],
-                credential_sha256=credential_sha256,
-                previous_sha256=previous_sha256,
-            )
-        )
-
-    async def revoke_client(self, index: int, now: float) -> None:
-        if self._clients[index].revoked_at is None:
-            self._put(replace(self._clients[index], revoked_at=now))
-
-    async def see_client(self, index: int, now: float) -> None:
-        self._put(replace(self._clients[index], seen_at=now))
+    async def change_client(self, index: int, **changes: Any) -> None:
+        self._put(replace(self._clients[index], **changes))
 
     async def idle_clients(self, before: float, limit: int) -> list[int]:
         idle = (
@@ -150,16 +136,11 @@ class MemoryStore(Alone, Store):
     async def retire_client(self, index: int, now: float) -> None:
         client = self._clients[index]
         self._by_enrolment.pop(client.enrolment_sha256 or "", None)
-        self._put(
-            replace(
-                client,
-                credential_sha256=f"{NO_CREDENTIAL}{client.client_id}",
-                name=None,
-                enrolment_sha256=None,
-                token=None,
-                previous_sha256=None,
-                revoked_at=now if client.revoked_at is None else client.revoked_at,
-            )
+        await self.change_client(
+            index,
+            credential_sha256=f"{NO_CREDENTIAL}{client.client_id}",
+            **dict.fromkeys(("name", "enrolment_sha256", "token", "previous_sha256")),
+            revoked_at=now if client.revoked_at is None else client.revoked_at,
         )
 
     def _put(self, client: ClientRecord) -> None:

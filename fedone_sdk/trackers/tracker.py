@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from itertools import takewhile
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -134,117 +133,98 @@ class Tracking:
     def __init__(
         self, trackers: Mapping[str, TrackerFactory], *, patience_s: float = _PATIENCE_S
     ) -> None:
-        self._workers = [_Worker(name, factory) for name, factory in trackers.items()]
+        self._trackers = trackers
         self._patience_s = patience_s
-        self._started = False
+        self._workers: list[_Worker] = []
         self._metric = "metric"
-        self._rounds = 0
-        self._queries: dict[int, int] = {}
         self._spent = 0
-        self._measured = -1
+        # Training queries up to the end of each round that was sent.
+        self._queries: dict[int, int] = {}
+        self._measured: set[int] = set()
         self._result: RunResult | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._started:
-            return
         result = self._result
         self._tell(lambda tracker: tracker.end(result))
         for worker in self._workers:
-            worker.close()
+            worker.tell(None)
         for worker in self._workers:
             worker.wait(self._patience_s)
 
     def __call__(self, run: ServedRun, change: Change | None) -> None:
         """Send new events of a run."""
-        if not self._started:
-            self.begin(
-                TrackedRun(run_id=run.run_id, name=run.spec.name, params=params_of(run.spec)),
-                metric=run.spec.task.metric,
-            )
+        if not self._workers:
+            params = params_of(run.spec)
+            tracked = TrackedRun(run_id=run.run_id, name=run.spec.name, params=params)
+            self.begin(tracked, metric=run.spec.task.metric)
         if change is not None and change.back_to is not None:  # Later rounds run again.
-            self._rounds = min(self._rounds, change.back_to)
-            self._measured = min(self._measured, change.back_to - 1)
+            self._queries = {n: q for n, q in self._queries.items() if n < change.back_to}
+            self._measured = {n for n in self._measured if n < change.back_to}
         elif change is None or change.finished is not None:
-            for report in run.history[self._rounds :]:
+            start = 0 if run.spec.evaluation.every else len(self._queries)
+            for report in run.history[start:]:
                 self.add(report)
-            if run.spec.evaluation.every:
-                self._measure(run.history)
 
     @property
     def active(self) -> bool:
         """Whether there are any trackers."""
-        return bool(self._workers)
+        return bool(self._trackers)
 
     def begin(self, run: TrackedRun, *, metric: str = "metric") -> None:
         """Create the trackers."""
-        self._started, self._metric = True, metric
+        self._metric = metric
+        self._workers = [_Worker(name, make, run) for name, make in self._trackers.items()]
         for worker in self._workers:
-            worker.start(run)
+            worker.start()
 
     def add(self, report: RoundReport) -> None:
-        """Send a round, and its metric if present."""
-        self._rounds += 1
-        self._spent += report.queries
-        self._queries[report.round] = spent = self._spent
-        self._tell(lambda tracker: tracker.round(report, spent))
-        if report.metric is not None:
-            self._measure([report])
+        """Send a round if it is new, and its metric once it is known."""
+        if report.round not in self._queries:
+            self._spent += report.queries
+            self._queries[report.round] = spent = self._spent
+            self._tell(lambda tracker: tracker.round(report, spent))
+        if report.metric is not None and report.round not in self._measured:
+            self._measured.add(report.round)
+            value, queries = report.metric, self._queries[report.round]
+            self._tell(lambda tracker: tracker.metric(self._metric, value, queries))
 
     def end(self, result: RunResult) -> None:
         """Set the run's result, which is sent on leaving."""
-        self._measure(result.history)
+        for report in result.history:
+            self.add(report)
         self._result = result
-
-    def _measure(self, history: Sequence[RoundReport]) -> None:
-        since = takewhile(lambda report: report.round > self._measured, reversed(history))
-        for report in reversed(list(since)):
-            if report.metric is not None:
-                self._measured = report.round
-                queries = self._queries.get(report.round, self._spent)
-                self._tell(_measurement(self._metric, report.metric, queries))
 
     def _tell(self, call: Callable[[Tracker], None]) -> None:
         for worker in self._workers:
             worker.tell(call)
 
 
-def _measurement(name: str, value: float, queries: int) -> Callable[[Tracker], None]:
-    return lambda tracker: tracker.metric(name, value, queries)
-
-
-class _Worker:
-    def __init__(self, name: str, factory: TrackerFactory) -> None:
-        self._name, self._factory = name, factory
+class _Worker(Thread):
+    def __init__(self, tracker: str, factory: TrackerFactory, run: TrackedRun) -> None:
+        # A daemon: a tracker that blocks must not keep the process alive.
+        super().__init__(name=f"tracker {tracker}", daemon=True)
+        self._tracker, self._factory, self._tracked = tracker, factory, run
         self._calls: SimpleQueue[Callable[[Tracker], None] | None] = SimpleQueue()
-        self._thread: Thread | None = None
         self._failed = False
 
-    def start(self, run: TrackedRun) -> None:
-        # A daemon: a tracker that blocks must not keep the process alive.
-        self._thread = Thread(
-            target=self._work, args=(run,), name=f"tracker {self._name}", daemon=True
-        )
-        self._thread.start()
-
-    def tell(self, call: Callable[[Tracker], None]) -> None:
+    def tell(self, call: Callable[[Tracker], None] | None) -> None:
+        """Queue a call; None is the last one."""
         if not self._failed:  # otherwise its queue is no longer read
             self._calls.put(call)
 
-    def close(self) -> None:
-        self._calls.put(None)
-
     def wait(self, seconds: float) -> None:
-        if self._thread is not None:
-            self._thread.join(seconds)
-            if self._thread.is_alive():
-                _log.warning("a tracker has not finished", tracker=self._name, waited_s=seconds)
+        """Wait until the queue is empty."""
+        self.join(seconds)
+        if self.is_alive():
+            _log.warning("a tracker has not finished", tracker=self._tracker, waited_s=seconds)
 
-    def _work(self, run: TrackedRun) -> None:
+    def run(self) -> None:
+        """Create the tracker, and pass it the calls."""
         try:
-            tracker = self._factory(run)
+            tracker = self._factory(self._tracked)
             while (call := self._calls.get()) is not None:
                 call(tracker)
         except Exception as exc:
@@ -252,6 +232,6 @@ class _Worker:
             reason = _USER.sub("***@", " ".join(f"{type(exc).__name__}: {exc}".split()))
             _log.warning(
                 "a tracker failed; the run continues without it",
-                tracker=self._name,
+                tracker=self._tracker,
                 reason=reason[:300],
             )

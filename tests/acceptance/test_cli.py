@@ -136,21 +136,10 @@ def test_quickstart_reports_a_model_that_cannot_be_fetched(
     assert "10 of 10" in out
 
 
-def test_exchanges_give_one_alpha(fedone: Fedone, folder: Path) -> None:
+def test_a_seed_replaces_that_of_the_file(fedone: Fedone, folder: Path) -> None:
     target = folder / "result.json"
-    found = []
-    tune = ["tune", folder / "run.yaml", "--no-store", "--json", target]
-    for exchange in ("alpha", "losses"):
-        text = f"{RUN}participation: {{exchange: {exchange}}}\n"
-        (folder / "run.yaml").write_text(text)
-        assert fedone(*tune).code == 0
-        found.append(result_in(target))
-    assert len({run.alpha_sha256 for run in found}) == 1
-    assert {run.status for run in found} == {"completed"}
-    assert {run.spent.queries for run in found} == {40}
-    assert fedone(*tune, "--seed", 7).code == 0
+    assert fedone("tune", folder / "run.yaml", "--seed", 7, "--json", target).code == 0
     assert result_in(target).seed == 7
-    assert result_in(target).alpha_sha256 != found[0].alpha_sha256
 
 
 def test_json_on_stdout_is_all_of_stdout(fedone: Fedone, folder: Path) -> None:
@@ -174,29 +163,6 @@ def test_a_run_that_fails_exits_with_1(
 
 
 # What a run would cost
-
-
-def test_plan_equals_the_spending_of_tune_and_leaves_nothing(fedone: Fedone, folder: Path) -> None:
-    run = folder / "run.yaml"
-    run.write_text(RUN + "backend: {kind: onnx, cache: answers.db}\n")
-    code, out, _ = fedone("plan", run, "--json", folder / "plan.json")
-    assert code == 0
-    plan = json.loads((folder / "plan.json").read_text())
-    found = plan["duration"]
-    assert found["basis"] == "probe"
-    assert found["probe_queries"] > 0
-    assert f"about {found['seconds']:.0f} s on this machine" in out
-    assert fedone("tune", run, "--json", folder / "r.json").code == 0
-    result = result_in(folder / "r.json")
-    assert result.cache.hits > 0
-    assert plan["training_queries"] == result.spent.queries == 40
-    assert plan["evaluation"]["queries"] == result.evaluation.queries
-    assert plan["most"]["requests"] >= result.spent.requests
-    assert plan["most"]["prompt_tokens"] >= result.spent.prompt_tokens
-    tokens = plan["expected"]["prompt_tokens"] / plan["expected"]["requests"]
-    assert tokens == pytest.approx(result.spent.prompt_tokens / result.spent.requests, rel=0.05)
-    assert plan["sufficient"]
-    assert plan["rounds_affordable"] == plan["rounds"] == 10
 
 
 def test_plan_without_a_probe(fedone: Fedone, folder: Path) -> None:
@@ -284,9 +250,7 @@ def test_a_calibrated_prompt_and_its_bias(fedone: Fedone, folder: Path) -> None:
     ("old", "new", "message"),
     [
         ("num_samples: 4", "num_sample: 4", "method.num_sample: unknown key (allowed: "),
-        ("rounds: 10", "rounds: 10\nrounds: 11", "is not YAML: key 'rounds' stands twice"),
         ("alpha_min: 0.01", "alpha_min: 0.9", "method: alpha_min must lie in"),
-        ("queries: 40", "", "budget: needs at least one cap"),
         ("train.jsonl", "nope.jsonl", "data.train: "),
         ('1: " great"', '1: " unbelievably"', "task.labels: label word ' unbelievably' is 2 tok"),
         (" {mask}", "", "the template needs {mask} exactly once"),
@@ -316,22 +280,26 @@ def test_a_mistake_is_one_line(
             "arguments: --bias: needs 2 numbers with commas, each from -100 to 100",
         ),
         (
-            ["client", "--server", "x", "--token", "t", "--data", "dev.jsonl"],
+            ["client", "--server", "x", "--data", "dev.jsonl"],
             "arguments: server: 'x' is not an http(s) URL",
         ),
         (["tune", "run.yaml", "--store", "no/a.db"], "arguments: --store: there is no folder no"),
         (["runs", "export", "a", "-o", ".", "--store", "a.db"], "arguments: --output: . is a fol"),
         (
-            ["runs", "show", "--server", "http://me:secret@h", "--admin-token", "secret"],
+            ["runs", "show", "--server", "http://me:secret@h"],
             "arguments: server: must not have a user or password",
         ),
         (
-            ["client", "--server", "http://h", "--data", "dev.jsonl", "--token", "secret\nx"],
-            "arguments: --token: holds characters that no token has",
+            ["client", "--server", "http://h", "--data", "dev.jsonl", "--token", "secret"],
+            "arguments: --token: is visible to other users of this machine; set FEDONE_TOKEN",
+        ),
+        (
+            ["tokens", "list", "--server", "http://h", "--admin-token", "secret"],
+            "arguments: --admin-token: is visible to other users of this machine; set FEDONE_ADM",
         ),
         # What stands around it in a file or a variable is none of it.
         (
-            ["runs", "show", "--server", "http://127.0.0.1:9", "--admin-token", " secret\r\n"],
+            ["runs", "show", "--server", "http://127.0.0.1:9"],
             "http://127.0.0.1:9: cannot be reached",
         ),
     ],
@@ -344,11 +312,22 @@ def test_a_wrong_argument_is_one_line(
     message: str,
 ) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("FEDONE_ADMIN_TOKEN", " secret\r\n")
     code, out, err = fedone(*arguments)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert err.startswith(message)
     assert "secret" not in err
+
+
+def test_a_token_with_a_line_end_is_refused(
+    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDONE_TOKEN", "secret\nx")
+    found = fedone("client", "--server", "http://h", "--data", folder / "dev.jsonl")
+    allowed = "allowed is printable ASCII"
+    message = f"arguments: token: has characters that a token cannot have; {allowed}\n"
+    assert found == (2, "", message)
 
 
 def test_several_mistakes_are_a_line_each(fedone: Fedone, folder: Path) -> None:
@@ -392,15 +371,8 @@ def configured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "config.yaml: auth.enrolment_tokens: needs at least one, or no device can enrol; "
             "make one with: python3 -c",
         ),
-        ("TEST_ADMIN_TOKEN", "NOPE", "config.yaml: auth.admin_token: the environment variable"),
-        ("{env: TEST_ADMIN_TOKEN}", "enrol-me-please", "config.yaml: auth: admin_token must not"),
         ("listen:", "tls: {certificate: no.pem, key: no.key}\nlisten:", "config.yaml: tls: "),
         ("fedone.db", "other.db", None),
-        (
-            "fedone.db",
-            "postgresql://x:hunter2@127.0.0.1:9/y",
-            "config.yaml: store 127.0.0.1/y cannot be used: ",
-        ),
         ("runs:", "run:", "config.yaml: run: unknown key (allowed: auth, backend, "),
         (
             "store:",
@@ -434,7 +406,6 @@ def test_serve_check(
         assert len(err.splitlines()) == 1
     assert not (configured / "fedone.db").exists()
     assert "enrol-me-please" not in out + err
-    assert "hunter2" not in out + err
 
 
 def test_serve_check_reports_what_is_measured(fedone: Fedone, configured: Path) -> None:

@@ -118,8 +118,8 @@ async def test_check(tmp_path: Path, labels: dict[Any, str], code: int, line: st
         (("--privacy", "8"), "--privacy: unit: "),
         (("--privacy", "example:8"), "unit 'example' needs a backend of the device's own"),
         (("--privacy", "label:8"), "label, fields: policy.privacy needs both"),
-        (("--budget", "2000"), "--budget: 2000: "),
-        (("--budget", "usd:5"), "policy.budget.usd: cannot be bounded here; allowed: queries"),
+        (("--budget", "2000"), "--budget: '2000' must be UNIT=N"),
+        (("--budget", "usd=5"), "policy.budget.usd: cannot be bounded here; allowed: queries"),
     ],
 )
 async def test_a_requirement_that_cannot_be_kept(

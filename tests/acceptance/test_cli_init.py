@@ -131,6 +131,23 @@ async def test_a_hosted_model_is_asked_only_what_is_free() -> None:
     assert drafted.task["description"] == {"text": "message", "aspect": "category"}
 
 
+async def test_a_hosted_model_gets_codes_for_labels_of_several_tokens() -> None:
+    rows = [{"text": f"text {at}", "label": ("qqx zzkw", "xqzv")[at % 2]} for at in range(8)]
+    tokenizer = str(assets.path("roberta_mini") / "tokenizer.json")
+    async with FakeOpenAI() as server:
+        backend = {"kind": "openai", "model": "fake-1", "base_url": server.base_url}
+        backend |= {"api_key_env": None, "tokenizer": tokenizer}
+        parts = Splits(rows, rows, rows)
+        drafted, _ = await init._drafted(
+            backend, parts, 300, columns=("message", "label"), public="public.jsonl"
+        )
+    assert drafted.task["labels"] == {"qqx zzkw": " A", "xqzv": " B"}
+    form = "{instruction}{demonstrations}{codes}{text}\n{opening}"
+    assert drafted.task["chat"] == {"user": form}
+    first, *_ = drafted.slots["codes"]
+    assert first == "{label:qqx zzkw}: qqx zzkw\n{label:xqzv}: xqzv\n"
+
+
 def test_four_questions_at_most(
     fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

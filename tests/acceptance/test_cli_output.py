@@ -173,23 +173,28 @@ HTML = b"<html>hi</html>"
     ],
 )
 def test_an_answer_of_another_server_is_reported(
-    fedone: Fedone, command: list[str], body: bytes
+    fedone: Fedone, monkeypatch: pytest.MonkeyPatch, command: list[str], body: bytes
 ) -> None:
+    monkeypatch.setenv("FEDONE_ADMIN_TOKEN", "t")
     with answering(body) as url:
-        found = fedone("runs", *command, "--server", url, "--admin-token", "t")
-    assert found == (2, "", "the server does not answer as an aggregator does\n")
+        code, out, err = fedone("runs", *command, "--server", url)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("the aggregator's answer is malformed: ")
 
 
-def test_only_the_runs_export_replaces_an_export(fedone: Fedone, folder: Path) -> None:
+def test_only_the_runs_export_replaces_an_export(
+    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDONE_ADMIN_TOKEN", "t")
     for name in "tiny", "other":
         (folder / "run.yaml").write_text(RUN.replace("tiny", name))
         fedone("tune", "run.yaml", "--store", f"{name}.db")
         assert fedone("runs", "export", name, "--store", f"{name}.db").code == 0
     good, other = (folder / f"{name}.jsonl" for name in ("tiny", "other"))
     before = good.read_bytes()
-    export = ("runs", "export", "tiny", "--admin-token", "t", "--server")
+    export = ("runs", "export", "tiny", "--server")
     with answering(HTML) as url:
-        assert fedone(*export, url) == (2, "", "the server does not answer as an aggregator does\n")
+        assert fedone(*export, url).code == 2
     for body, problem in (
         (
             b"\n".join(before.splitlines()[:-1]),
@@ -206,21 +211,3 @@ def test_only_the_runs_export_replaces_an_export(fedone: Fedone, folder: Path) -
     with answering(before) as url:
         assert fedone(*export, url, "-o", "again.jsonl").code == 0
     assert (folder / "again.jsonl").read_bytes() == before
-
-
-def test_each_wrong_label_word_has_a_line(
-    fedone: Fedone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"text": "a", "label": 0}\n')
-    labels = '{0: " unsatisfactory service", 1: " magnificentest"}'
-    (tmp_path / "run.yaml").write_text(
-        f"task: {{template: '{{prompt}} {{text}} {{mask}}', labels: {labels}}}\n"
-        "data: {train: rows.jsonl, dev: rows.jsonl, num_clients: 1}\n"
-        "prompt: {length: 1, vocabulary: {kind: list, candidates: [' a', ' b']}}\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    code, _, err = fedone("score", "run.yaml")
-    assert code == 2
-    lines = err.splitlines()
-    assert len(lines) == 2
-    assert all(line.startswith("run.yaml: task.labels: label word ' ") for line in lines)

@@ -169,46 +169,6 @@ def test_the_models_that_the_examples_name(tmp_path: Path) -> None:
     assert HUB_MODEL in (EXAMPLES / "generation_nll" / "RUN.yaml").read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "message"),
-    [
-        ("zero_one", "loss: zero_one", "loss: hinge", "task.loss: hinge needs log-probabilities, "),
-        ("generation_score", "scores:", "no_such:", "task.score: cannot import 'no_such:keyword_"),
-        ("generation_nll", "field: answer", "field: words", "data.train: train.jsonl: row 1: "),
-    ],
-)
-def test_a_mistake_is_one_line(
-    command: Fedone, tmp_path: Path, name: str, old: str, new: str, message: str
-) -> None:
-    run = example(name, tmp_path)
-    run.write_text(run.read_text().replace(old, new).replace("kind: transformers", "kind: vllm"))
-    run.write_text(run.read_text().replace("  device: auto\n", ""))
-    with serving(FakeOpenAI(models={"my-model": {}, "my-chat-model": {}})) as server:
-        run.write_text(run.read_text().replace("http://127.0.0.1:8000/v1", server.base_url))
-        code, out, err = command("tune", run)
-        assert server.received == []
-    assert (code, out) == (2, "")
-    (line,) = (line for line in err.splitlines() if line.startswith(str(run)))
-    assert line.startswith(f"{run}: {message}")
-
-
-def test_a_broken_score_function_ends_a_run_at_once(command: Fedone, tmp_path: Path) -> None:
-    run = example("generation_score", tmp_path)
-    (run.parent / "broken.py").write_text("def score(generated, example):\n    return 1 / 0\n")
-    run.write_text(run.read_text().replace("scores:keyword_share", "broken:score"))
-    message = "task.score: the score function failed with ZeroDivisionError: division by zero"
-    with serving(FakeOpenAI(models={"my-model": {}})) as server:
-        run.write_text(run.read_text().replace("http://127.0.0.1:8000/v1", server.base_url))
-        code, _, err = command("score", run, "--prompt", "Summarise")
-        assert (code, err.splitlines()[-1]) == (2, f"{run}: {message}")
-        asked = len(server.received)
-        code, out, _ = command("tune", run)
-        # No prompt is measured on dev; the clients finish their work in progress.
-        assert len(server.received) - asked <= 4 + 4 * 4
-    assert code == 1
-    assert f"paused: {message}" in " ".join(out.split())
-
-
 def test_every_example_is_listed() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     names = {path.parent.name for path in EXAMPLES.glob("*/RUN.yaml")}

@@ -103,32 +103,16 @@ async def test_edge_client(tmp_path: Path) -> None:
         asyncio.timeout(60),
         LoopbackFederation(run, WORDS, backend=model) as served,
         program(
-            "edge_client.py", served.url, served.token, "rows.jsonl", folder=tmp_path
+            "edge_client.py",
+            served.url,
+            "rows.jsonl",
+            folder=tmp_path,
+            env={"FEDONE_TOKEN": served.token},
         ) as process,
     ):
         assert await process.wait() == 0
         assert served.run.result().status == "completed"
     assert texts(model) == {"mail me: [mail] now"}
-
-
-async def test_thread_app(tmp_path: Path) -> None:
-    write(tmp_path / "rows.jsonl")
-    async with (
-        asyncio.timeout(60),
-        LoopbackFederation(spec(), WORDS, backend=ScriptedBackend()) as served,
-        program(
-            *("thread_app.py", served.url, served.token, "rows.jsonl"),
-            folder=tmp_path,
-            stdout=asyncio.subprocess.PIPE,
-        ) as process,
-    ):
-        out, _ = await process.communicate()
-        assert process.returncode == 0
-        assert served.run.result().status == "completed"
-    events = out.decode().split("\n")
-    assert events[0] == "enrolled"
-    assert events.count("scored 4/4") == events.count("updated") == 5
-    assert events[-2:] == ["ended", ""]
 
 
 async def test_thread_app_continues_where_it_was(tmp_path: Path) -> None:
@@ -145,15 +129,22 @@ async def test_thread_app_continues_where_it_was(tmp_path: Path) -> None:
         asyncio.timeout(60),
         LoopbackFederation(spec(), WORDS, backend=model) as served,
     ):
-        command = ("thread_app.py", served.url, served.token, "rows.jsonl")
-        async with program(*command, folder=tmp_path) as process:
+        command = ("thread_app.py", served.url, "rows.jsonl")
+        async with program(
+            *command, folder=tmp_path, env={"FEDONE_TOKEN": served.token}
+        ) as process:
             await asked.wait()
             process.send_signal(signal.SIGINT)
             assert await process.wait() == 0
         (seat,) = served.run.state.seats
         assert seat.phase == "working"
         answers.set()
-        async with program(*command, folder=tmp_path, stdout=asyncio.subprocess.PIPE) as process:
+        async with program(
+            *command,
+            folder=tmp_path,
+            env={"FEDONE_TOKEN": served.token},
+            stdout=asyncio.subprocess.PIPE,
+        ) as process:
             out, _ = await process.communicate()
             assert process.returncode == 0
         result = served.run.result()
@@ -177,8 +168,9 @@ async def test_aiohttp_app(tmp_path: Path) -> None:
         asyncio.timeout(60),
         LoopbackFederation(spec(rounds=40), WORDS, backend=model) as served,
         program(
-            *("aiohttp_app.py", served.url, served.token, "rows.jsonl", port),
+            *("aiohttp_app.py", served.url, "rows.jsonl", port),
             folder=tmp_path,
+            env={"FEDONE_TOKEN": served.token},
             stdout=asyncio.subprocess.PIPE,
         ) as process,
         aiohttp.ClientSession(app) as user,
@@ -257,14 +249,19 @@ async def test_companion_app(tmp_path: Path) -> None:
         asyncio.timeout(90),
         LoopbackFederation(spec(), WORDS, backend=model) as served,
         program(
-            *("companion_app/app.py", served.url, served.token, tmp_path / "rows.jsonl"),
+            *("companion_app/app.py", served.url, tmp_path / "rows.jsonl"),
             *("--system", tmp_path),
             folder=tmp_path,
             warnings="ignore",  # toga-textual says of each feature that a terminal has not
             stdin=terminal.theirs,
             stdout=terminal.theirs,
             stderr=terminal.theirs,
-            env={"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
+            env={
+                "FEDONE_TOKEN": served.token,
+                "TERM": "xterm-256color",
+                "COLUMNS": "80",
+                "LINES": "24",
+            },
         ) as process,
     ):
         await terminal.shows("Paused: not charging")
@@ -338,9 +335,10 @@ async def test_mqtt_gateway(tmp_path: Path) -> None:
         asyncio.timeout(90),
         LoopbackFederation(spec(rounds=30, method=method), WORDS, backend=model) as served,
         program(
-            *("mqtt_gateway.py", served.url, served.token),
+            *("mqtt_gateway.py", served.url),
             *("--broker", f"127.0.0.1:{port}", "--sensors", 30),
             folder=tmp_path,
+            env={"FEDONE_TOKEN": served.token},
             stdout=asyncio.subprocess.PIPE,
         ) as process,
     ):
@@ -407,9 +405,9 @@ async def test_stdlib_client(tmp_path: Path, run: RunSpec) -> None:
             *("-I", "-S", "-W", "error::DeprecationWarning"),  # isolated: no site-packages
             EXAMPLES / "stdlib_client.py",
             served.url,
-            served.token,
             "rows.jsonl",
             cwd=tmp_path,
+            env={"FEDONE_TOKEN": served.token},
             stdout=asyncio.subprocess.PIPE,
         )
         out, _ = await process.communicate()
@@ -423,12 +421,17 @@ async def test_stdlib_client(tmp_path: Path, run: RunSpec) -> None:
         assert served.run.result().alpha_sha256 == result.alpha_sha256
 
 
-@pytest.mark.parametrize("refused", ["/update"])
+@pytest.mark.parametrize(
+    ("leased", "why"),
+    [(1, "why"), (0, "the run does not fit this device")],
+    ids=["update", "lease"],
+)
 def test_the_stdlib_client_declines_refused_work(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    refused: str,
+    leased: int,
+    why: str,
 ) -> None:
     """It waits: a loop without a pause would send a hundred requests per second."""
     write(tmp_path / "rows.jsonl")
@@ -443,12 +446,13 @@ def test_the_stdlib_client_declines_refused_work(
         "/v1/clients": (201, {}, {"credential": "me"}),
         "/task": (200, {}, run),
         "/v1/score": (200, {}, {"failed": [], "log_probs": log_probs, "model": "m"}),
-        refused: (422, {}, {"detail": "why"}),
+        "/update": (422, {}, {"detail": "why"}),
         "/decline": (204, {}, None),
     }
+    work = {"assignment_id": "a", "run_id": "r", "minibatch_seed": 1, "round": 7}
     claims = iter(
         [
-            (200, {}, {"assignment_id": "a", "run_id": "r", "minibatch_seed": 1, "round": 7}),
+            (200, {}, {**work, "prompts": {"shape": [1, 2]}, "leased_queries": leased}),
             (410, {}, {"detail": "over"}),
         ]
     )
@@ -465,4 +469,4 @@ def test_the_stdlib_client_declines_refused_work(
     monkeypatch.setattr(module, "time", SimpleNamespace(sleep=events.append))
     module.main("http://x", "token", tmp_path / "rows.jsonl")
     assert capsys.readouterr().out == "7 422\nover\n"
-    assert events == [("/v1/assignments/a/decline", {"reason": "why"}), module.PAUSE_S]
+    assert events == [("/v1/assignments/a/decline", {"reason": why}), module.PAUSE_S]

@@ -20,7 +20,6 @@ from aiohttp import web
 from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import OnnxBackend, predict
 from fedone_sdk.data import load_examples
-from fedone_sdk.errors import SpecError
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Part
@@ -171,45 +170,6 @@ async def test_a_metric_of_scikit_learn() -> None:
         said.append(values.index(max(values)))
     assert result.metric.no_prompt == pytest.approx(balanced_accuracy_score(true, said))
     assert result.metric.no_prompt != pytest.approx(balanced_accuracy_score(said, true))
-
-
-@pytest.mark.parametrize(
-    ("metric", "message"),
-    [("no_such:metric", "cannot import 'no_such:metric': ModuleNotFoundError")],
-)
-async def test_a_wrong_metric_is_one_line(tmp_path: Path, metric: str, message: str) -> None:
-    run = tmp_path / "RUN.yaml"
-    text = (EXAMPLES / "own_metric" / "RUN.yaml").read_text()
-    text = text.replace("costs:money_saved", metric).replace("../zero_one", "zero_one")
-    run.write_text(text)
-    (tmp_path / "costs.py").write_text((EXAMPLES / "own_metric" / "costs.py").read_text())
-    (tmp_path / "zero_one").symlink_to(EXAMPLES / "zero_one")
-    process = await start("-m", "fedone_sdk.cli", "tune", run, folder=tmp_path)
-    _, err = await process.communicate()
-    assert process.returncode == 2
-    (line,) = (line for line in err.decode().splitlines() if "task.metric" in line)
-    assert line.startswith(f"{run}: task.metric: {message}")
-
-
-async def test_a_message_imports_nothing() -> None:
-    """A foreign run may name any function; it is imported only by the command that runs it."""
-    spec = RunSpec.load(EXAMPLES / "own_metric" / "RUN.yaml")
-    document = spec.model_dump(mode="json")
-    document["task"]["metric"] = "antigravity:fly_id"
-    RunSpec.model_validate(document)
-    assert "antigravity" not in sys.modules
-    federation = Federation.load(spec, EXAMPLES / "own_metric", measure=lambda *_: 0.0)
-    with pytest.raises(SpecError, match=r"task\.metric: costs:money_saved needs Federation"):
-        await simulate(
-            Federation(
-                spec=federation.spec,
-                shards=federation.shards,
-                dev=federation.dev,
-                vocabulary=federation.vocabulary,
-                reused_rows=False,
-            ),
-            backend=ScriptedBackend(),
-        )
 
 
 async def test_openai_budget(tmp_path: Path) -> None:

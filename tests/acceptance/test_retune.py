@@ -173,8 +173,6 @@ def test_a_plan_sends_and_writes_nothing(retune: Fedone, folder: Path) -> None:
             ["--run", "run.yaml", "--cap", 3],
             "new.yaml: budget: may not cover one round and all measurements",
         ),
-        ([*DATA, "-o", "no/new.json"], "arguments: --output: there is no folder no"),
-        ([*DATA, "--html", "r.txt"], "arguments: --html: r.txt must end in .html"),
     ],
 )
 def test_wrong_arguments(retune: Fedone, folder: Path, arguments: list[object], line: str) -> None:

@@ -90,16 +90,6 @@ def test_the_embedded_model(fedone: Fedone, folder: Path, method: str) -> None:
     check(fedone, folder, run)
 
 
-def test_an_instruct_model_by_llama_cpp(fedone: Fedone, folder: Path, smollm2: Path) -> None:
-    pytest.importorskip("xllamacpp", reason="needs the extra llama-cpp")
-    backend = {"kind": "llama_cpp", "model": str(smollm2), "max_input_tokens": 512, "threads": 1}
-    result = check(fedone, folder, chat_run(backend))
-    assert result.prompt.labels in (
-        {"0": "negative", "1": "positive"},
-        {"0": "bad", "1": "good"},
-    )
-
-
 def test_a_server_through_openai(
     fedone: Fedone, folder: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,9 +18,9 @@ from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import BackendBlocked
 from fedone_sdk.messages import PromptReport, RunTask, VocabularyList
 from fedone_sdk.messages.array import prompts_to_wire
-from fedone_sdk.stores import SqlStore
+from fedone_sdk.stores import MemoryStore, SqlStore
 from fedone_sdk.testing import ScriptedBackend
-from tests.attacks import Attack, Succeeded
+from tests.attacks import Succeeded, attack
 from tests.integration.caller import ADMIN, TOKEN, Server, served
 from tests.runs import TASK, run_spec
 
@@ -51,6 +52,33 @@ async def _read_all(server: Server, token: str) -> dict[str, str]:
     return found
 
 
+@attack(
+    "300 readiness probes at once by an unknown caller", before="100 queries of the store at once"
+)
+async def _floods_the_store(folder: Path) -> str:
+    class Counted(MemoryStore):
+        at_once = most = 0
+
+        async def ping(self) -> None:
+            self.at_once += 1
+            self.most = max(self.most, self.at_once)
+            await asyncio.sleep(0.01)
+            self.at_once -= 1
+
+    store = Counted()
+    async with _server(store=store, limits=Limits()) as server:
+        calls = (server.call("GET", "/readyz") for _ in range(300))
+        answers = await asyncio.gather(*calls)
+    assert {status for status, *_ in answers} == {200}
+    if store.most > 1:
+        raise Succeeded(f"{store.most} queries of the store at once")
+    return "they share one query of the store"
+
+
+@attack(
+    "a device reads about other devices",
+    before="ids, exact mean losses, usage and cache hits of each round",
+)
 async def _device_reads_others(folder: Path) -> str:
     async with _server() as server:
         victim, credential = await server.enrol(name="the ward's tablet")
@@ -80,6 +108,10 @@ async def _device_reads_others(folder: Path) -> str:
     return f"{len(allowed)} routes, none with ids, losses, usage or cache hits"
 
 
+@attack(
+    "a viewer reads words of devices and providers",
+    before="label is 'HIV-positive', in /seats and in the reason of a failed run",
+)
 async def _viewer_reads_labels(folder: Path) -> str:
     def refuse(query: Query) -> None:
         raise BackendBlocked("the provider refuses", said=f"no access for {PRIVATE!r}")
@@ -107,6 +139,10 @@ async def _viewer_reads_labels(folder: Path) -> str:
     return f"{len(found)} routes, none with words of a device, a provider or an operator"
 
 
+@attack(
+    "a run whose labels do not fit learns those of a device",
+    before="label is 'HIV-positive', not one of: 0, 1",
+)
 async def _device_says_labels(folder: Path) -> str:
     rows = [{"text": f"text {number}", "label": PRIVATE} for number in range(20)]
     async with _server() as server:
@@ -120,6 +156,10 @@ async def _device_says_labels(folder: Path) -> str:
     return f"the device says: field 'label' is none of: {', '.join(map(str, TASK['labels']))}"
 
 
+@attack(
+    "a replica with an old token closes enrolment",
+    before="the live token is revoked for good, on all replicas",
+)
 async def _old_replica_closes_enrolment(folder: Path) -> str:
     def token(secret: str, name: str | None) -> EnrolmentToken:
         return EnrolmentToken(token_sha256=digest(secret), name=name)
@@ -141,6 +181,10 @@ async def _old_replica_closes_enrolment(folder: Path) -> str:
     return "the live tokens enrol on all replicas"
 
 
+@attack(
+    "a tenant asks by cache.hits whether another's device holds a text",
+    before="hits: 1 if it does, 0 if not",
+)
 async def _tenant_asks_the_cache(folder: Path) -> str:
     tenants = ("acme", "zeta")
     tokens = [
@@ -171,6 +215,10 @@ async def _tenant_asks_the_cache(folder: Path) -> str:
     return "hits 0: what another run or device asked is asked again"
 
 
+@attack(
+    "wrong tokens from the address of a fleet",
+    before="429 for each device that another replica enrolled, and for all after one ends",
+)
 async def _neighbour_locks_out(folder: Path) -> str:
     """Somebody behind the devices' address sends wrong tokens, while what is known is reloaded."""
     async with _server(limits=Limits(failures_per_minute_per_ip=3)) as server:
@@ -189,37 +237,3 @@ async def _neighbour_locks_out(folder: Path) -> str:
     if set(statuses) != {200}:
         raise Succeeded(f"known devices get {statuses}")
     return "known devices work on, also after rotations and restarts of replicas"
-
-
-ATTACKS = (
-    Attack(
-        name="a tenant asks by cache.hits whether another's device holds a text",
-        before="hits: 1 if it does, 0 if not",
-        run=_tenant_asks_the_cache,
-    ),
-    Attack(
-        name="a replica with an old token closes enrolment",
-        before="the live token is revoked for good, on all replicas",
-        run=_old_replica_closes_enrolment,
-    ),
-    Attack(
-        name="wrong tokens from the address of a fleet",
-        before="429 for each device that another replica enrolled, and for all after one ends",
-        run=_neighbour_locks_out,
-    ),
-    Attack(
-        name="a device reads about other devices",
-        before="ids, exact mean losses, usage and cache hits of each round",
-        run=_device_reads_others,
-    ),
-    Attack(
-        name="a viewer reads words of devices and providers",
-        before="label is 'HIV-positive', in /seats and in the reason of a failed run",
-        run=_viewer_reads_labels,
-    ),
-    Attack(
-        name="a run whose labels do not fit learns those of a device",
-        before="label is 'HIV-positive', not one of: 0, 1",
-        run=_device_says_labels,
-    ),
-)

@@ -12,7 +12,7 @@ from fedone_sdk.client import RequiredPrivacy
 from fedone_sdk.messages import RunTask
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs
-from tests.attacks import Attack, Succeeded
+from tests.attacks import Succeeded, attack
 from tests.runs import RecordingTransport, memory_client, run_spec, serving
 
 LABELS = {"ill": " ill", "well": " well"}
@@ -76,6 +76,7 @@ def _refusing(inputs: Rendered, words: Sequence[str]) -> tuple[float, ...] | Non
     return None if any("rare" in part.text for part in inputs) else pseudo_log_probs(inputs, words)
 
 
+@attack("A server names labels that select rows", before="12 of 12 texts of one label")
 async def _select_rows(_: Path) -> str:
     for label in ("ill", "well"):
         found = await ask({"labels": {label: " a", "zzz": " b"}})
@@ -84,6 +85,10 @@ async def _select_rows(_: Path) -> str:
     return "declined, no text sent"
 
 
+@attack(
+    "A server takes other columns, as label, in templates or as references",
+    before="labels and addresses verbatim",
+)
 async def _send_columns(_: Path) -> str:
     regions = {"labels": {"north": " a", "south": " b"}, "label_field": "region"}
     templates: list[dict[str, Any]] = [
@@ -102,14 +107,6 @@ async def _send_columns(_: Path) -> str:
         if "@" in sent or "well" in sent or "north" in sent:
             raise Succeeded(f"columns by {task}")
     return f"{len(templates)} of {len(templates)} declined"
-
-
-async def _learn_labels(_: Path) -> str:
-    rows = [{"text": f"visit {n}", "label": "HIV-positive"} for n in range(4)]
-    (decline,) = (await ask({}, rows)).declines
-    if "HIV" in decline.reason:
-        raise Succeeded(decline.reason)
-    return f"the operator reads: {decline.reason}"
 
 
 _TASKS: Mapping[str, Mapping[str, Any]] = {
@@ -132,6 +129,10 @@ _CHANGES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@attack(
+    "A server counts rows of a private device by tasks that fail on some",
+    before="exact counts, at epsilon 0",
+)
 async def _count_rows(folder: Path) -> str:
     """Compare all that two devices send that differ in one row, but for noised losses.
 
@@ -164,6 +165,10 @@ async def _transcript(folder: Path, task: Mapping[str, Any], rows: Any) -> list[
     return [{key: line[key] for key in line.keys() - {"losses"}} for line in lines]
 
 
+@attack(
+    "A server guesses which labels occur on a private device that declares its labels",
+    before="yes or no, at epsilon 0",
+)
 async def _guess_labels(folder: Path) -> str:
     rows = [{**row, "label": "well"} for row in ROWS]
     found = []
@@ -174,32 +179,3 @@ async def _guess_labels(folder: Path) -> str:
     if found[0] != found[1]:
         raise Succeeded(f"{found[0]} without the label, {found[1]} with it")
     return "the same answer with and without it"
-
-
-ATTACKS = [
-    Attack(
-        name="A server names labels that select rows",
-        before="12 of 12 texts of one label",
-        run=_select_rows,
-    ),
-    Attack(
-        name="A server takes other columns, as label, in templates or as references",
-        before="labels and addresses verbatim",
-        run=_send_columns,
-    ),
-    Attack(
-        name="An operator posts a run whose labels a device does not have",
-        before="reads its most frequent label",
-        run=_learn_labels,
-    ),
-    Attack(
-        name="A server counts rows of a private device by tasks that fail on some",
-        before="exact counts, at epsilon 0",
-        run=_count_rows,
-    ),
-    Attack(
-        name="A server guesses which labels occur on a private device that declares its labels",
-        before="yes or no, at epsilon 0",
-        run=_guess_labels,
-    ),
-]

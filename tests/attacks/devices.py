@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.http.limits import Limits
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import Query
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.errors import BackendError, ProblemError
-from fedone_sdk.messages import AlphaAssignment, Array, Decline, LossesAssignment
-from fedone_sdk.messages.array import from_wire, to_wire
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import Array, Decline, LossesAssignment
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord
 from fedone_sdk.testing import ScriptedBackend
-from tests.attacks import Attack, Succeeded
+from tests.attacks import Succeeded, attack
 from tests.by_hand import Device, claim, enrol, score, update
-from tests.integration.caller import served
+from tests.integration.caller import TOKEN, served
+from tests.processes import fetch, free_port
 from tests.runs import TASK, run_spec, serving
 
 LONG = tuple({"text": f"{number} " + "x" * 19_000} for number in range(2))
 
 
 class Counting(ScriptedBackend):
-    """A model that counts the texts it quotes.
+    """A model that counts the texts it quotes."""
 
-    Attributes:
-        quoted: Their number.
-        refused: Queries that it refused, if it does.
-    """
-
-    quoted = refused = 0
+    quoted = 0
 
     async def quote(self, query: Query) -> Usage:
         self.quoted += len(query.inputs)
@@ -61,6 +56,10 @@ async def _refused(call: Any, *codes: str) -> None:
         raise Succeeded("the request is accepted")
 
 
+@attack(
+    "long texts after the lease is used up",
+    before="all texts are quoted first, on the event loop: 1.9 s for 16 x 20,000 characters",
+)
 async def _freeze(_: Path) -> str:
     model = Counting()
     async with serving(spec_of(), backend=model) as service:
@@ -77,6 +76,7 @@ async def _freeze(_: Path) -> str:
     return "refused before any text is read"
 
 
+@attack("40 requests at once under one lease", before="328 texts are quoted under a lease of 8")
 async def _freeze_at_once(_: Path) -> str:
     model = Counting()
     async with serving(spec_of(), backend=model) as service:
@@ -95,6 +95,10 @@ async def _freeze_at_once(_: Path) -> str:
     return "1 of 40 simultaneous requests is admitted"
 
 
+@attack(
+    "claim with own_model and decline",
+    before="the run failed after 51 claims, with 4,080 requests and USD 0.60 spent",
+)
 async def _drain_own_model(_: Path) -> str:
     async with serving(spec_of(), backend=ScriptedBackend()) as service:
         (client,) = await enrol(service)
@@ -105,6 +109,10 @@ async def _drain_own_model(_: Path) -> str:
     return "claims with own_model are refused; nothing spent"
 
 
+@attack(
+    "the same where the run allows own models",
+    before="40 declines cost 160 queries, none of which was made",
+)
 async def _drain_allowed(_: Path) -> str:
     spec = spec_of(participation={"own_models": "charged"}, budget={"queries": 1000})
     async with serving(spec, backend=ScriptedBackend()) as service:
@@ -138,6 +146,10 @@ async def _work(service: Service, clients: Iterable[ClientRecord], rounds: int =
                 await update(service, client, work)
 
 
+@attack(
+    "20 devices that only decline",
+    before="2 honest devices complete 40 rounds, the others get 251 seats",
+)
 async def _crowd(_: Path) -> str:
     async with serving(spec_of(rounds=40), backend=ScriptedBackend()) as service:
         run, clients = service.runs["run"], await enrol(service, 22)
@@ -159,35 +171,7 @@ async def _crowd(_: Path) -> str:
     return f"2 honest devices complete 40 rounds; 20 hostile ones get {declined} seats"
 
 
-async def _invent(_: Path) -> str:
-    async with serving(spec_of(), backend=ScriptedBackend()) as service:
-        device = Device(service, (await enrol(service))[0])
-        await device.claim()
-        await _refused(device.update(), "invalid_message")
-        spent = service.runs["run"].state.account.spent
-    if spent != NOTHING:
-        raise Succeeded(f"{spent} spent")
-    return "losses that the gateway did not compute are refused"
-
-
-async def _decide(_: Path) -> str:
-    method = {"name": "gs-bdpl", "num_samples": 2, "batch_size": 2}
-    spec = spec_of(method=method, participation={"exchange": "alpha", "own_models": "charged"})
-    async with serving(spec) as service:
-        (client,) = await enrol(service)
-        work = await claim(service, client)
-        assert isinstance(work, AlphaAssignment)
-        before = from_wire(work.alpha)
-        for far in (1e30, 1e3, 1.0):
-            alpha = before.copy()
-            alpha[:, 1] = np.float32(far)
-            changed = update(service, client, work, alpha=to_wire(alpha))
-            await _refused(changed, "invalid_message")
-    if RunSpec.model_validate(spec.model_dump(exclude={"defence"})).served().defence.kind == "none":
-        raise Succeeded("a served run has no defence by default")
-    return "a step beyond AdamW's is refused; served runs have defence: standard"
-
-
+@attack("80 devices enrol from one address", before="all 80 enrol")
 async def _enrol(_: Path) -> str:
     async with served(spec_of(), limits=Limits()) as server:
         statuses = []
@@ -202,6 +186,7 @@ async def _enrol(_: Path) -> str:
     return f"{clients} of 80 devices from one address, then 429"
 
 
+@attack("large bodies without a lease", before="each is parsed, 100 a second")
 async def _bodies(_: Path) -> str:
     async with served(spec_of(), limits=Limits()) as server:
         credential = await server.credential()
@@ -219,23 +204,99 @@ async def _bodies(_: Path) -> str:
     return f"not read without open work; else {sent - 1} bodies of 4 MB a minute"
 
 
-async def _repeat(_: Path) -> str:
-    def refuse(query: Query) -> None:
-        model.refused += 1
-        raise BackendError("HTTP 400", usage=Usage(requests=1))
+@attack(
+    "20 bodies of 31 MiB at once, by one device with a lease",
+    before="all are read: 1.3 GB of memory for 40 of them",
+)
+async def _unfinished(_: Path) -> str:
+    """Bodies that announce 31 MiB, or no length, and do not end."""
+    found = []
+    async with served(spec_of(participation={"clients_per_round": 2}), limits=Limits()) as server:
+        address = server.url.removeprefix("http://").split(":")
+        credentials = [await server.credential() for _ in range(2)]
+        await asyncio.gather(*(server.claim(one, wait_s=5) for one in credentials))
+        sizes = (f"Content-Length: {31 * 2**20}", "Transfer-Encoding: chunked")
+        for credential, size in zip(credentials, sizes, strict=True):
+            head = (
+                f"POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {credential}\r\n"
+                "Content-Type: application/json"
+            )
+            read = 0
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(f"{head}\r\n{size}\r\n\r\n".encode())
+                try:
+                    async with asyncio.timeout(0.2):
+                        line = await reader.readline()
+                    assert b" 429 " in line, line
+                except TimeoutError:
+                    read += 1
+                writer.close()
+            found.append(read)
+    if max(found) > 3:
+        raise Succeeded(f"{max(found)} of 20 bodies of 31 MiB are read at once")
+    return f"{max(found)} of 20 are read, the others get 429"
 
-    model = Counting(gate=refuse)
-    async with serving(spec_of(budget={"requests": 100}), backend=model) as service:
-        device = Device(service, (await enrol(service))[0])
-        work = await device.claim()
-        assert work is not None
-        for _ in range(200):
-            await _refused(device.score(), "backend_failed", "lease_exhausted")
-    if model.refused > work.leased_queries:
-        raise Succeeded(f"{model.refused} requests under a lease of {work.leased_queries}")
-    return f"{model.refused} request; the refusal is the answer to the others"
+
+@attack("a refusal repeats a device's 8 MB", before="the refusal has 30 MB for a name of 30 MB")
+async def _repeated(_: Path) -> str:
+    longest = 0
+    async with served(spec_of()) as server:
+        credential = await server.credential()
+        work = await server.claim(credential)
+        long, given = "a" * 8_000_000, {"assignment_id": work["assignment_id"]}
+        bodies = [
+            {**given, "examples": [{long: "x"}]},
+            {**given, "examples": [{"text": long}]},
+            {**given, long: 1},
+            {"assignment_id": long},
+        ]
+        for body in bodies:
+            status, document, _ = await server.call("POST", "/v1/score", body, token=credential)
+            assert status == 422, document
+            longest = max(longest, len(document["detail"]))
+    if longest > 1000:
+        raise Succeeded(f"an answer of {longest:,} characters")
+    return f"{longest} characters at most"
 
 
+@attack(
+    "silent connections of an unknown caller",
+    before="1,100 connections stop the server, /healthz included",
+)
+async def _silent(folder: Path) -> str:
+    port, config = free_port(), folder / "config.yaml"
+    config.write_text(
+        f"listen: 127.0.0.1:{port}\nbackend: null\nauth: {{enrolment_tokens: [{TOKEN}]}}\n"
+    )
+    command = f"ulimit -Sn 256; exec {sys.executable} -m fedone_sdk.cli serve {config}"
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-c", command),
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    silent: list[asyncio.StreamWriter] = []
+    try:
+        async with asyncio.timeout(60):
+            while await asyncio.to_thread(fetch, f"http://127.0.0.1:{port}/healthz") is None:
+                await asyncio.sleep(0.1)
+            for _ in range(400):
+                silent.append((await asyncio.open_connection("127.0.0.1", port))[1])
+        if await asyncio.to_thread(fetch, f"http://127.0.0.1:{port}/healthz") is None:
+            raise Succeeded("400 silent connections stop a server that may open 256 files")
+    finally:
+        for writer in silent:
+            writer.close()
+        process.kill()
+        await process.wait()
+    return "the server raises its limit of open files, and answers"
+
+
+@attack(
+    "an outage of the model in which honest devices decline",
+    before="after it, 3 of 4 are set aside for up to a day",
+)
 async def _outage(_: Path) -> str:
     """The model fails, and recovers: honest devices decline until then."""
     async with serving(spec_of(rounds=9), backend=ScriptedBackend()) as service:
@@ -251,6 +312,9 @@ async def _outage(_: Path) -> str:
     return "45 declines in a row count once for each device"
 
 
+@attack(
+    "one lie about label probabilities, under privacy", before="the final label bias is 50 nats"
+)
 async def _bend(_: Path) -> str:
     """One of 11 devices lies once about its labels, in a run with noise."""
     worst = 0.0
@@ -285,67 +349,3 @@ async def _bend(_: Path) -> str:
     if worst > 2.0:
         raise Succeeded(f"the final label bias is {worst:.1f} nats")
     return f"the final label bias is off by {worst:.1f} nats"
-
-
-ATTACKS = [
-    Attack(
-        name="long texts after the lease is used up",
-        before="all texts are quoted first, on the event loop: 1.9 s for 16 x 20,000 characters",
-        run=_freeze,
-    ),
-    Attack(
-        name="a request that the model refuses, 200 times",
-        before="each is sent: one lease of 4 queries takes 100 of 100 requests",
-        run=_repeat,
-    ),
-    Attack(
-        name="an outage of the model in which honest devices decline",
-        before="after it, 3 of 4 are set aside for up to a day",
-        run=_outage,
-    ),
-    Attack(
-        name="one lie about label probabilities, under privacy",
-        before="the final label bias is 50 nats",
-        run=_bend,
-    ),
-    Attack(
-        name="40 requests at once under one lease",
-        before="328 texts are quoted under a lease of 8",
-        run=_freeze_at_once,
-    ),
-    Attack(
-        name="claim with own_model and decline",
-        before="the run failed after 51 claims, with 4,080 requests and USD 0.60 spent",
-        run=_drain_own_model,
-    ),
-    Attack(
-        name="the same where the run allows own models",
-        before="40 declines cost 160 queries, none of which was made",
-        run=_drain_allowed,
-    ),
-    Attack(
-        name="20 devices that only decline",
-        before="2 honest devices complete 40 rounds, the others get 251 seats",
-        run=_crowd,
-    ),
-    Attack(
-        name="an update without a question",
-        before="accepted, and charged as if the model had answered",
-        run=_invent,
-    ),
-    Attack(
-        name="one update of alpha with 1e30",
-        before="the final prompt was its word in 3 of 3 seeds",
-        run=_decide,
-    ),
-    Attack(
-        name="80 devices enrol from one address",
-        before="all 80 enrol",
-        run=_enrol,
-    ),
-    Attack(
-        name="large bodies without a lease",
-        before="each is parsed, 100 a second",
-        run=_bodies,
-    ),
-]

@@ -6,23 +6,17 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-
-import pytest
 
 from fedone_sdk.backends import ModelClient
 from fedone_sdk.budget import NOTHING
-from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.messages import Cap, MetricReport, PromptReport
 from fedone_sdk.reports import PromptArtefact
 from fedone_sdk.reports.artefact import ArtefactEvaluation, LedgerReport
-from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import SqlStore
 from fedone_sdk.task import TaskSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
-from tests.attacks import Attack, Succeeded
+from tests.attacks import Succeeded, attack
 from tests.integration.test_slots import SLOTS, served, spec_of
 
 _EVIL = "import pathlib\npathlib.Path('ran').touch()\ndef f(*_): return 1.0\n"
@@ -59,6 +53,7 @@ def _artefact(task: TaskSpec) -> PromptArtefact:
     ).signed()
 
 
+@attack("A prompt artefact names a function", before="it runs at `fedone score --artefact`")
 def _run_code(folder: Path) -> str:
     (folder / "evil.py").write_text(_EVIL)
     (folder / "run.yaml").write_text(_RUN)
@@ -88,6 +83,33 @@ def _run_code(folder: Path) -> str:
     return "names are shown, not imported"
 
 
+@attack(
+    "A prompt artefact has escape sequences of terminals",
+    before="`fedone prompt use` writes them to the terminal",
+)
+def _control_terminal(folder: Path) -> str:
+    hostile = "x\x1b]52;c;b3duZWQ=\x07\x9b31m"
+    artefact = _artefact(TaskSpec.model_validate(_TASKS[1]))
+    prompt = artefact.prompt.model_copy(update={"text": hostile, "tokens": (hostile,)})
+    artefact = artefact.model_copy(update={"prompt": prompt}).signed()
+    (folder / "theirs.json").write_text(artefact.dump())
+    ours, theirs = os.openpty()
+    command = (sys.executable, "-m", "fedone_sdk.cli", "prompt", "use", "theirs.json")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run(command, cwd=folder, env=environment, stdout=theirs, stderr=theirs, check=True)
+    shown = os.read(ours, 10_000).decode()
+    os.close(theirs)
+    os.close(ours)
+    assert "52;c;" in shown, shown
+    if set(shown) & {"\x1b", "\x07", "\x9b"}:
+        raise Succeeded(f"the terminal gets {shown!r}")
+    return "they are replaced; a file or a pipe gets the exact text"
+
+
+@attack(
+    "A proposer or a message has special tokens of chat templates",
+    before="candidates with <|im_end|>",
+)
 async def _inject_special_tokens(_: Path) -> str:
     class Model(ScriptedBackend):
         async def special_tokens(self, text: str) -> list[str]:
@@ -109,73 +131,3 @@ async def _inject_special_tokens(_: Path) -> str:
             continue
         raise Succeeded(f"{text!r} by the wire")
     return f"{len(hostile)} of {len(hostile)} refused"
-
-
-def _break_yaml(folder: Path) -> str:
-    path = folder / "run.yaml"
-    doubled = (f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
-    hostile = {
-        "lists": "[" * 20_000,
-        "blocks": "- " * 20_000,
-        "mappings": "a: " + "{b: " * 20_000,
-        "digits": "seed: " + "9" * 200_000,
-        "hex digits": "seed: 0x" + "f" * 200_000,
-        "sexagesimal digits": "seed: 1" + ":00" * 50_000,
-        "dates": "name: 2026-13-99",
-        "code points": 'name: "\\UFFFFFFFF"',
-        "aliases": "a: &a [*a]",
-        "doubling": "a0: &a0 [x]\n" + "\n".join(doubled),
-        "keys": "\n".join(f"k{n}: 1" for n in range(5_000)),
-    }
-    slowest = 0.0
-    for text in hostile.values():
-        path.write_text(text)
-        begin = time.perf_counter()
-        with pytest.raises(SpecError, match=f"^{path}: "):
-            RunSpec.load(path)
-        slowest = max(slowest, time.perf_counter() - begin)
-    return f"{len(hostile)} of {len(hostile)} give a clear error, in {slowest:.1f} s at most"
-
-
-async def _open_twice(folder: Path) -> str:
-    path, link, inside = folder / "a.db", folder / "b.db", folder / "c"
-    link.symlink_to(path)
-    inside.symlink_to(folder)
-    first = SqlStore.sqlite(path)
-    await first.open()
-    try:
-        for other in (link, inside / "a.db", inside / "b.db"):
-            await _refused(other)
-    finally:
-        await first.close()
-    (folder / "d.db").hardlink_to(path)
-    await _refused(folder / "d.db")
-    return "4 of 4 refused"
-
-
-async def _refused(path: Path) -> None:
-    store = SqlStore.sqlite(path)
-    try:
-        await store.open()
-    except FedOneError:
-        return
-    await store.close()
-    raise Succeeded(f"opened {path.name}")
-
-
-ATTACKS = [
-    Attack(
-        name="A prompt artefact names a function",
-        before="it runs at `fedone score --artefact`",
-        run=_run_code,
-    ),
-    Attack(
-        name="A proposer or a message has special tokens of chat templates",
-        before="candidates with <|im_end|>",
-        run=_inject_special_tokens,
-    ),
-    Attack(name="A RUN.yaml that no parser takes", before="tracebacks", run=_break_yaml),
-    Attack(
-        name="A second server reaches a store by a link", before="both open it", run=_open_twice
-    ),
-]

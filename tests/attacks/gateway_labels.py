@@ -16,7 +16,7 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.messages import LossesUpdate, Score, Scores
 from fedone_sdk.testing import ScriptedBackend
-from tests.attacks import Attack, Succeeded
+from tests.attacks import Succeeded, attack
 from tests.runs import RecordingTransport, memory_client, run_spec, serving
 
 Floats = NDArray[np.float64]
@@ -98,6 +98,7 @@ def multiplier_for(epsilon: float, releases: int = 1, delta: float = 1e-5) -> fl
     return high
 
 
+@attack("A gateway solves mean losses for labels", before="320 of 320 labels")
 async def _solves(folder: Path) -> str:
     exact = await found_labels(None)
     assert exact == LABELS, "docs/explanation/privacy.md says that they can be computed"
@@ -111,12 +112,3 @@ async def _solves(folder: Path) -> str:
             raise Succeeded(f"{found} of {LABELS} labels at epsilon {epsilon}")
         parts.append(f"at epsilon {epsilon} per update {found}")
     return ", ".join(parts) + f"; {LABELS // 2} by chance"
-
-
-ATTACKS = [
-    Attack(
-        name="A gateway solves mean losses for labels",
-        before=f"{LABELS} of {LABELS} labels",
-        run=_solves,
-    )
-]

@@ -14,7 +14,7 @@ from fedone_sdk.errors import MessageError
 from fedone_sdk.messages import Array, Claim, RunTask, Score, Scores
 from fedone_sdk.spec.sections import PrivacySpec, RequiredPrivacy
 from fedone_sdk.testing import ScriptedBackend
-from tests.attacks import Attack, Succeeded
+from tests.attacks import Succeeded, attack
 from tests.runs import RecordingTransport, memory_client, run_spec, serving
 
 ROWS = [{"text": f"text {n}", "label": n % 2} for n in range(8)]
@@ -51,6 +51,7 @@ async def _turn(
     return server, model
 
 
+@attack("A server's clip makes the noise underflow", before="100 of 100 labels at epsilon 0")
 async def _underflows(folder: Path) -> str:
     wrong = [(5e-324, 1e3), (5e-324, 1e6), (1e-9, 1.0), (2.0, 1e-3), (1e6, 1e6), (1e300, 1e3)]
     for clip, multiplier in wrong:
@@ -60,6 +61,7 @@ async def _underflows(folder: Path) -> str:
     return f"{len(wrong)} of {len(wrong)} such runs declined"
 
 
+@attack("A server reads labels in the low bits of noised losses", before="not bounded")
 def _reads_low_bits(folder: Path) -> str:
     """At the least clip, from one example per release, whose loss is 0 or the clip."""
     spec, count, found = PrivacySpec(clip=1e-3, noise_multiplier=1.0), 2000, 0
@@ -74,14 +76,6 @@ def _reads_low_bits(folder: Path) -> str:
     return f"{found / count:.0%} of labels guessed at epsilon 4.4; {most:.0%} is the bound"
 
 
-async def _overdraws(folder: Path) -> str:
-    prompts = Array.of_indices([0, 1] * 3000, (3000, 2), 3)
-    server, model = await _turn(work={"prompts": prompts, "leased_queries": 2})
-    if model.asked or server.updates:
-        raise Succeeded(f"{len(model.asked)} queries to the device's model")
-    return f"declined: {server.declines[0].reason}"
-
-
 class _Extreme(RecordingTransport):
     """A gateway whose answer is impossible for the second label."""
 
@@ -93,6 +87,10 @@ class _Extreme(RecordingTransport):
         return scores.model_copy(update={"log_probs": extreme})
 
 
+@attack(
+    "A gateway's log-probabilities overflow for one label",
+    before="every label at epsilon 0, with target alpha or in TypeScript",
+)
 async def _overflows(folder: Path) -> str:
     required = RequiredPrivacy(max_epsilon=8.0, unit="label")
     for exchange, target in (("losses", "losses"), ("alpha", "losses"), ("alpha", "alpha")):
@@ -116,27 +114,3 @@ async def _overflows(folder: Path) -> str:
             if turn.outcome != "worked":
                 raise Succeeded(f"label {label} is declined with target {target}")
     return "an update with noise, whatever the label"
-
-
-ATTACKS = [
-    Attack(
-        name="A server's clip makes the noise underflow",
-        before="100 of 100 labels at epsilon 0",
-        run=_underflows,
-    ),
-    Attack(
-        name="A server reads labels in the low bits of noised losses",
-        before="not bounded",
-        run=_reads_low_bits,
-    ),
-    Attack(
-        name="A gateway's log-probabilities overflow for one label",
-        before="every label at epsilon 0, with target alpha or in TypeScript",
-        run=_overflows,
-    ),
-    Attack(
-        name="A lease of 2 queries names 3,000 prompts",
-        before="2,979 queries paid by the device",
-        run=_overdraws,
-    ),
-]

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.stores import Commit, LogEntry, SqlStore
-from tests.attacks import Attack, Succeeded
+from tests.attacks import Succeeded, attack
 from tests.contract.stores import RUN, TOKEN, device
 from tests.integration.caller import TOKEN as ENROLMENT
 from tests.integration.caller import served
@@ -41,6 +41,10 @@ def _leaks(folder: Path, secret: bytes) -> list[str]:
     return [file.name for file in sorted(folder.iterdir()) if secret in file.read_bytes()]
 
 
+@attack(
+    "the disk is read after a run and a client were deleted",
+    before="texts of the log in fedone.db and fedone.db-wal",
+)
 async def _read_deleted_run(folder: Path) -> str:
     long = SECRET + "." * 20_000  # On pages of its own.
     with _other_build():
@@ -64,6 +68,10 @@ async def _read_deleted_run(folder: Path) -> str:
     return "not in the file, and not in its log, while the server runs"
 
 
+@attack(
+    "a device is read after its update was accepted",
+    before="losses of its rows in state.sqlite3-wal",
+)
 async def _read_sent_update(folder: Path) -> str:
     rows = [{"text": f"text {number}", "label": number % 2} for number in range(20)]
     with _other_build():
@@ -79,17 +87,3 @@ async def _read_sent_update(folder: Path) -> str:
                 if found := _leaks(folder, b'"losses":['):
                     raise Succeeded(f"reads losses in {found}")
     return "no losses in the state file, and none in its log"
-
-
-ATTACKS = (
-    Attack(
-        name="the disk is read after a run and a client were deleted",
-        before="texts of the log in fedone.db and fedone.db-wal",
-        run=_read_deleted_run,
-    ),
-    Attack(
-        name="a device is read after its update was accepted",
-        before="losses of its rows in state.sqlite3-wal",
-        run=_read_sent_update,
-    ),
-)

@@ -320,7 +320,7 @@ async def serve(args: argparse.Namespace) -> None:
 
     from fedone_sdk import Aggregator, RunSpec, Vocabulary
     from fedone_sdk.aggregator.serving.feed import Change
-    from fedone_sdk.cli.serve import collect_rarely
+    from fedone_sdk.cli.serve import favour_latency
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     offers: list[tuple[int, float]] = []
@@ -363,7 +363,7 @@ async def serve(args: argparse.Namespace) -> None:
                 }
             )
             await aggregator.add_run(spec, vocabulary)
-        collect_rarely()  # as `fedone serve` does
+        favour_latency()  # as `fedone serve` does
         print(await aggregator.listen(), flush=True)
         window = await asyncio.to_thread(sys.stdin.readline)
         began, ended = map(float, window.split())

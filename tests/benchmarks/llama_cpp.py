@@ -73,7 +73,7 @@ async def measure(
         await backend.check(TASK.label_words, form_of(TASK))
         assert backend._loaded is not None
         engine, encoder = backend._loaded
-        labels = [encoder.label_id(word) for word in TASK.label_words]
+        labels = [token for (token,) in encoder.label_ids(TASK.label_words)]
         for name, prompt in prompts.items():
             queries = [
                 query_for(TASK, prompt, rows[at : at + BATCH], backend=backend)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedone_sdk.algorithms import ClassLosses, make_method, method_options, stream, stream_seed
 from fedone_sdk.algorithms.calibration import fitted_bias
-from fedone_sdk.algorithms.method import Algorithm, Candidates, PlainAlgorithm
+from fedone_sdk.algorithms.method import Algorithm, Candidates, Holder, PlainAlgorithm
 from fedone_sdk.algorithms.space import Space
 from fedone_sdk.algorithms.state import State
 from fedone_sdk.calibration import num_groups
@@ -163,6 +163,10 @@ class Federation:
         rng = stream(stream_seed(self.seed, "selection", round_number))
         return int(rng.integers(self.clients))
 
+    def holder(self, client: int) -> Holder:
+        """Return what the server knows of a client's rows."""
+        return Holder(client, whole=len(self.shards[client]) <= self.batch_size)
+
     def mini_batch(self, round_number: int) -> list[int]:
         """Return the rows of a round."""
         client = self.client(round_number)
@@ -269,7 +273,7 @@ class Once(PlainAlgorithm):
         """Return the empty state."""
         return State(alpha=np.ones((1, 1), dtype=np.float32))
 
-    def ask(self, state: State, rng: np.random.Generator, count: int) -> Candidates:
+    def ask(self, state: State, rng: np.random.Generator, count: int, holder: Holder) -> Candidates:
         """Random prompts."""
         space = self._table.space
         return Candidates(prompts=space.random(count, rng), probabilities=space.uniform)
@@ -357,7 +361,7 @@ def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[
         if not method.shares_memory and contestant.moments == "client":
             state = type(state)(alpha=state.alpha, memory=memories.get(client, {}))
         rng = stream(stream_seed(seed, "prompts", step))
-        candidates = method.ask(state, rng, method.wanted(state))
+        candidates = method.ask(state, rng, method.wanted(state), federation.holder(client))
         prompts = candidates.prompts
         spent += len(prompts)
         pairs = list(
@@ -384,6 +388,8 @@ def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[
         "spent": spent,
         "rows": asked_rows,
         "new_rows": len(known_rows),
+        "pairs": sorted(known_rows),
+        "bias": bias.tolist(),
         "loss": deployed.loss,
         "accuracy": deployed.accuracy,
         "best_loss": best.loss,

@@ -35,7 +35,7 @@ from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.http.limits import Limits
 from fedone_sdk.backends import AnswerCache, ModelClient
 from fedone_sdk.backends.openai import OpenAIBackend
-from fedone_sdk.cli.serve import collect_rarely
+from fedone_sdk.cli.serve import favour_latency
 from fedone_sdk.spec import LimitsSpec, RetrySpec, RunSpec
 from fedone_sdk.stores import LogEntry, MemoryStore
 from fedone_sdk.testing import ScriptedBackend
@@ -141,7 +141,7 @@ async def measure(
             words = Vocabulary(candidates=tuple(f" w{index}" for index in range(size)))
             await aggregator.add_run(spec_of(name), words)
         _lengthen(store, "small-0", 43_000_000)
-        collect_rarely()
+        favour_latency()
         working = await asyncio.create_subprocess_exec(*module, "--clients", url)
         await asyncio.sleep(20)  # until pools hold something, and all is imported
         people = asyncio.create_task(_people(url, session))
@@ -236,7 +236,7 @@ async def under_attack(seconds: float) -> dict[str, list[float]]:
         async with aggregator:
             url = await aggregator.listen()
             await aggregator.add_run(spec)
-            collect_rarely()
+            favour_latency()
             attacking = await asyncio.create_subprocess_exec(*module, "--attackers", url, **piped)
             assert attacking.stdout is not None
             await attacking.stdout.readline()  # All leases are used up.

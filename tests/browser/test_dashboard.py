@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 
@@ -197,19 +196,6 @@ async def test_a_lost_connection_is_shown_and_restored(chromium: Chromium, stage
         await expect(tile(page, "Rounds")).to_contain_text("7of 60")
 
 
-async def test_the_list_comes_back_too(chromium: Chromium, stage: Stage) -> None:
-    await stage.add_run()
-    async with chromium.watching(stage.url) as watcher:
-        page = watcher.page
-        await watcher.sign_in(VIEWER)
-        await expect(page.get_by_role("link", name="sentiment")).to_be_visible()
-        await stage.shut()
-        await expect(page.get_by_text("Connection lost")).to_be_visible()
-        await stage.open()
-        await page.get_by_role("button", name="Try now").click()
-        await expect(page.get_by_text("Connection lost")).to_be_hidden()
-
-
 async def test_the_token_stays_in_its_tab(chromium: Chromium, stage: Stage) -> None:
     async with chromium.watching(stage.url) as watcher:
         page = watcher.page
@@ -353,22 +339,6 @@ async def test_the_list_has_what_users_look_for(chromium: Chromium, stage: Stage
         await expect(cells.nth(0)).to_have_text(f"{metric:.3f}accuracy")
 
 
-async def test_an_unqueried_model_is_reported(chromium: Chromium, stage: Stage) -> None:
-    await stage.add_run()
-    async with chromium.watching(stage.url) as watcher:
-        page = watcher.page
-        await watcher.sign_in(VIEWER)
-        notice = page.get_by_text("The model is not asked at the moment.")
-        await expect(page.get_by_role("link", name="sentiment")).to_be_visible()
-        await expect(notice).to_be_hidden()
-        stage.trouble = "the key is not accepted"
-        await expect(notice).to_be_visible()
-        await page.get_by_role("link", name="sentiment").click()
-        await expect(notice).to_be_visible()
-        stage.trouble = None
-        await expect(notice).to_be_hidden()
-
-
 async def test_numbers_of_rounds_agree(chromium: Chromium, stage: Stage) -> None:
     """Rounds arrive at once, and all else some seconds later."""
     await stage.add_run()
@@ -384,28 +354,6 @@ async def test_numbers_of_rounds_agree(chromium: Chromium, stage: Stage) -> None
         await expect(rounds.nth(1)).to_contain_text("Round 7")
         await expect(rounds.nth(0)).to_contain_text("Round 8 under way")
         await expect(tile(page, "Rounds")).to_contain_text("7of 60")
-
-
-async def test_axes_have_titles(chromium: Chromium, stage: Stage) -> None:
-    await stage.add_run()
-    stage.start_devices(2)
-    await stage.reach(6)
-    async with chromium.watching(stage.url) as watcher:
-        await watcher.page.add_init_script(
-            """window.drawn = new Set();
-            const plain = CanvasRenderingContext2D.prototype.fillText;
-            CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
-                window.drawn.add(text);
-                return plain.call(this, text, ...rest);
-            };"""
-        )
-        await watcher.sign_in(VIEWER, "#/runs/sentiment")
-        titles = ("Queries", "Mean loss", "Metric on the dev split", "Rounds done", "Queries left")
-        for title in titles:
-            # Not `wait_for_function`: the page's content security policy forbids its `eval`.
-            async with asyncio.timeout(15):
-                while not await watcher.page.evaluate("title => window.drawn.has(title)", title):
-                    await asyncio.sleep(0.05)
 
 
 async def test_a_phone_has_room_for_header_and_dialog(chromium: Chromium, stage: Stage) -> None:
@@ -425,23 +373,3 @@ async def test_a_phone_has_room_for_header_and_dialog(chromium: Chromium, stage:
             button = await box(page.get_by_role("button", name=name))
             assert button["height"] >= 44
             assert button["width"] > 0.8 * dialog["width"]
-
-
-async def test_a_page_that_is_not_there(chromium: Chromium, stage: Stage) -> None:
-    await stage.add_run()
-    async with chromium.watching(stage.url) as watcher:
-        page = watcher.page
-        await watcher.sign_in(VIEWER, "#/nothing/here")
-        await expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
-        await page.get_by_role("link", name="All runs").click()
-        await expect(page.get_by_role("link", name="sentiment")).to_be_visible()
-
-
-async def test_a_run_that_is_not_there(chromium: Chromium, stage: Stage) -> None:
-    async with chromium.watching(stage.url) as watcher:
-        page = watcher.page
-        await watcher.sign_in(VIEWER, "#/runs/sentiment")
-        await expect(page.get_by_role("alert")).to_contain_text("there is no run 'sentiment'")
-        await stage.add_run()
-        await page.get_by_role("button", name="Try again").click()
-        await expect(page.get_by_text("Waiting for the first client")).to_be_visible()

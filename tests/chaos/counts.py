@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
 
 
+@dataclass
 class Counts:
     """A dataclass of counts, lists and maxima, whose names begin with ``most_``."""
+
+    runs: int = 0
+    killed_runs: int = 0
+    kills: int = 0
+    violations: list[str] = field(default_factory=list)
 
     def add(self, other: Counts) -> None:
         """Add the counts of other runs."""
@@ -18,3 +30,35 @@ class Counts:
                 mine.update(value)
             else:
                 setattr(self, name, mine + value)
+
+    async def add_all(self, play: Callable[[], Awaitable[Self | None]], jobs: int = 1) -> Self:
+        """Add runs, some at once, until there are no more; print the progress."""
+        began = time.monotonic()
+
+        async def work() -> None:
+            while (found := await play()) is not None:
+                self.add(found)
+                for violation in found.violations:
+                    print(violation, file=sys.stderr, flush=True)
+                if self.runs % 10 == 0:
+                    print(
+                        f"{self.runs} runs, {self.kills} kills, "
+                        f"{len(self.violations)} violations, {time.monotonic() - began:.0f} s",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(jobs):
+                group.create_task(work())
+        return self
+
+
+def markdown(rows: Mapping[str, object]) -> str:
+    """Return figures as a table."""
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {rows[name]} |" for name in rows)])
+
+
+def listed(counts: Counter[str]) -> str:
+    """Return counts in one line."""
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))

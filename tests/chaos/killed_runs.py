@@ -21,7 +21,6 @@ import signal
 import sqlite3
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
@@ -36,7 +35,7 @@ from fedone_sdk.aggregator.rounds.state import RunState, decode
 from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.messages import RunResult
 from fedone_sdk.stores import SqlStore
-from tests.chaos.counts import Counts
+from tests.chaos.counts import Counts, listed, markdown
 from tests.chaos.provider import ERRORS, GOOD, LABELS, MODEL, PRICE, Provider, text_of
 from tests.fake_openai import Received
 
@@ -232,9 +231,6 @@ def _with_signal(kill: Kill, rng: random.Random, signals: Sequence[str]) -> Kill
 class Figures(Counts):
     """What was found, over any number of runs."""
 
-    runs: int = 0
-    killed_runs: int = 0
-    kills: int = 0
     signals: Counter[str] = field(default_factory=Counter)
     stops: int = 0
     stops_lost: int = 0
@@ -256,7 +252,6 @@ class Figures(Counts):
     same_alpha: int = 0
     ends: Counter[str] = field(default_factory=Counter)
     capped: Counter[str] = field(default_factory=Counter)
-    violations: list[str] = field(default_factory=list)
 
 
 class KilledRun:
@@ -572,26 +567,13 @@ async def campaign(
     """Plays runs, several at a time, until so many of them were killed."""
     total = Figures()
     seeds = iter(range(first_seed, first_seed + 10 * num_runs))
-    started = time.monotonic()
 
-    async def work() -> None:
-        while total.killed_runs < num_runs:
-            found = await play(Plan.draw(next(seeds), flags=flags, signals=signals))
-            for violation in found.violations:
-                print(violation, file=sys.stderr, flush=True)
-            total.add(found)
-            if total.runs % 10 == 0:
-                print(
-                    f"{total.killed_runs} killed runs, {total.kills} kills, "
-                    f"{len(total.violations)} violations, {time.monotonic() - started:.0f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
+    async def one() -> Figures | None:
+        if total.killed_runs >= num_runs:
+            return None
+        return await play(Plan.draw(next(seeds), flags=flags, signals=signals))
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(jobs):
-            group.create_task(work())
-    return total
+    return await total.add_all(one, jobs)
 
 
 def report(figures: Figures) -> str:
@@ -600,7 +582,7 @@ def report(figures: Figures) -> str:
         "runs killed at least once": figures.killed_runs,
         "runs that ended before their kill": figures.runs - figures.killed_runs,
         "kills": figures.kills,
-        "by signal": ", ".join(f"{name} {n}" for name, n in sorted(figures.signals.items())),
+        "by signal": listed(figures.signals),
         "of them ended in good order (one SIGTERM or SIGINT)": figures.stops,
         "**answers that these lost**": figures.stops_lost,
         "of all kills before the first request": figures.kills_before_requests,
@@ -618,11 +600,10 @@ def report(figures: Figures) -> str:
         "kills that lost more than the concurrency": figures.above_concurrency,
         "requests charged and never sent (of calls under way at a kill)": figures.never_sent,
         "same alpha as without kills": f"{figures.same_alpha} of {figures.compared}",
-        "ends": ", ".join(f"{name} {count}" for name, count in sorted(figures.ends.items())),
-        "capped in": ", ".join(f"{name} {n}" for name, n in sorted(figures.capped.items())),
+        "ends": listed(figures.ends),
+        "capped in": listed(figures.capped),
     }
-    lines = [f"| {name} | {value} |" for name, value in rows.items()]
-    return "\n".join(["| | |", "|---|---|", *lines])
+    return markdown(rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

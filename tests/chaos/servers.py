@@ -18,15 +18,13 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from tests.chaos.counts import Counts
+from tests.chaos.counts import Counts, listed, markdown
 from tests.chaos.serving import Death, Deployment, Outcome, Scenario, judge
 from tests.postgres import Cluster, cluster
 
@@ -57,9 +55,6 @@ def databases_of(server: Cluster) -> Databases:
 class Figures(Counts):
     """Counts over any number of runs; `violations` must stay empty."""
 
-    runs: int = 0
-    killed_runs: int = 0
-    kills: int = 0
     deaths: Counter[str] = field(default_factory=Counter)
     receipts: int = 0
     lost: int = 0
@@ -67,11 +62,10 @@ class Figures(Counts):
     asked: int = 0
     requests: int = 0
     same: int = 0
-    violations: list[str] = field(default_factory=list)
 
     def table(self) -> str:
         """Return the figures as Markdown."""
-        deaths = ", ".join(f"{name}: {count}" for name, count in sorted(self.deaths.items()))
+        deaths = listed(self.deaths)
         rows = {
             "runs": self.runs,
             "runs killed at least once": self.killed_runs,
@@ -85,7 +79,7 @@ class Figures(Counts):
             "**same alpha, history and queries as without kills**": f"{self.same} of {self.runs}",
             "violations of any kind": len(self.violations),
         }
-        return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())])
+        return markdown(rows)
 
 
 async def play(
@@ -176,7 +170,7 @@ async def kill_at_writes(
         # Without a kill, the run has ended before that write.
         return figures if figures.kills or figures.violations else None
 
-    return await _campaign(one, jobs)
+    return await Figures().add_all(one, jobs)
 
 
 async def kill_at_moments(
@@ -192,7 +186,7 @@ async def kill_at_moments(
         kills = random.Random(f"number {seed}").randint(2, 6)
         return await play(Scenario.draw(seed), databases=databases, random_kills=kills)
 
-    return await _campaign(one, jobs)
+    return await Figures().add_all(one, jobs)
 
 
 async def kill_replicas(runs: int, *, first_seed: int, databases: Databases) -> Figures:
@@ -211,7 +205,7 @@ async def kill_replicas(runs: int, *, first_seed: int, databases: Databases) -> 
             random_kills=2,
         )
 
-    return await _campaign(one, jobs=1)
+    return await Figures().add_all(one)
 
 
 def _deaths(rng: random.Random) -> dict[int, Death]:
@@ -226,27 +220,6 @@ def _deaths(rng: random.Random) -> dict[int, Death]:
     ]
     rng.shuffle(deaths)
     return dict(enumerate(deaths))
-
-
-async def _campaign(one: Callable[[], Coroutine[Any, Any, Figures | None]], jobs: int) -> Figures:
-    """Add up the figures of runs until there are no more."""
-    total, began = Figures(), time.monotonic()
-
-    async def work() -> None:
-        while (figures := await one()) is not None:
-            total.add(figures)
-            if total.runs % 10 == 0:
-                print(
-                    f"{total.runs} runs, {total.kills} kills, {len(total.violations)} violations, "
-                    f"{time.monotonic() - began:.0f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(jobs):
-            group.create_task(work())
-    return total
 
 
 async def wakes(databases: Databases, *, rounds: int = 200) -> list[float]:
@@ -314,8 +287,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"| wakes across replicas | {len(found)} |")
             print(f"| wake, p50 | {1000 * statistics.median(found):.1f} ms |")
             print(f"| wake, p99 | {1000 * statistics.quantiles(found, n=100)[-1]:.1f} ms |")
-    for violation in total.violations:
-        print(violation, file=sys.stderr)
     return 1 if total.violations else 0
 
 

@@ -47,15 +47,14 @@ _PROCESSES.set_forkserver_preload(["tests.chaos.serving", "fedone_sdk.stores.sql
 WRITES = frozenset(
     {
         "add_run",
+        "change_client",
         "commit",
         "enrol",
         "join",
         "leave",
         "put_token",
         "restore",
-        "revoke_client",
         "revoke_token",
-        "set_credential",
     }
 )
 """The methods of a store that change it: the points of its journal."""

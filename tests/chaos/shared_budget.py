@@ -14,14 +14,13 @@ import os
 import random
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, SqliteLedger
-from tests.chaos.counts import Counts
+from tests.chaos.counts import Counts, listed, markdown
 from tests.chaos.provider import ERRORS, Provider
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,8 +79,6 @@ class Plan:
 class Figures(Counts):
     """What was found, over any number of runs."""
 
-    runs: int = 0
-    kills: int = 0
     requests: int = 0
     looks: int = 0
     beyond_cap: int = 0
@@ -90,7 +87,6 @@ class Figures(Counts):
     most_open_leases: int = 0
     never_sent: int = 0
     capped: Counter[str] = field(default_factory=Counter)
-    violations: list[str] = field(default_factory=list)
 
 
 class SharedBudget:
@@ -212,18 +208,15 @@ async def play(plan: Plan) -> Figures:
 
 async def campaign(num_runs: int, *, first_seed: int, num_requests: int, num_kills: int) -> Figures:
     """Plays runs one after the other."""
-    total = Figures()
-    started = time.monotonic()
-    for seed in range(first_seed, first_seed + num_runs):
-        plan = Plan.draw(seed, num_requests=num_requests, num_kills=num_kills)
-        total.add(await play(plan))
-        print(
-            f"{total.runs} runs, {total.kills} kills, {total.requests} requests, "
-            f"{len(total.violations)} violations, {time.monotonic() - started:.0f} s",
-            file=sys.stderr,
-            flush=True,
-        )
-    return total
+    seeds = iter(range(first_seed, first_seed + num_runs))
+
+    async def one() -> Figures | None:
+        seed = next(seeds, None)
+        if seed is None:
+            return None
+        return await play(Plan.draw(seed, num_requests=num_requests, num_kills=num_kills))
+
+    return await Figures().add_all(one)
 
 
 def report(figures: Figures) -> str:
@@ -238,10 +231,9 @@ def report(figures: Figures) -> str:
         "most leases open at once": figures.most_open_leases,
         "leases that kills left open, charged in full": figures.open_leases,
         "of them never sent": figures.never_sent,
-        "capped in": ", ".join(f"{name} {n}" for name, n in sorted(figures.capped.items())),
+        "capped in": listed(figures.capped),
     }
-    lines = [f"| {name} | {value} |" for name, value in rows.items()]
-    return "\n".join(["| | |", "|---|---|", *lines])
+    return markdown(rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -261,8 +253,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     )
     print(report(figures))
-    for violation in figures.violations:
-        print(violation, file=sys.stderr)
     return 1 if figures.violations else 0
 
 

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Connection
@@ -27,7 +26,6 @@ from fedone_sdk.stores import (
     LogEntry,
     Member,
     SqlStore,
-    StoredMemory,
     TokenRefused,
     VersionConflict,
 )
@@ -65,15 +63,6 @@ def line(body: object) -> tuple[LogEntry, ...]:
 
 
 class TestReplicas:
-    async def test_they_share_the_enrolment(self, url: str) -> None:
-        async with replicas(url, 2) as stores:
-            await asyncio.gather(*(store.put_token(TOKEN) for store in stores))
-            added = await asyncio.gather(
-                *(stores[n % 2].enrol(device(n), TOKEN.token_sha256, 1.0) for n in range(50))
-            )
-            assert sorted(client.index for client in added) == list(range(50))
-            assert await stores[0].clients() == sorted(added, key=lambda client: client.index)
-
     async def test_they_share_the_uses_of_a_token(self, url: str) -> None:
         async with replicas(url, 2) as stores:
             token = replace(TOKEN, uses_left=5)
@@ -84,30 +73,10 @@ class TestReplicas:
                 *(stores[n % 2].put_token(token) for n in range(4)),
                 return_exceptions=True,
             )
-            assert sum(isinstance(result, ClientRecord) for result in results) == 5
+            enrolled = [result for result in results if isinstance(result, ClientRecord)]
+            assert sorted(client.index for client in enrolled) == list(range(5))
             assert sum(isinstance(result, TokenRefused) for result in results) == 45
             assert (await stores[1].tokens())[0].uses_left == 0
-
-    async def test_of_rivals_one_wins_each_version(self, url: str) -> None:
-        async with replicas(url, 3) as stores:
-            await stores[0].add_run(RUN)
-            wins = []
-
-            async def compete(number: int) -> None:
-                for version in range(20):
-                    commit = Commit(document="", log=line(f"{number} {version}"))
-                    try:
-                        await stores[number % 3].commit("run-1", version, commit)
-                    except VersionConflict:
-                        # The loser waits for the winner's commit.
-                        assert (await stores[number % 3].versions())["run-1"] > version
-                    else:
-                        wins.append(f"{number} {version}")
-
-            await asyncio.gather(*(compete(number) for number in range(9)))
-            log = await stores[0].log("run-1")
-        assert [entry.version for entry in log] == list(range(1, 21))
-        assert sorted(entry.body for entry in log) == sorted(wins)
 
     async def test_signals_reach_the_others(self, url: str) -> None:
         async with replicas(url, 3) as stores:
@@ -515,26 +484,6 @@ class TestLostAnswers:
             await store.add_run(RUN)
             yield store
 
-    async def test_commit_that_did_not_arrive(self, store: SqlStore, proxy: Proxy) -> None:
-        proxy.lose_question.add(b"marked")
-        await store.commit("run-1", 0, Commit(document="marked", log=line(0)))
-        assert proxy.lost == 1
-        assert await store.versions() == {"run-1": 1}
-        assert len(await store.log("run-1")) == 1
-
-    async def test_commit_whose_answer_is_lost(self, store: SqlStore, proxy: Proxy) -> None:
-        proxy.lose_answer.add(b"marked")
-        commit = Commit(
-            document="marked",
-            log=line(0),
-            closed=(WORK,),
-            memories=(StoredMemory(client_index=0, round=1, value=b"m"),),
-        )
-        await store.commit("run-1", 0, commit)
-        assert proxy.lost == 1
-        assert await store.versions() == {"run-1": 1}
-        assert len(await store.log("run-1")) == 1
-
     async def test_lost_commit_that_another_overtook(
         self, store: SqlStore, proxy: Proxy, url: str
     ) -> None:
@@ -637,21 +586,6 @@ class TestUrls:
                 assert PASSWORD not in text
             assert len(str(caught.value).splitlines()) == 1
 
-    async def test_must_be_open(self, url: str) -> None:
-        store = SqlStore(url)
-        await store.close()
-        for ask in ask_all(store):
-            with pytest.raises(FedOneError, match="not open"):
-                await ask
-        assert not await store.lead()
-        await store.open()
-        with pytest.raises(FedOneError, match="open already"):
-            await store.open()
-        await store.close()
-        for ask in ask_all(store):
-            with pytest.raises(FedOneError, match="not open"):
-                await ask
-
     async def test_writes_are_durable(self, url: str) -> None:
         async with opened(url) as store:
             setting = await store._database.write(
@@ -669,12 +603,3 @@ class TestFixture:
         monkeypatch.setenv("CI", "true")
         with pytest.raises(pytest.fail.Exception, match="not installed"), cluster():
             pass
-
-
-def ask_all(store: SqlStore) -> Iterator[Any]:
-    yield store.ping()
-    yield store.run("run-1")
-    yield store.commit("run-1", 0, Commit(document=""))
-    yield store.put_token(TOKEN)
-    yield store.alive()
-    yield store.publish("x")

@@ -83,7 +83,7 @@ class TestClients:
             await enrol(store, number, enrolled_at=at)
         assert await store.idle_clients(25.0, 10) == [0, 1]
         assert await store.idle_clients(25.0, 1) == [0]
-        await store.see_client(0, 40.0)
+        await store.change_client(0, seen_at=40.0)
         assert await store.idle_clients(25.0, 10) == [1]
         assert (await store.clients())[0].seen_at == 40.0
 
@@ -103,7 +103,7 @@ class TestClients:
 
     async def test_its_device_comes_back_as_another(self, store: Store) -> None:
         await enrol(store, 0, enrolment_sha256="5" * 64)
-        await store.revoke_client(0, 3.0)
+        await store.change_client(0, revoked_at=3.0)
         with pytest.raises(TokenRefused, match="revoked"):
             await enrol(store, 0, client_id="again", enrolment_sha256="5" * 64)
         await store.retire_client(0, 9.0)

@@ -18,29 +18,11 @@ from sqlalchemy import Connection, event
 
 import fedone_sdk.stores
 from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
-from fedone_sdk.stores import Commit, LogEntry, SqlStore, StoredMemory, VersionConflict
-from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything, opened, until
-
-MEMORY = StoredMemory(client_index=0, round=1, value=b"m")
+from fedone_sdk.stores import Commit, SqlStore, VersionConflict
+from tests.contract.stores import RUN, WORK, enrol, everything, opened, until
 
 
 class TestFile:
-    async def test_reopening_finds_everything(self, tmp_path: Path) -> None:
-        path = tmp_path / "store.db"
-        entry = LogEntry(kind="round", body="{}")
-        async with opened(path) as store:
-            client = await enrol(store, 0)
-            await store.add_run(RUN)
-            commit = Commit(document="1", closed=(WORK,), log=(entry,), memories=(MEMORY,))
-            await store.commit("run-1", 0, commit)
-        async with opened(path) as store:
-            assert await store.clients() == [client]
-            assert await store.run("run-1") == replace(RUN, document="1", version=1)
-            assert await store.closed("work-1") == WORK
-            assert await store.log("run-1") == [replace(entry, version=1)]
-            assert await store.memory("run-1", 0) == b"m"
-            assert (await enrol(store, 1)).index == 1
-
     async def test_killed_process_loses_nothing(self, tmp_path: Path) -> None:
         path = tmp_path / "store.db"
         await asyncio.to_thread(commit_and_be_killed, path)
@@ -59,18 +41,6 @@ class TestFile:
                 await two.commit("run-1", 0, everything(WORK))
             await two.commit("run-1", 1, Commit(document="two"))
             assert await one.run("run-1") == replace(RUN, document="two", version=2)
-
-    async def test_stores_on_one_file_share_the_enrolment(self, tmp_path: Path) -> None:
-        async with opened(tmp_path / "store.db") as store:
-            await store.put_token(TOKEN)
-        stores = [SqlStore.sqlite(tmp_path / "store.db", serving=False) for _ in range(4)]
-        await asyncio.gather(*(store.open() for store in stores))
-        added = await asyncio.gather(
-            *(stores[n % 4].enrol(device(n), TOKEN.token_sha256, 1.0) for n in range(40))
-        )
-        assert sorted(client.index for client in added) == list(range(40))
-        for store in stores:
-            await store.close()
 
     async def test_a_cancelled_write_completes(self, tmp_path: Path) -> None:
         began, go_on = threading.Event(), threading.Event()

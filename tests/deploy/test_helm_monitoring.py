@@ -224,9 +224,3 @@ def test_an_alert_tells_that_access_changed(tmp_path: Path, values: str) -> None
         },
         {"19m": set(), "23m": {"FedOneAccessChanged"}},
     )
-
-
-@pytest.mark.parametrize("expression", ["rate(fedone_updates_total)", "sum by (", "max(x[5m]"])
-def test_the_parser_would_see_a_mistake(expression: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        promql_parser.parse(expression)

@@ -44,9 +44,12 @@ class FakeModel:
             written += self.vocabulary[int(_uniform(text, f"+{index}") * len(self.vocabulary))]
         return written
 
-    def choose(self, text: str, options: Sequence[str]) -> str:
-        """One of some options."""
-        return options[int(_uniform(text, "choice") * len(options))]
+    def choose(self, text: str, options: Sequence[str], draw: str = "") -> str:
+        """One of some options; a draw with a name is the usual one in four of five cases."""
+        usual = options[int(_uniform(text, "choice") * len(options))]
+        if not draw or _uniform(text, draw) < 0.8:
+            return usual
+        return next(option for option in options if option != usual)
 
     @staticmethod
     def count(text: str) -> int:

@@ -10,6 +10,7 @@ BEHAVIOURS: dict[str, str] = {
     "ok": "answers",
     "rate_limited": "429 with Retry-After in seconds (rate_limited:2 sets them)",
     "rate_limited_ms": "429 with retry-after-ms as well (rate_limited_ms:250)",
+    "no_capacity": "429 resource_unavailable, as service_tier flex does",
     "no_quota": "429 insufficient_quota",
     "bad_key": "401 that repeats the key",
     "forbidden": "403",
@@ -36,6 +37,8 @@ BEHAVIOURS: dict[str, str] = {
     "twice": "shows the sampled token twice (twice:x as another token, without its bytes)",
     "says": "writes a text, in which {} is the label or word (says:Answer: {})",
     "system": "answers with another system_fingerprint (system:fp_2)",
+    "raw": "a status and a body (raw:429:{})",
+    "merged": "answers, with JSON in place of parts, or parts of its first choice (merged:{})",
     "html": "200, a page that is not JSON",
 }
 """The names, and what they do."""

@@ -36,7 +36,7 @@ class _Refusal(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.status = status
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.body: Any = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         self.headers = dict(headers or {})
 
 
@@ -51,11 +51,15 @@ class FakeOpenAI:
         script: What it does with each billed request.
         models: Name -> further fields of its entry in the list of models.
         key: The key that it wants; None wants none.
-        lists_models: Whether there is ``/models``; ``list`` is the list without its entries.
+        lists_models: Whether there is ``/models``; ``list`` is the list without its entries;
+            ``loading`` is 503.
         max_name: How it calls the limit of completion tokens; None takes both names.
         max_top: How many tokens it shows.
         log_probs: Whether the model shows log-probabilities: it does, leaves them out in silence,
             or refuses to be asked for them.
+        takes_n: Whether it gives several answers to one request, ignores that, or refuses it.
+        caches: How many prompt tokens of each request it reports as cached.
+        tier: The service tier that it reports; None is the one that was asked for.
         takes_schema: Whether it knows ``response_format: json_schema``.
         takes_system: Whether it takes a system message.
         takes_text: Whether a message's content may be a text; else it is a list of parts.
@@ -77,10 +81,13 @@ class FakeOpenAI:
         script: Script | None = None,
         models: Mapping[str, Mapping[str, object]] | None = None,
         key: str | None = None,
-        lists_models: bool | Literal["list"] = True,
+        lists_models: bool | Literal["list", "loading"] = True,
         max_name: Literal["max_tokens", "max_completion_tokens"] | None = None,
         max_top: int = 20,
         log_probs: Literal["shown", "left_out", "forbidden", "unsupported"] = "shown",
+        takes_n: Literal["yes", "ignored", "refused"] = "yes",
+        caches: int = 0,
+        tier: str | None = None,
         takes_schema: bool = True,
         takes_system: bool = True,
         takes_text: bool = True,
@@ -101,6 +108,8 @@ class FakeOpenAI:
         self.max_name = max_name
         self.max_top = max_top
         self.log_probs = log_probs
+        self.takes_n = takes_n
+        self.caches, self.tier = caches, tier
         self.takes_schema = takes_schema
         self.takes_system = takes_system
         self.takes_text = takes_text
@@ -158,6 +167,8 @@ class FakeOpenAI:
         self.asked.append(request.path)
         try:
             self._authorize(request)
+            if self.lists_models == "loading":  # As llama.cpp's server says.
+                raise _Refusal(503, "Loading model", kind="unavailable_error")
             if not self.lists_models:
                 raise _Refusal(404, "Not Found")
             rows = [self._entry(name) for name in self.models]
@@ -170,7 +181,7 @@ class FakeOpenAI:
         name = request.match_info["name"]
         try:
             self._authorize(request)
-            if self.lists_models is not True:
+            if self.lists_models is not True:  # A server without entries has still the list.
                 raise _Refusal(404, "Not Found")
             if name not in self.models:
                 raise _no_model(name)
@@ -210,6 +221,8 @@ class FakeOpenAI:
         if answer is not None:
             used = answer["usage"]
             counted = used["prompt_tokens"], used["completion_tokens"]
+            if behaviour in ("error_body", "ended"):
+                counted = 0, 0
             billed, reported = self.bills(number, counted)
             names = ("prompt_tokens", "completion_tokens", "total_tokens")
             used |= dict(zip(names, (*reported, sum(reported)), strict=True))
@@ -303,6 +316,8 @@ class FakeOpenAI:
                 f"this model. Only the default ({self.temperature}) value is supported.",
                 param="temperature",
             )
+        if body.get("n", 1) > 1 and self.takes_n == "refused":
+            raise _Refusal(400, "'n' : number must be at most 1", param="n")
         if "response_format" in body and not self.takes_schema:
             raise _Refusal(
                 400,
@@ -325,8 +340,10 @@ class FakeOpenAI:
             prompts = prompt if many else [prompt]
             most = body.get("max_tokens", 16)
         choices = [
-            self._choice(index, prompt, body, most, behaviour, chat=chat)
-            for index, prompt in enumerate(prompts)
+            self._choice(index, prompt, body, most, behaviour, number, chat=chat)
+            for index, prompt in enumerate(
+                prompts * (body.get("n", 1) if self.takes_n == "yes" else 1)
+            )
         ]
         prompt_tokens = sum(
             len(prompt) if isinstance(prompt, list) else self.model.count(prompt)
@@ -341,6 +358,8 @@ class FakeOpenAI:
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
         }
+        if self.caches:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.caches}
         if behaviour == "reasons":
             usage["completion_tokens_details"] = {"reasoning_tokens": completion_tokens}
         return {
@@ -349,6 +368,7 @@ class FakeOpenAI:
             "created": 1_700_000_000,
             "model": f"{body['model']}-2026-01-01",
             "system_fingerprint": "fp_fake",
+            "service_tier": self.tier or body.get("service_tier", "default"),
             "choices": choices,
             "usage": usage,
         }
@@ -360,6 +380,7 @@ class FakeOpenAI:
         body: dict[str, Any],
         most: int,
         behaviour: str,
+        number: int,
         *,
         chat: bool,
     ) -> dict[str, Any]:
@@ -368,7 +389,8 @@ class FakeOpenAI:
         schema = body.get("response_format", {}).get("json_schema", {}).get("schema")
         if schema is not None:
             (name, options) = next(iter(schema["properties"].items()))
-            written = json.dumps({name: self.model.choose(text, options["enum"])})
+            draw = f"{number}:{index}" if body.get("temperature") else ""
+            written = json.dumps({name: self.model.choose(text, options["enum"], draw)})
         silent = behaviour in ("filtered", "refused", "empty", "reasons")
         log_probs: dict[str, Any] | None = None
         if behaviour == "empty":
@@ -446,6 +468,8 @@ def _refuse(behaviour: str, argument: str, body: dict[str, Any], request: web.Re
         case "rate_limited_ms":
             headers = {"retry-after": "1", "retry-after-ms": argument or "250"}
             raise _rate_limited("tokens", headers)
+        case "no_capacity":
+            raise _Refusal(429, "Resource unavailable.", code="resource_unavailable")
         case "no_quota":
             raise _Refusal(
                 429,
@@ -488,6 +512,11 @@ def _refuse(behaviour: str, argument: str, body: dict[str, Any], request: web.Re
                 "The server had an error while processing your request. Sorry about that!",
                 kind="server_error",
             )
+        case "raw":
+            status, _, content = argument.partition(":")
+            refusal = _Refusal(int(status), "")
+            refusal.body = json.loads(content)
+            raise refusal
         case "overloaded":
             raise _Refusal(
                 503,
@@ -528,6 +557,17 @@ def _distort(answer: dict[str, Any], behaviour: str, argument: str) -> None:
             message["content"] = argument.replace("\\n", "\n").replace("{}", written)
         case "system":
             answer["system_fingerprint"] = argument
+        case "merged":
+            changes = json.loads(argument)
+            _merge(answer if changes.keys() <= answer.keys() else choice, changes)
+
+
+def _merge(into: dict[str, Any], changes: dict[str, Any]) -> None:
+    for name, value in changes.items():
+        if isinstance(value, dict) and isinstance(into.get(name), dict):
+            _merge(into[name], value)
+        else:
+            into[name] = value
 
 
 def _rate_limited(unit: str, headers: Mapping[str, str]) -> _Refusal:

@@ -28,7 +28,7 @@ def _stored() -> tuple[str, bytes]:
     machine = RoundMachine("run", spec, vocab_size=2)
     state = machine.step(machine.initial_state(), 1_000.0, fill, available={0: 5, 1: 7}).state
     state = machine.step(state, 1_001.0, assign, client=0, assignment_id="work-0").state
-    return json.dumps(encode_document(state)), encode_arrays(arrays_of(state))
+    return encode_document(state), encode_arrays(arrays_of(state))
 
 
 def working_state() -> tuple[dict[str, Any], bytes]:

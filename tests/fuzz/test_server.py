@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from fedone_sdk.errors import PROBLEMS
 from fedone_sdk.messages import UPDATE, Claim, Decline, Enrol, Problem, Score
 from tests.fuzz.damage import damaged, messages
 from tests.fuzz.openapi import conformance, serving
-from tests.fuzz.target import ENROLMENT, Target, target
+from tests.fuzz.target import ENROLMENT, Target
 
 EXAMPLES = int(os.environ.get("FEDONE_FUZZ_EXAMPLES", "8"))
 
@@ -93,46 +91,3 @@ def _is_valid(parse: Callable[[bytes], object], body: bytes) -> bool:
     except ValidationError:
         return False
     return True
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Target]:
-    async with target(tmp_path) as found:
-        yield found
-
-
-async def test_slow_senders_do_not_hold_up_others(server: Target) -> None:
-    head = b"POST /v1/clients HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    slow = [await asyncio.open_connection(server.host, server.port) for _ in range(200)]
-    try:
-        for number, (_, writer) in enumerate(slow):
-            writer.write(head[: number % len(head) + 1])
-        async with asyncio.timeout(20):
-            answer = await server.ask("POST", "/v1/clients", b"{}", token=ENROLMENT)
-        assert answer.status == 201
-    finally:
-        for _, writer in slow:
-            writer.transport.abort()
-
-
-async def test_half_an_update_does_not_count(server: Target) -> None:
-    device = server.holders("losses")[0]
-    assert device.held is not None
-    path = f"/v1/assignments/{device.held['assignment_id']}/update"
-    body = json.dumps(device.update(device.held)).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {device.credential}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    ).encode()
-    before = server.content()
-    for size in (1, len(head) + len(body) // 2, len(head) + len(body) - 1):
-        reader, writer = await asyncio.open_connection(server.host, server.port)
-        writer.write((head + body)[:size])
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await reader.readline()
-        writer.transport.abort()
-    assert server.content() == before
-    answers = [await server.ask("POST", path, body, token=device.credential) for _ in range(2)]
-    assert [answer.status for answer in answers] == [200, 200]
-    assert answers[0].body == answers[1].body

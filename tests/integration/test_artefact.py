@@ -66,7 +66,6 @@ async def test_an_export_is_lines_of_json_with_the_rounds_and_the_result(tmp_pat
     [
         ("{", "is no JSON"),
         ("[]", "is no prompt artefact"),
-        ('{"format": "fedone-prompt", "version": 2}', "version: is 2, this fedone-sdk reads 1"),
         (
             '{"format": "fedone-prompt", "version": 1}',
             "sha256: is another one: the file was changed",

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,6 @@ from fedone_sdk.stores import SERVER, MemoryStore
 from fedone_sdk.task import Part, Rendered
 from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
-from tests.edge import stored
 from tests.runs import (
     TASK,
     DyingTransport,
@@ -138,14 +134,7 @@ BIG = {"num_samples": 40, "batch_size": 30}
 """Three requests to the gateway."""
 
 
-def forget_log_probs(folder: Path) -> None:
-    """Makes the device's journal one of a version that did not keep them."""
-    rows = stored(folder, "SELECT rowid, value FROM journal WHERE kind = 'losses'")
-    assert sum("log_probs" in json.loads(value) for _, value in rows) == 26
-    stored(folder, "UPDATE journal SET value = json_remove(value, '$.log_probs')")
-
-
-async def resumed(folder: Path, *, old_journal: bool) -> tuple[RunResult, list[Score]]:
+async def resumed(folder: Path) -> tuple[RunResult, list[Score]]:
     """A device that exits during its work and continues it."""
     spec, data = spec_of(method=BIG, rounds=1), rows_of("row", 31)
     async with serving(backend=ScriptedBackend()) as service:
@@ -155,8 +144,6 @@ async def resumed(folder: Path, *, old_journal: bool) -> tuple[RunResult, list[S
         async with memory_client(service, transport=dying, **where) as client:
             with pytest.raises(asyncio.CancelledError):
                 await client.run_once()
-        if old_journal:
-            forget_log_probs(folder)
         again = RecordingTransport(service)
         async with memory_client(service, transport=again, **where) as client:
             assert (await client.run_once()).outcome == "worked"
@@ -170,16 +157,11 @@ async def test_a_restarted_device_continues_with_its_state(tmp_path: Path) -> No
         async with memory_client(service, data=rows_of("row", 31)) as client:
             await client.run_forever()
         undisturbed = run.result()
-    result, scored = await resumed(tmp_path / "new", old_journal=False)
+    result, scored = await resumed(tmp_path)
     assert len(scored) == 1
     assert result.alpha_sha256 == undisturbed.alpha_sha256
     assert result.prompt == undisturbed.prompt
     assert result.prompt.bias is not None
-    # A journal without log-probabilities is of no use here.
-    result, scored = await resumed(tmp_path / "old", old_journal=True)
-    assert len(scored) == 3
-    assert result.prompt == undisturbed.prompt
-    assert result.spent == undisturbed.spent
 
 
 @pytest.mark.parametrize(
@@ -294,47 +276,3 @@ async def test_the_plan_includes_it() -> None:
     plan = await plan_run(federation, backend=backend)
     result = await simulate(federation, backend=backend)
     assert plan.evaluation.queries == result.evaluation.queries
-
-
-PROGRAM = """
-import asyncio, math, sys
-sys.modules["numpy"] = None  # importing it fails
-from fedone_sdk.client.examples import Minibatch
-from fedone_sdk.client.journal import Journal
-from fedone_sdk.client.work import Step, score_step
-from fedone_sdk.client.state import DeviceState
-from fedone_sdk.messages import Array
-from fedone_sdk.task import TaskSpec
-
-class Oracle:
-    async def ask(self, step, missing):
-        answers = [(-1.0, -2.0), None, *[(-1.0, -2.0)] * 4]
-        step.keep([([step.keys[at] for at in missing], answers)], "m")
-
-async def main():
-    task = TaskSpec(template="{prompt} {text}", labels={"0": " no", "1": " yes"})
-    labels = [0, 1, 1, 1, 0, 1]
-    rows = [{"text": str(number), "label": label} for number, label in enumerate(labels)]
-    batch = await Minibatch.of(task, rows, None)
-    step = Step(number=0, task=task, batch=batch, prompts=Array.pack([0, 1], (2, 1), "uint8"),
-                journal=Journal(DeviceState(None, "memory:"), "a"), on_scored=lambda count: None,
-                biases=Array.pack([0, 1, 0, -1], (2, 2), "float32"))
-    return await score_step(step, Oracle().ask, num_examples=6)
-
-found = asyncio.run(main())
-assert found.class_counts == (2, 3)
-assert found.by_class.shape == (2, 2, 4)
-for at, row in enumerate(zip(*[iter(found.by_class.values())] * 4)):
-    # The odds against " no" are exp(bias - 1).
-    odds = math.exp(0 if at < 2 else -2)
-    one = odds / (1 + odds)
-    wanted = (-math.log(one if at % 2 else 1 - one), 2 * one * (1 - one), 1 - one, one)
-    assert all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(row, wanted, strict=True)), row
-print("as by hand")
-"""
-
-
-def test_a_device_without_numpy_reports_them() -> None:
-    run = [sys.executable, "-W", "error", "-c", PROGRAM]
-    done = subprocess.run(run, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "as by hand", done.stderr

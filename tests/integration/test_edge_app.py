@@ -88,7 +88,7 @@ class TestEvents:
     async def test_a_failing_condition_is_logged_once(self) -> None:
         answers: list[bool] = []
 
-        def condition() -> bool:
+        async def condition() -> bool:
             if not answers:
                 raise RuntimeError("no sensor")
             return answers[0]
@@ -199,21 +199,6 @@ class TestOnlyWhen:
         kinds = [event.kind for event in events]
         assert kinds[:3] == ["paused", "resumed", "enrolled"]
         assert kinds.count("paused") == 1
-
-    @pytest.mark.parametrize("kind", ["sync", "async"])
-    async def test_kinds_of_functions(self, kind: str) -> None:
-        def no() -> bool:
-            return False
-
-        async def no_async() -> bool:
-            return False
-
-        async with serving(spec_of()) as service:
-            async with client_of(service, only_when=no_async if kind == "async" else no) as client:
-                turn = await client.run_once()
-                assert turn.outcome == "paused"
-                assert turn.next_turn_s > 0
-            assert service.runs["run"].state.seats == ()
 
     @on_virtual_time
     async def test_pending_work_waits_for_it(self) -> None:

@@ -141,16 +141,6 @@ class TestTls:
             network = Network(ca_file=authority.file)
             await works(served, EdgeClient(url, token=TOKEN, data=DATA, network=network))
 
-    async def test_the_device_s_own_certificate(self, tmp_path: Path) -> None:
-        authority = Authority(tmp_path)
-        certificate, key = authority.issue("device")
-        async with aggregator(server_context(authority, clients=True)) as (served, url):
-            network = Network(ca_file=authority.file)
-            async with EdgeClient(url, token=TOKEN, data=DATA, network=network) as client:
-                assert (await client.run_once()).outcome == "offline"
-            network = Network(ca_file=authority.file, cert_file=certificate, key_file=key)
-            await works(served, EdgeClient(url, token=TOKEN, data=DATA, network=network))
-
     @pytest.mark.parametrize(
         ("wrong", "events"),
         [

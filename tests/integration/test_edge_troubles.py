@@ -163,28 +163,24 @@ class TestLog:
 
 
 class TestOddRows:
-    async def test_half_a_character_leaves_its_row_out(self) -> None:
-        backend = ScriptedBackend()
-        rows = [{"text": "a \ud83d b", "label": 1}, *DATA]
-        async with serving(backend=backend) as service, client_of(service, rows) as client:
-            await client.run_forever()
-            assert service.runs["run"].state.status == "completed"
-        assert "\ud83d" not in repr(backend.asked).encode("unicode_escape").decode()
-
     @pytest.mark.parametrize(
-        "given", [f"{JANE} \ud83d", "x" * (MAX_TEXT_CHARS + 1), 5], ids=["half", "long", "no text"]
+        "given",
+        [None, f"{JANE} \ud83d", "x" * (MAX_TEXT_CHARS + 1), 5],
+        ids=["veto", "half", "long", "no text"],
     )
     @pytest.mark.parametrize("own", [False, True])
     async def test_what_the_hook_makes_unfit_is_held_back(self, given: Any, own: bool) -> None:
         def hook(text: str) -> Any:
             return given if text == DATA[3]["text"] else text
 
-        async with serving() as service:
+        backend = ScriptedBackend()
+        async with serving(backend=backend) as service:
             watched = RecordingTransport(service)
-            backend = ScriptedBackend() if own else None
-            options = {"transport": watched, "before_send": hook, "backend": backend}
-            async with client_of(service, **options) as client:
+            options = {"transport": watched, "before_send": hook}
+            async with client_of(service, backend=backend if own else None, **options) as client:
                 assert (await client.run_once()).outcome == "worked"
+        assert DATA[2]["text"] in repr(backend.asked)
+        assert DATA[3]["text"] not in repr(backend.asked)
         assert [(u.scored.scored, u.scored.vetoed) for u in watched.updates] == [(4, 1)]
 
     async def test_a_reference_text_that_the_hook_empties(self) -> None:
@@ -198,16 +194,6 @@ class TestOddRows:
             async with client_of(service, rows, **options, **consent) as client:
                 assert (await client.run_once()).outcome == "worked"
         assert [update.scored.vetoed for update in watched.updates] == [1]
-
-    async def test_a_hook_that_makes_all_unfit_gives_the_work_back(self) -> None:
-        events: list[ClientEvent] = []
-        async with serving() as service:
-            options = {"before_send": lambda text: text * 2000, "on_event": events.append}
-            async with client_of(service, **options) as client:
-                assert (await client.run_once()).outcome == "declined"
-            (seat,) = service.runs["run"].state.seats
-            assert seat.assignment_id is None
-        assert events[-1].reason == "only 0 of 5 examples could be scored (0 failed, 5 vetoed)"
 
     @pytest.mark.parametrize(
         "odd",
@@ -331,13 +317,11 @@ class TestArguments:
         ("argument", "events"),
         [
             ({"wait_s": 100}, "wait_s: .* less than or equal to 60 "),
-            ({"wait_s": -1}, "wait_s: .* greater than or equal to 0 "),
             ({"wait_s": float("nan")}, "wait_s: .* finite"),
             ({"name": "x" * 201}, "name: .* at most 200 "),
-            ({"name": ""}, "name: .* at least 1 "),
             ({"run_id": "a b!"}, "run_id: .* match pattern"),
         ],
-        ids=["wait_s", "negative", "nan", "name", "no name", "run_id"],
+        ids=["wait_s", "nan", "name", "run_id"],
     )
     def test_what_no_message_can_carry(
         self, tmp_path: Path, argument: dict[str, Any], events: str

@@ -14,8 +14,9 @@ import structlog
 from openapi_spec_validator import validate
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.routes import MAX_BODY_BYTES, build_app, routes
-from fedone_sdk.aggregator.routes.openapi import openapi_document
+from fedone_sdk.aggregator.access.tokens import AdminToken, Role, digest
+from fedone_sdk.aggregator.routes import MAX_BODY_BYTES, ROUTES, build_app
+from fedone_sdk.aggregator.routes.route import openapi_document
 from fedone_sdk.backends import Answer, ModelClient, Query
 from fedone_sdk.errors import BackendBlocked, FedOneError, StoreUnavailable
 from fedone_sdk.spec import RetrySpec, RunSpec
@@ -24,12 +25,12 @@ from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.integration.caller import ADMIN, TOKEN, Server, served
 from tests.runs import WORDS, run_spec, until
-from tests.wire_vectors import name_of, vectors
 
-RECEIVED = [  # a server only sends scores
-    vector for vector in vectors("bad_messages.json") if vector["type"] != "Scores"
-]
-NO_NUMBER = "NaN and Infinity are no JSON numbers"
+LESSER_ROLES: dict[str, tuple[Role, ...]] = {
+    "operator": ("viewer",),
+    "admin": ("viewer", "operator"),
+}
+"""By role, those without its rights; here each is the token of a person who has it."""
 EXAMPLES = [{"text": "a first text"}, {"text": "a second text"}]
 
 
@@ -39,17 +40,17 @@ def spec_of(name: str = "run", *, rounds: int = 3, **participation: Any) -> RunS
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    async with served(spec_of(), enrolment_tokens=["another", TOKEN]) as server:
+    people = [
+        AdminToken(token_sha256=digest(role), name=role, role=role)
+        for role in LESSER_ROLES["admin"]
+    ]
+    async with served(
+        spec_of(), enrolment_tokens=["another", TOKEN], admin_tokens=people
+    ) as server:
         yield server
 
 
 class TestAuthentication:
-    @pytest.mark.parametrize("token", [None, "", "wrong", TOKEN[:-1], ADMIN])
-    async def test_enrolment_needs_its_token(self, server: Server, token: str | None) -> None:
-        code = await server.refused("POST", "/v1/clients", {}, token=token)
-        assert code == "unauthorized"
-        assert await server.aggregator.service.store.clients() == []
-
     async def test_any_of_the_enrolment_tokens(self, server: Server) -> None:
         for token in ("another", TOKEN):
             assert (await server.call("POST", "/v1/clients", {}, token=token))[0] == 201
@@ -57,22 +58,6 @@ class TestAuthentication:
     async def test_a_refusal_describes_how_to_authenticate(self, server: Server) -> None:
         _, _, response = await server.call("POST", "/v1/clients", {})
         assert response.headers["WWW-Authenticate"] == "Bearer"
-
-    @pytest.mark.parametrize(
-        "headers",
-        [
-            {},
-            {"Authorization": "Bearer"},
-            {"Authorization": "Bearer fedone_wrong"},
-            {"Authorization": f"Basic {TOKEN}"},
-            {"Authorization": f"Bearer {TOKEN}"},
-            {"Authorization": "Bearer \udcff\udcfe"},
-        ],
-        ids=str,
-    )
-    async def test_work_needs_a_credential(self, server: Server, headers: dict[str, str]) -> None:
-        for method, path in (("POST", "/v1/assignments/claim"), ("GET", "/v1/runs/run/task")):
-            assert await server.refused(method, path, headers=headers) == "unauthorized"
 
     async def test_bytes_that_are_no_text(self, server: Server) -> None:
         """Sent by hand: no client library would."""
@@ -110,31 +95,6 @@ class TestRefusals:
         status, _, response = await server.call(method, path, token=ADMIN)
         assert await server.refused(method, path, token=ADMIN) == code
         assert ("Allow" in response.headers) == (status == 405)
-
-    @pytest.mark.parametrize("vector", RECEIVED, ids=name_of)
-    async def test_bad_messages_change_nothing(
-        self, server: Server, vector: dict[str, str]
-    ) -> None:
-        credential = await server.credential()
-        work = await server.claim(credential)
-        token, path = {
-            "Enrol": (TOKEN, "/v1/clients"),
-            "Claim": (credential, "/v1/assignments/claim"),
-            "Score": (credential, "/v1/score"),
-        }.get(vector["type"], (credential, f"/v1/assignments/{work['assignment_id']}/update"))
-        if vector["type"] == "Decline":
-            path = path.replace("update", "decline")
-        before, clients = server.run.state, await server.aggregator.service.store.clients()
-        body = vector["body"].encode()
-        status, document, _ = await server.call("POST", path, body, token=token)
-        assert (status, document["code"]) == (422, "invalid_message")
-        if document["detail"] != NO_NUMBER:
-            assert vector["key"] in document["detail"]
-        assert len(document["detail"]) < 500  # it does not echo what was sent
-        assert server.run.state is before
-        assert await server.aggregator.service.store.clients() == clients
-        assert server.backend.asked == []
-        assert (await server.update(credential, work))[0] == 200
 
     @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded"])
     async def test_only_json(self, server: Server, content_type: str) -> None:
@@ -194,6 +154,7 @@ class TestWork:
         assert result["rounds"] == 1
         assert result["spent"]["queries"] == 4
         assert result["gateway"]["messages"] == 2
+        assert result["gateway"]["upload_bytes"] >= len(json.dumps(score))
         assert result["communication"]["messages"] == 2 + 2 + 3 * 2  # enrol, claim, updates
 
     async def test_another_client_s_assignment(self, server: Server) -> None:
@@ -210,16 +171,6 @@ class TestWork:
         assert server.backend.asked == []
         assert (await server.update(owner, work))[0] == 200
 
-    async def test_an_empty_claim_has_a_retry_after(self, server: Server) -> None:
-        first, second = await server.credential(), await server.credential()
-        await server.claim(first)
-        body = {"num_examples": 5, "wait_s": 0}
-        status, document, response = await server.call(
-            "POST", "/v1/assignments/claim", body, token=second
-        )
-        assert (status, document) == (204, None)
-        assert int(response.headers["Retry-After"]) >= 1
-
     async def test_a_device_that_disconnects_leaves_its_long_poll(self, server: Server) -> None:
         first, second = await server.credential(), await server.credential()
         await server.claim(first)
@@ -232,15 +183,6 @@ class TestWork:
                 waiting.cancel()
                 await asyncio.gather(waiting, return_exceptions=True)
             await until(lambda: 1 not in polls)
-
-    async def test_the_end(self, server: Server) -> None:
-        credential = await server.credential()
-        work = await server.claim(credential)
-        await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
-        body = {"num_examples": 5, "wait_s": 60}
-        path = "/v1/assignments/claim"
-        assert await server.refused("POST", path, body, token=credential) == "run_ended"
-        assert (await server.update(credential, work))[1]["code"] == "assignment_expired"
 
     async def test_decline_and_renew(self, server: Server) -> None:
         credential = await server.credential()
@@ -307,44 +249,6 @@ class TestRuns:
         assert (status, problem["code"]) == (422, "invalid_run")
         assert reason in problem["detail"]
         assert list(server.aggregator.service.runs) == ["run"]
-
-    async def test_stop_resume_log_and_prompt(self, server: Server) -> None:
-        credential = await server.credential()
-        await server.update(credential, await server.claim(credential))
-        status, result, _ = await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
-        assert (status, result["status"]) == (200, "stopped")
-        code = await server.refused("POST", "/v1/runs/run/stop", token=ADMIN)
-        assert code == "run_conflict"
-        status, result, _ = await server.call("POST", "/v1/runs/run/resume", token=ADMIN)
-        assert (status, result["status"]) == (200, "running")
-        _, prompt, _ = await server.call("GET", "/v1/runs/run/prompt", token=credential)
-        assert prompt["text"] == "".join(prompt["tokens"])
-        async with server.session.get(
-            f"{server.url}/v1/runs/run/log", headers={"Authorization": f"Bearer {ADMIN}"}
-        ) as response:
-            lines = [json.loads(line) for line in (await response.text()).splitlines()]
-        assert [line["kind"] for line in lines] == ["run", "round", "result"]
-
-    async def test_events(self, server: Server) -> None:
-        """Every round exactly once, from before we listened to the end."""
-        credential = await server.credential()
-        await server.update(credential, await server.claim(credential))
-        headers = {"Authorization": f"Bearer {ADMIN}"}
-        async with (
-            asyncio.timeout(10),
-            server.session.get(f"{server.url}/v1/runs/run/events", headers=headers) as response,
-        ):
-            assert response.content_type == "text/event-stream"
-            first = await response.content.readuntil(b"\n\n")
-            for _ in range(2):
-                await server.update(credential, await server.claim(credential))
-            events = (first + await response.content.read()).decode().split("\n\n")
-        names = [event.partition("\n")[0] for event in events if event]
-        assert names == ["event: round"] * 3 + ["event: end"]
-        data = [json.loads(event.split("data: ")[1]) for event in events if event]
-        assert [report["round"] for report in data[:3]] == [0, 1, 2]
-        assert data[-1]["status"] == "completed"
-        assert server.aggregator.service.listeners == []
 
     async def test_rounds_that_end_while_events_are_written(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
@@ -443,7 +347,7 @@ class TestMachines:
 
 class TestContract:
     def test_it_is_valid(self) -> None:
-        document = openapi_document(routes())
+        document = openapi_document(ROUTES)
         validate(document)
         for operation in operations(document):
             assert operation["description"]
@@ -451,7 +355,7 @@ class TestContract:
 
     async def test_it_is_what_is_served(self, server: Server) -> None:
         _, document, _ = await server.call("GET", "/openapi.json")
-        assert document == openapi_document(routes())
+        assert document == openapi_document(ROUTES)
         app = build_app(server.aggregator.service)
         served = {
             (route.method.lower(), route.resource.canonical)
@@ -465,7 +369,7 @@ class TestContract:
 
     async def test_every_route_requires_its_access(self, server: Server) -> None:
         """The access that a route declares is the one that it has."""
-        for route in routes():
+        for route in ROUTES:
             path = route.path
             for name in route.names:
                 path = path.replace(f"{{{name}}}", "run" if name == "run_id" else "x")
@@ -476,10 +380,12 @@ class TestContract:
                 assert code == "unauthorized"
             if route.access == "device":
                 assert await server.refused(route.method, path, token=ADMIN) == "unauthorized"
+            for role in LESSER_ROLES.get(route.access, ()):
+                assert await server.refused(route.method, path, token=role) == "forbidden"
 
     async def test_refusals_are_described(self, server: Server) -> None:
         """Statuses come from the codes, so a code is enough; this sees that codes are not lost."""
-        document = openapi_document(routes())
+        document = openapi_document(ROUTES)
         claim = document["paths"]["/v1/assignments/claim"]["post"]
         assert set(claim["responses"]) >= {"200", "204", "401", "404", "410", "413", "415", "422"}
         assert "Retry-After" in claim["responses"]["204"]["headers"]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,8 +17,8 @@ from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
 from fedone_sdk.aggregator.telemetry.metrics import Metrics
 from fedone_sdk.aggregator.telemetry.observers import Observers
-from fedone_sdk.local import Federation, MemoryTransport, simulate
-from fedone_sdk.messages import ClientInfluence, LossesUpdate, RunResult
+from fedone_sdk.local import MemoryTransport
+from fedone_sdk.messages import ClientInfluence, LossesUpdate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example
 from fedone_sdk.testing import ScriptedBackend
@@ -124,55 +123,3 @@ async def test_an_attacker_is_quarantined_and_users_see_it(tmp_path: Path) -> No
         shown = await invoked(*command, admin_token=VIEWER)
         assert re.search(rf"{liar} .* -\d+\.\d +- +yes\n", shown)
         assert json.loads(file.read_text()) == [one.model_dump(mode="json") for one in found]
-
-
-# Noise on the device
-
-
-async def noised(exchange: str, target: str, rounds: int, **privacy: Any) -> RunResult:
-    pytest.importorskip("dp_accounting")
-    noise = {"target": target, "clip": 1.0, "noise_multiplier": 2.0, **privacy}
-    federation = Federation(
-        spec=spec_of(rounds, privacy=noise, participation={"exchange": exchange}),
-        shards=(DATA,) * CLIENTS,
-        dev=DATA,
-        vocabulary=WORDS,
-        reused_rows=False,
-        score=None,
-    )
-    async with asyncio.timeout(60):
-        return await simulate(federation, backend=ScriptedBackend())
-
-
-EXCHANGES = pytest.mark.parametrize(
-    ("exchange", "target"), [("losses", "losses"), ("alpha", "losses"), ("alpha", "alpha")]
-)
-
-
-@EXCHANGES
-async def test_the_report_has_the_epsilon_of_the_noise(exchange: str, target: str) -> None:
-    result = await noised(exchange, target, 6)
-    assert result.status == "completed"
-    assert result.privacy is not None
-    assert result.privacy.unit == ("example" if target == "losses" else "device")
-    assert result.privacy.spent_up == 0
-    assert 6 / CLIENTS <= result.privacy.releases <= 6
-    # One release of multiplier 2 costs 1.97 at a delta of 1e-5.
-    assert result.privacy.epsilon >= 1.96
-    assert all(report.metric is None for report in result.history)
-
-
-@EXCHANGES
-async def test_a_run_whose_devices_have_spent_their_epsilon_ends(
-    exchange: str, target: str
-) -> None:
-    """Two rounds each, then no client is left: the run reports it and ends."""
-    result = await noised(exchange, target, 50, max_epsilon=3.0)
-    assert result.status == "stopped"
-    assert result.reason is not None
-    assert result.reason.startswith("privacy.max_epsilon: 5 devices have reached it")
-    assert result.rounds == 2 * CLIENTS
-    assert result.privacy is not None
-    assert (result.privacy.releases, result.privacy.spent_up) == (2, CLIENTS)
-    assert result.privacy.epsilon <= 3.0
-    assert result.metric.after is not None

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fedone_sdk.aggregator.config import RunToServe
 from fedone_sdk.cli.serve import _add_runs
-from fedone_sdk.errors import FedOneError, ProblemError
+from fedone_sdk.errors import FedOneError
 from fedone_sdk.local.memory_transport import MemoryTransport
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.spec.prompt import PromptSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import ScriptedBackend
 from tests.by_hand import claim, device_of, enrol
-from tests.integration.caller import ADMIN, served
+from tests.integration.caller import served
 from tests.runs import WORDS, memory_client, run_spec, serving, until
 
 ROWS = [{"text": "fine", "label": 1}, {"text": "bad", "label": 0}]
@@ -103,16 +99,6 @@ async def test_a_bad_run_does_not_keep_a_server_from_serving_the_others() -> Non
     )
 
 
-async def test_unknown_run_ids_leave_nothing() -> None:
-    async with serving(run_spec()) as service:
-        (client,) = await enrol(service)
-        for number in range(20):
-            with pytest.raises(ProblemError, match="there is no run"):
-                await claim(service, client, run_id=f"unknown-{number}")
-        await asyncio.sleep(0)
-        assert not service.registry._loading
-
-
 async def test_ended_runs_that_were_requested_do_not_stay_in_memory() -> None:
     store = MemoryStore()
     async with serving(*(run_spec(name=f"run-{n}") for n in range(80)), store=store) as service:
@@ -147,23 +133,6 @@ async def test_a_run_that_is_deleted_during_a_claim_is_passed_over() -> None:
         work = await claim(service, client)
         assert work is not None
         assert work.run_id == "kept"
-
-
-async def test_the_candidates_of_a_posted_run_are_built_in_a_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    threads, build = set[int](), PromptSpec.build
-
-    def watched(self: PromptSpec, *args: Any, **kwargs: Any) -> Any:
-        threads.add(threading.get_ident())
-        return build(self, *args, **kwargs)
-
-    monkeypatch.setattr(PromptSpec, "build", watched)
-    async with served() as server:
-        document = run_spec().model_dump(mode="json", exclude={"backend", "data"})
-        await server.ok("POST", "/v1/runs", document, token=ADMIN)
-    assert threads
-    assert threading.get_ident() not in threads
 
 
 async def test_a_new_device_asks_for_few_tasks() -> None:

@@ -214,10 +214,6 @@ class TestMetrics:
                 )
             async with service.session.get(f"{url}/v1/runs") as response:
                 assert response.status == 404
-        async with serving(Observers(metrics=Metrics()), public_metrics=True) as service:
-            assert (await service.call("GET", "/metrics"))[0] == 200
-            _, text = await service.call("GET", "/openapi.json")
-            assert json.loads(text)["paths"]["/metrics"]["get"]["security"] == []
 
     async def test_where_none_are_kept(self) -> None:
         async with serving(Observers()) as service:

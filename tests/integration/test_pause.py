@@ -178,18 +178,6 @@ class TestWork:
             await service.steering.resume(run)
             await device.score()
 
-    async def test_the_run_s_own_budget_does_not(self) -> None:
-        model = Model(fails=BackendUnavailable("slow"))
-        retry = RetrySpec(attempts=20, breaker_failures=99, max_wait_s=0.001)
-        backend = ModelClient(ScriptedBackend(gate=model.gate), retry=retry)
-        async with serving(backend=backend) as service:
-            run = await service.add_run(spec_of(budget={"requests": 9}), WORDS)
-            device = await device_of(service)
-            assert await device.claim() is not None
-            assert (await device.refused()).code == "lease_exhausted"
-            assert run.state.running
-            assert run.state.account.held.requests <= 9
-
     async def test_a_retry_that_a_pause_stops_gives_no_work_back(self) -> None:
         model = Model(fails=BackendUnavailable("slow"))
         retry = RetrySpec(attempts=9, max_wait_s=0.001)
@@ -250,24 +238,6 @@ class TestEvaluation:
             result = run.result()
         assert None not in (result.metric.no_prompt, result.metric.before, result.metric.after)
         assert [report.metric is not None for report in result.history] == [True] * 3
-
-    async def test_points_of_the_curve_wait_for_the_resume(self) -> None:
-        model = Model()
-        backend = ScriptedBackend(gate=model.gate)
-        async with serving(backend=backend) as service:
-            run = await service.add_run(spec_of(every=1), WORDS, dev=DEV)
-            await until(lambda: run.state.metric.before is not None)
-            model.fails, model.hits = REVOKED, is_dev
-            device = await device_of(service)
-            assert await device.claim() is not None
-            await device.score()
-            await device.update()
-            await until(lambda: run.state.paused)
-            await service.wait(run)
-            model.fails = None
-            await service.steering.resume(run)
-            await until(lambda: run.history[0].metric is not None)
-            assert run.state.metric.after is None
 
     async def test_a_resume_does_not_throw_a_measurement_away(self) -> None:
         model = Model(held=asyncio.Event())
@@ -427,15 +397,3 @@ class Hasty(MemoryTransport):
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
         await super().renew(credential, assignment_id)
         return Renewal(deadline_s=0.04)
-
-
-@pytest.mark.parametrize("cap", [{"queries": 1}, {"requests": 1}, {"tokens": 3}])
-async def test_a_cap_that_pays_for_no_work_ends_the_run_at_once(cap: Mapping[str, int]) -> None:
-    backend = ScriptedBackend()
-    async with serving(backend=backend) as service:
-        run = await service.add_run(spec_of(budget=cap), WORDS)
-        device = await device_of(service)
-        with pytest.raises(ProblemError, match="run_ended"):
-            await device.claim()
-        assert run.state.status == "budget_exhausted"
-        assert backend.asked == []

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from fedone_sdk.errors import ProblemError, TransportError
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.local.population import Between, Devices
 from fedone_sdk.messages import Claim, RunResult
-from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.runs import PROMPT, run_spec
@@ -66,7 +64,6 @@ class Seen:
     chosen: list[tuple[int, ...]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     most_tasks: int = 0
-    then: Callable[[int], None] = lambda number: None
 
     def __call__(self, run: ServedRun, change: Change | None) -> None:
         if change is None:
@@ -75,29 +72,12 @@ class Seen:
         if change.finished is not None:
             self.chosen.append(change.finished.clients)
             self.most_tasks = max(self.most_tasks, len(asyncio.all_tasks()))
-            self.then(change.finished.report.round)
 
 
-async def run(
-    federation: Federation,
-    *,
-    between: Between | None = None,
-    store: Store | None = None,
-    state_dir: Path | None = None,
-    stop: asyncio.Event | None = None,
-    seen: Seen | None = None,
-) -> tuple[RunResult, Seen]:
-    seen = seen or Seen()
-    result = await simulate(
-        federation,
-        backend=ScriptedBackend(),
-        between=between,
-        store=store,
-        state_dir=state_dir,
-        stop=stop,
-        watch=seen,
-    )
-    return result, seen
+async def run(federation: Federation, *, between: Between | None = None) -> tuple[RunResult, Seen]:
+    seen = Seen()
+    backend = ScriptedBackend()
+    return await simulate(federation, backend=backend, between=between, watch=seen), seen
 
 
 async def run_over_http(federation: Federation) -> tuple[RunResult, Seen]:
@@ -225,23 +205,6 @@ class TestFaults:
         assert any(line.left == 0 for line in lines)
 
     @on_virtual_time
-    async def test_a_client_that_never_comes_loses_its_seat(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        clock_of_the_loop(monkeypatch)
-        federation = federation_of(clients=3, rounds=12)
-        lines: dict[int, Broken] = {}
-
-        def between(number: int, plain: Transport) -> Transport:
-            lines[number] = Broken(plain, call="claim", times=10**6 if number == 1 else 0)
-            return _as(lines[number])
-
-        result, seen = await run(federation, between=between)
-        assert result.status == "completed"
-        assert {client for round_ in seen.chosen for client in round_} == {0, 2}
-        assert lines[1].left < 10**6
-
-    @on_virtual_time
     async def test_an_error_of_a_client_ends_the_simulation(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -254,27 +217,6 @@ class TestFaults:
         with pytest.raises(ExceptionGroup) as caught:
             await run(federation_of(clients=3), between=lambda number, plain: _as(Refused(plain)))
         assert caught.group_contains(ProblemError, match="not you")
-
-    @on_virtual_time
-    async def test_a_client_that_must_enrol_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its credential is refused once: it comes back as another client, and works."""
-        clock_of_the_loop(monkeypatch)
-        refused: list[str] = []
-
-        class Forgotten(Line):
-            async def claim(self, credential: str, message: Claim) -> Any:
-                if not refused:
-                    refused.append(credential)
-                    raise ProblemError("unauthorized", "who are you?")
-                return await self.inner.claim(credential, message)
-
-        result, seen = await run(
-            federation_of(clients=2, rounds=12),
-            between=lambda number, plain: _as(Forgotten(plain)),
-        )
-        assert result.status == "completed"
-        assert refused
-        assert {client for round_ in seen.chosen for client in round_} >= {2}
 
     @on_virtual_time
     async def test_all_still_wait_after_hours(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,64 +232,6 @@ class TestFaults:
         assert story(result, slow) == story(*quick)
         assert isinstance(asyncio.get_running_loop(), VirtualTime)
         assert asyncio.get_running_loop().time() > 6 * 3600
-
-
-class TestStored:
-    """A restarted run continues where it was, with the same clients."""
-
-    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
-    # Of work that is stopped between local steps the first ones count, and the rest is not done.
-    @pytest.mark.parametrize(("how", "local_steps"), [("stopped", 1), ("killed", 2)])
-    async def test_goes_on(
-        self,
-        how: str,
-        local_steps: int,
-        exchange: str,
-        tmp_path: Path,
-    ) -> None:
-        federation = federation_of(clients=4, rounds=20, local_steps=local_steps, exchange=exchange)
-        undisturbed = await run(federation)
-        store, parts = MemoryStore(), Seen()
-        for after in (3, 11):
-            stop = asyncio.Event()
-            first = Seen(then=lambda number, after=after, stop=stop: _at(number, after, stop))  # type: ignore[misc]
-            going = asyncio.create_task(
-                run(
-                    federation,
-                    store=store,
-                    state_dir=tmp_path,
-                    stop=stop,
-                    seen=first,
-                )
-            )
-            if how == "killed":
-                await stop.wait()
-                going.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await going
-            else:
-                assert (await going)[0].status == "stopped"
-            parts.chosen += first.chosen
-        result, last = await run(federation, store=store, state_dir=tmp_path)
-        parts.chosen += last.chosen
-        assert result.status == "completed"
-        assert result.rounds == len(parts.chosen) == 20
-        assert parts.chosen == undisturbed[1].chosen
-        assert result.alpha_sha256 == undisturbed[0].alpha_sha256
-        losses = [[one.mean_loss for one in of.history] for of in (result, undisturbed[0])]
-        assert losses[0] == losses[1]
-
-    async def test_folders_of_another_store(self, tmp_path: Path) -> None:
-        """Clients with an unknown identity enrol again."""
-        federation = federation_of(clients=2, rounds=4)
-        first = await run(federation, state_dir=tmp_path)
-        again = await run(federation, state_dir=tmp_path)
-        assert first[0].status == again[0].status == "completed"
-
-
-def _at(number: int, wanted: int, event: asyncio.Event) -> None:
-    if number == wanted:
-        event.set()
 
 
 async def test_a_stop_during_queries_costs_their_cost() -> None:
@@ -371,26 +255,3 @@ async def test_a_stop_during_queries_costs_their_cost() -> None:
     # The first round's, and the second's, which were under way and count.
     assert (result.rounds, result.spent.queries, len(backend.asked)) == (2, 8, 8)
     assert result.spent.prompt_tokens == sum(len(query.inputs) for query in backend.asked)
-
-
-async def test_a_gathered_client_that_was_revoked(tmp_path: Path) -> None:
-    """It gets no seat, although it is registered as waiting."""
-    store = MemoryStore()
-    federation = federation_of(clients=3, rounds=9, min_clients=2)
-    stop = asyncio.Event()
-    await run(
-        federation,
-        store=store,
-        state_dir=tmp_path,
-        stop=stop,
-        seen=Seen(then=lambda number: _at(number, 1, stop)),
-    )
-    await store.revoke_client(1, 0.0)
-    result, seen = await run(federation, store=store, state_dir=tmp_path)
-    assert result.status == "completed"
-    assert 1 not in _all(seen.chosen)
-    assert {0, 2} <= _all(seen.chosen)
-
-
-def _all(rounds: Iterable[tuple[int, ...]]) -> set[int]:
-    return {client for round_ in rounds for client in round_}

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from fedone_sdk import Aggregator, EdgeClient
 from fedone_sdk.budget import Budget
 from fedone_sdk.client import AdminClient, Turn
-from fedone_sdk.errors import DataError, ProblemError, SpecError, TransportError
+from fedone_sdk.errors import ProblemError, SpecError, TransportError
 from fedone_sdk.messages import NewToken, RoundReport, RunEvent, RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, SqlStore
@@ -46,29 +46,6 @@ async def serving() -> AsyncIterator[tuple[Aggregator, str]]:
 
 
 class TestServedRun:
-    async def test_the_vocabulary_is_built_from_the_spec(self) -> None:
-        async with serving() as (aggregator, _):
-            run = await aggregator.add_run(spec_of())
-            assert run.vocabulary.candidates == (" a", " b", " c")
-            again = await aggregator.add_run(spec_of(), spec_of().prompt.build(spec_of().task))
-        assert again is run
-
-    async def test_counted_vocabularies_need_text(self) -> None:
-        prompt = {"length": 2, "vocabulary": {"kind": "pmi", "size": 3}}
-        async with serving() as (aggregator, _):
-            with pytest.raises(DataError):
-                await aggregator.add_run(spec_of(prompt=prompt))
-
-    async def test_wait_returns_the_measured_result(self) -> None:
-        async with serving() as (aggregator, url):
-            run = await aggregator.add_run(spec_of(), dev=DEV)
-            async with EdgeClient(url, data=DATA, token="token") as client:
-                working = asyncio.create_task(client.run_forever())
-                result = await run.wait()
-                await working
-        assert (result.status, result.rounds) == ("completed", 3)
-        assert result.metric.after is not None
-
     async def test_events_are_the_rounds_then_the_result(self) -> None:
         async with serving() as (aggregator, url):
             run = await aggregator.add_run(spec_of(evaluation={"every": 1}), dev=DEV)
@@ -175,7 +152,7 @@ class TestAdminClient:
 
     async def test_a_rollback_is_checked_before_it_is_sent(self) -> None:
         admin = AdminClient("http://127.0.0.1:9", "admin")
-        with pytest.raises(SpecError, match="reason of 1 to 500 characters"):
+        with pytest.raises(SpecError, match="arguments: reason"):
             await admin.roll_back("run", 0, "")
 
     @pytest.mark.parametrize(
@@ -184,7 +161,7 @@ class TestAdminClient:
             ("ftp://host", "admin", "is not an http"),
             ("http://user:secret@host", "admin", "must not have a user"),
             ("http://host", "", "printable ASCII"),
-            ("http://host", "line\n", "printable ASCII"),
+            ("http://host", "two\nlines", "printable ASCII"),
         ],
     )
     def test_bad_arguments(self, url: str, token: str, message: str) -> None:

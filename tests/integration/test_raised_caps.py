@@ -15,7 +15,6 @@ from fedone_sdk.budget import Budget
 from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.stores import MemoryStore, SqlStore, Store
-from tests.integration.caller import ADMIN, Server
 from tests.integration.test_http import server  # noqa: F401
 from tests.integration.test_shared_store import ROUNDS, WORDS, Device, devices_of, spec_of
 from tests.runs import serving
@@ -95,12 +94,3 @@ async def test_what_cannot_be_continued_is_not_raised() -> None:
         with pytest.raises(ProblemError, match="the log of the run was removed"):
             await service.steering.raise_caps(run, Budget(queries=6))
         assert run.state.account.cap == LOW.budget
-
-
-async def test_over_http(server: Server) -> None:  # noqa: F811
-    path = "/v1/runs/run/budget"
-    for token in (None, await server.credential()):
-        assert await server.refused("POST", path, {"queries": 99}, token=token) == "unauthorized"
-    assert await server.refused("POST", path, {"queries": 99}, token=ADMIN) == "run_conflict"
-    for body in ({}, {"queries": -1}, {"euros": 1}):
-        assert await server.refused("POST", path, body, token=ADMIN) == "invalid_message"

@@ -110,19 +110,11 @@ async def test_a_report_has_the_results_of_the_run() -> None:
     assert result.verdict.text[1:] in page.text[places[0] : page.text.index("One answer for")]
 
 
-async def test_a_price_that_is_not_known_is_not_0() -> None:
-    run = (await small()).run
-    for priced, usd in ((True, "0.0000"), (False, "unknown")):
-        result = run.result.model_copy(update={"priced": priced})
-        page = Page(html_report(replace(run, result=result)))
-        assert re.search(rf"US dollars\s*{usd}", page.text), usd
-
-
 async def test_its_numbers_are_those_of_the_run() -> None:
     done = await small()
     contents = contents_of(done.run)
     metric = done.result.metric
-    lines = {line.name: line for _, line in contents.measured}
+    lines = {line.name: line for line in done.result.standings}
     assert list(lines) == ["chance", "no_prompt", "no_prompt_biased", "untrained", "tuned"]
     assert metric.after is not None
     for name, value in {"no_prompt": metric.no_prompt, "untrained": metric.before}.items():
@@ -130,13 +122,12 @@ async def test_its_numbers_are_those_of_the_run() -> None:
         assert gain is not None
         assert lines[name].value == pytest.approx(value)
         assert gain.value == pytest.approx(metric.after - (value or 0))
-    assert contents.confusion is not None
-    counts = [count for _, row in contents.confusion.rows for count in row]
-    right = sum(row[index] for index, (_, row) in enumerate(contents.confusion.rows))
+    counts = [count for _, row in contents.confusion for count in row]
+    right = sum(row[index] for index, (_, row) in enumerate(contents.confusion))
     assert (sum(counts), right / sum(counts)) == (12, pytest.approx(metric.after))
     assert ("Training queries", "32", "48") in contents.costs
-    assert sum(client.rounds for client in contents.clients) == done.result.rounds
-    assert sum(client.share for client in contents.clients) == pytest.approx(1.0)
+    assert sum(rounds for _, rounds, _, _ in contents.clients) == done.result.rounds
+    assert sum(share for _, _, share, _ in contents.clients) == pytest.approx(1.0)
 
 
 async def test_the_page_needs_nothing_else() -> None:
@@ -190,7 +181,7 @@ async def test_many_clients_are_counted() -> None:
     run = replace(done.run, result=done.result.model_copy(update={"history": history}))
     contents = contents_of(run)
     assert len(contents.clients) == MOST_CLIENTS
-    assert (contents.clients[0].name, contents.clients[0].rounds) == ("one", 50)
+    assert contents.clients[0][:2] == ("one", 50)
     assert contents.others == 51 - MOST_CLIENTS
     assert f"{contents.others} more" in Page(html_report(run)).text
 
@@ -200,10 +191,9 @@ async def test_a_task_without_labels() -> None:
         task={"template": "{prompt} {text}", "loss": "score", "max_tokens": 4, "score": "a:b"},
     )
     run = done.run
-    contents = contents_of(run)
-    assert contents.confusion is None
-    name, line = contents.measured[-1]
-    assert (name, line.value, line.interval) == ("Tuned prompt", 0.5, (0.5, 0.5))
+    assert not contents_of(run).confusion
+    line = run.result.standings[-1]
+    assert (line.name, line.value, line.interval) == ("tuned", 0.5, (0.5, 0.5))
     assert "less is better" in Page(html_report(run)).text
 
 

@@ -85,9 +85,9 @@ def device(
         (spec_of("losses"), {}, "requires noise, and the run asks for none"),
         (noisy(), {"min_noise_multiplier": 4.5}, "of at least 4.5, and the run's is 4"),
         (noisy(), {"unit": "device"}, "requires target alpha"),
-        (noisy(noise_multiplier=0.5), {}, "at most 8 at delta 1e-05: 0 is spent, 9.997 it would"),
-        (noisy("alpha", local_steps=64), {}, "at most 8 at delta 1e-05: 0 is spent, 9.997 it"),
-        (noisy("alpha", target="alpha", noise_multiplier=0.5), {}, "0 is spent, 9.997 it would"),
+        (noisy(noise_multiplier=0.5), {}, "epsilon does not suffice"),
+        (noisy("alpha", local_steps=64), {}, "epsilon does not suffice"),
+        (noisy("alpha", target="alpha", noise_multiplier=0.5), {}, "epsilon does not suffice"),
     ],
 )
 async def test_work_below_the_requirement_is_declined(
@@ -164,7 +164,9 @@ async def test_it_stops_at_its_epsilon_and_not_at_the_servers(tmp_path: Path) ->
             assert client.epsilon == pytest.approx(epsilon_of(4.0, 4.0), rel=0.02)
     assert outcomes == ["worked", "worked", "declined"]
     assert epsilon_of(4.0, 4.0) < 1.5 < epsilon_of(4.0, 4.0, 4.0)
-    assert "1.5 at delta 1e-05" in transport.declines[0].reason
+    # Without figures, which would tell of other servers' runs.
+    reason = "the client's epsilon does not suffice for this work"
+    assert transport.declines[0].reason == reason
 
 
 @pytest.mark.parametrize(("exchange", "local_steps"), [("losses", 1), ("alpha", 2)])
@@ -283,25 +285,13 @@ def test_a_damaged_file_may_have_a_count(tmp_path: Path) -> None:
     account_in(tmp_path)
     file = tmp_path / "state.sqlite3"
     file.write_bytes(file.read_bytes()[:6000])
-    Identity(DeviceState(tmp_path, "memory:")).begin("nonce")
+    Identity(DeviceState(tmp_path, "memory:")).reset("nonce")
     assert stored(tmp_path, "SELECT nonce FROM identity") == [("nonce",)]
     for _ in range(2):
         with pytest.raises(DataError, match=r"state.sqlite3.damaged: the count of epsilon"):
             account_in(tmp_path)
     (tmp_path / "state.sqlite3.damaged").unlink()
     assert account_in(tmp_path).epsilon == 0.0
-
-
-def test_clients_of_two_servers_add_to_one_count(tmp_path: Path) -> None:
-    """Each reads it again before it spends."""
-    accounts = [account_in(tmp_path, server) for server in ("memory:a", "memory:b")]
-    privacy = noisy().privacy
-    assert privacy is not None
-    for account in accounts:
-        account._state.write(*account.charge(privacy))
-    for account in accounts:
-        account.update()
-        assert account.epsilon == pytest.approx(epsilon_of(4.0, 4.0), rel=0.02)
 
 
 async def test_tokens_tell_of_texts_and_stay(tmp_path: Path) -> None:

@@ -88,11 +88,6 @@ class TestScopes:
         # Nothing tells a run that is hidden from one that is not there.
         assert hidden == json.loads(json.dumps(missing).replace("nobody", "other"))
 
-    @pytest.mark.parametrize("what", OF_A_RUN)
-    async def test_its_own_is(self, server: Server, what: str) -> None:
-        _, credential = await server.enrol(ACME)
-        await server.ok("GET", f"/v1/runs/acme-1{what}", token=credential)
-
     async def test_only_its_own_are_listed_and_given_as_work(self, server: Server) -> None:
         _, credential = await server.enrol(ACME)
         listed = await server.ok("GET", "/v1/runs", token=credential)
@@ -103,25 +98,6 @@ class TestScopes:
         work = await server.ok("POST", path, CLAIM, token=credential)
         assert work["run_id"] == "acme-1"
 
-    async def test_a_device_steers_nothing(self, server: Server) -> None:
-        _, credential = await server.enrol(FLEET)
-        for method, path in [
-            ("POST", "/v1/runs/other/stop"),
-            ("GET", "/v1/runs/other/log"),
-            ("POST", "/v1/enrolment-tokens"),
-            ("GET", "/v1/clients"),
-        ]:
-            assert await server.refused(method, path, token=credential) == "unauthorized"
-
-    async def test_a_foreign_run_reports_no_queries(self, server: Server) -> None:
-        _, credential = await server.enrol(ACME)
-        before = await server.ok("GET", "/v1/runs/other", token=LOOK)
-        body = {**CLAIM, "run_id": "other"}
-        path = "/v1/assignments/claim"
-        for _ in range(3):
-            assert await server.refused("POST", path, body, token=credential) == "not_found"
-        assert await server.ok("GET", "/v1/runs/other", token=LOOK) == before
-
     async def test_people_have_scopes_too(self, server: Server) -> None:
         listed = await server.ok("GET", "/v1/runs", token=OPS)
         assert [run["run_id"] for run in listed] == ["acme-1"]
@@ -129,29 +105,9 @@ class TestScopes:
         assert await server.refused("GET", "/v1/runs/other/log", token=OPS) == "not_found"
         await server.ok("POST", "/v1/runs/acme-1/stop", token=OPS)
 
-    @pytest.mark.parametrize(
-        ("method", "path"),
-        [
-            ("POST", "/v1/enrolment-tokens"),
-            ("GET", "/v1/enrolment-tokens"),
-            ("DELETE", "/v1/enrolment-tokens/config:acme"),
-            ("GET", "/v1/clients"),
-            ("POST", "/v1/clients/client-1/revoke"),
-        ],
-    )
-    async def test_only_admins_let_in(self, server: Server, method: str, path: str) -> None:
-        for token in (OPS, LOOK):
-            assert await server.refused(method, path, {"name": "a"}, token=token) == "forbidden"
-        for token in (None, FLEET, "wrong"):
-            assert await server.refused(method, path, {"name": "a"}, token=token) == "unauthorized"
-
     async def test_metrics_are_of_all_runs(self, server: Server) -> None:
         assert await server.refused("GET", "/metrics", token=OPS) == "forbidden"
         assert await server.refused("GET", "/metrics", token=LOOK) == "not_found"  # keeps none
-
-    async def test_a_viewer_only_looks(self, server: Server) -> None:
-        await server.ok("GET", "/v1/runs/other", token=LOOK)
-        assert await server.refused("POST", "/v1/runs/other/stop", token=LOOK) == "forbidden"
 
 
 JANE = "Jane Doe lives at 4 Elm Street"
@@ -266,27 +222,6 @@ class TestTokensAndClients:
             (client_id, "one")
         ]
         assert digest(credential) not in json.dumps(listed)
-
-    async def test_a_revoked_client_is_shut_out_at_once(self, server: Server) -> None:
-        client_id, credential = await server.enrol(FLEET)
-        await server.ok("GET", "/v1/runs/other/task", token=credential)
-        await server.ok("POST", f"/v1/clients/{client_id}/revoke", token=ROOT)
-        for method, path, body in [
-            ("GET", "/v1/runs/other/task", None),
-            ("POST", "/v1/assignments/claim", CLAIM),
-            ("POST", "/v1/clients/me/credential", None),
-        ]:
-            assert await server.refused(method, path, body, token=credential) == "unauthorized"
-
-    async def test_a_device_renews_its_secret(self, server: Server) -> None:
-        _, old = await server.enrol(FLEET)
-        path = "/v1/clients/me/credential"
-        lost = (await server.ok("POST", path, token=old))["credential"]
-        new = (await server.ok("POST", path, token=old))["credential"]
-        await server.ok("GET", "/v1/runs/other/task", token=new)
-        for credential in (old, lost):
-            code = await server.refused("GET", "/v1/runs/other/task", token=credential)
-            assert code == "unauthorized"
 
 
 class TestProtocol:
@@ -452,13 +387,9 @@ class Held(MemoryStore):
     async def close(self) -> None:
         self.closed = True
 
-    async def revoke_client(self, *arguments: Any) -> None:
-        await super().revoke_client(*arguments)
-        await self._hold("revoke_client")
-
-    async def set_credential(self, *arguments: Any) -> None:
-        await super().set_credential(*arguments)
-        await self._hold("set_credential")
+    async def change_client(self, index: int, **changes: Any) -> None:
+        await super().change_client(index, **changes)
+        await self._hold("change_client")
 
     async def commit(self, *arguments: Any) -> None:
         await super().commit(*arguments)
@@ -491,7 +422,7 @@ class TestHangingUp:
         return store
 
     async def test_the_store_stays_open_for_it(self) -> None:
-        async with serving(store=Held("revoke_client")) as server:
+        async with serving(store=Held("change_client")) as server:
             client_id, credential = await server.enrol(FLEET)
             store = await self.hang_up(server, f"POST /v1/clients/{client_id}/revoke", ROOT)
             stopping = asyncio.create_task(server.aggregator.service.stop())
@@ -504,7 +435,7 @@ class TestHangingUp:
             assert not server.aggregator.service.access.is_cached(credential)
 
     async def test_a_client_that_is_revoked_is_shut_out(self) -> None:
-        async with serving(store=Held("revoke_client")) as server:
+        async with serving(store=Held("change_client")) as server:
             client_id, credential = await server.enrol(FLEET)
             await server.ok("POST", "/v1/assignments/claim", CLAIM, token=credential)
             store = await self.hang_up(server, f"POST /v1/clients/{client_id}/revoke", ROOT)
@@ -516,7 +447,7 @@ class TestHangingUp:
             await until(lambda: 0 not in pool)
 
     async def test_a_secret_that_was_replaced_is_shut_out(self) -> None:
-        async with serving(store=Held("set_credential")) as server:
+        async with serving(store=Held("change_client")) as server:
             _, old = await server.enrol(FLEET)
             path = "/v1/clients/me/credential"
             new = (await server.ok("POST", path, token=old))["credential"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from decimal import Decimal
@@ -14,10 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator import Aggregator, ServedRun, Service
+from fedone_sdk.aggregator import Aggregator, Service
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.spending import reserve_evaluation
-from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.errors import FedOneError, LabelWordError, ProblemError, SpecError
@@ -148,18 +145,6 @@ class TestClaims:
             work = await claim(service, client)  # type: ignore[assignment]
             assert work.run_id == "two"
 
-    async def test_a_client_without_recent_requests_gets_no_seat(self) -> None:
-        clock = ManualClock()
-        async with serving(clock=clock) as service:
-            run = await service.add_run(spec_of(participation={"min_clients": 2}), WORDS)
-            gone, here = await enrol(service, 2)
-            assert await claim(service, gone) is None
-            clock.advance(MEMBER_TTL_S + 1)
-            assert await claim(service, here) is None
-            assert run.state.seats == ()
-            clock.advance(59)
-            assert await claim(service, gone) is not None or run.state.seats != ()
-
 
 class TestUpdates:
     async def test_twice_at_once(self) -> None:
@@ -267,42 +252,25 @@ class TestRuns:
                 await service.add_run(spec_of(), WORDS)
             assert service.runs == {}
 
-    async def test_a_method_that_does_not_fit(self) -> None:
-        async with serving() as service:
-            with pytest.raises(SpecError, match="method: alpha_min"):
-                await service.add_run(spec_of(alpha_min=0.9), WORDS)
-
-    async def test_stop_and_resume(self) -> None:
+    async def test_waiters_hear_of_a_stop_and_wait_again_after_a_resume(self) -> None:
         clock = ManualClock()
         async with serving(clock=clock) as service:
             run = await service.add_run(spec_of(rounds=2), WORDS)
-            clients = await enrol(service, 1)
-            client, work = await working(service, clients)
+            await working(service, await enrol(service, 1))
             clock.advance(7)
             await service.steering.stop(run, "enough")
             async with asyncio.timeout(5):
                 await service.wait(run)
             result = run.result()
             assert (result.status, result.reason, result.wall_s) == ("stopped", "enough", 7)
-            with pytest.raises(ProblemError, match="the run ended as stopped"):
-                await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
-            with pytest.raises(ProblemError) as excinfo:
+            with pytest.raises(ProblemError, match="run_conflict"):
                 await service.steering.stop(run)
-            assert code(excinfo) == "run_conflict"
             assert run.ended.is_set()
             await service.steering.resume(run)
             assert not run.ended.is_set()
-            with pytest.raises(ProblemError, match="cannot be resumed") as excinfo:
+            with pytest.raises(ProblemError, match="cannot be resumed"):
                 await service.steering.resume(run)
-            assert code(excinfo) == "run_conflict"
             assert not run.ended.is_set()
-            for _ in range(2):
-                client, work = await working(service, clients)
-                await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
-            assert run.result().status == "completed"
-            with pytest.raises(ProblemError):
-                await service.steering.resume(run)
-            assert run.ended.is_set()  # a refused resume does not make waiters wait again
 
     async def test_deadlines_are_applied_without_requests(
         self, monkeypatch: pytest.MonkeyPatch
@@ -355,63 +323,6 @@ class TestRestart:
                 await service.work.update(client, work.assignment_id, update_for(work), "b" * 64)
             assert code(excinfo) == "update_conflict"
             assert await service.add_run(spec_of(), WORDS) is run
-
-    async def test_evaluation_under_way_is_charged_in_full(self, store: Store) -> None:
-        worst = Usage(queries=3, requests=5)
-        async with serving(store=store, backend=ScriptedBackend()) as service:
-            run = await service.add_run(spec_of(budget={"requests": 99}), WORDS)
-            await run.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
-        async with serving(store=store, backend=ScriptedBackend()) as service:
-            state = service.runs["run"].state
-            assert state.evaluation.spent == worst
-            assert state.account.spent == Usage(requests=5)
-            assert state.account.leased == Usage()
-
-    async def test_an_ended_run_has_ended(self, store: Store) -> None:
-        async with serving(store=store) as service:
-            run = await service.add_run(spec_of(), WORDS)
-            await service.steering.stop(run)
-            before = run.result()
-        async with serving(store=store) as service:
-            run = await service.run("run")
-            async with asyncio.timeout(5):
-                await service.wait(run)
-            assert run.result() == before
-
-    async def test_a_run_in_pieces_is_the_run_in_one(self, store: Store) -> None:
-        """Exact resume: a restart after every update changes no bit of alpha."""
-        spec = spec_of(
-            rounds=5,
-            optimizer="adamw",
-            participation={
-                "exchange": "losses",
-                "clients_per_round": 2,
-                "min_clients": 3,
-            },
-        )
-        results = []
-        for restarts in (False, True):
-            kept = store if restarts else MemoryStore()
-            async with AsyncExitStack() as stack:
-                service = await stack.enter_async_context(serving(store=kept))
-                await service.add_run(spec, WORDS)
-                await enrol(service, 3)
-                for _ in range(10):
-                    clients = await service.access.clients()
-                    for client in clients:
-                        await claim(service, client)  # all are here again
-                    client, work = await working(service, clients)
-                    await service.work.update(
-                        client, work.assignment_id, update_for(work), "a" * 64
-                    )
-                    if restarts:
-                        await stack.aclose()
-                        service = await stack.enter_async_context(serving(store=kept))
-                results.append((await service.run("run")).result())
-        names = [report.model_copy(update={"client_id": ""}) for report in results[0].history]
-        assert names == [r.model_copy(update={"client_id": ""}) for r in results[1].history]
-        assert results[0].alpha_sha256 == results[1].alpha_sha256
-        assert results[0].status == results[1].status == "completed"
 
 
 class TestSeveralInOneLoop:
@@ -499,12 +410,7 @@ def float32_log_probs(inputs: Rendered, label_words: Sequence[str]) -> tuple[flo
     return tuple(map(float, np.float32(pseudo_log_probs(inputs, label_words))))
 
 
-async def federate(
-    spec: RunSpec,
-    *,
-    order: tuple[int, ...] = (0, 1, 2, 3),
-    on_device: bool = False,
-) -> tuple[RunResult, ServedRun]:
+async def federate(spec: RunSpec, *, on_device: bool = False) -> RunResult:
     """A whole run in memory: edge clients, a gateway (or models of their own), a scripted model."""
     backend = ScriptedBackend(float32_log_probs)
     async with (
@@ -521,14 +427,14 @@ async def federate(
                     backend=backend if on_device else None,
                 )
             )
-            for number in range(len(order))
+            for number in range(4)
         ]  # fmt: skip
         for client in clients:
             await client.enrol()
         async with asyncio.timeout(20), asyncio.TaskGroup() as group:
-            for number in order:
-                group.create_task(clients[number].run_forever())
-        return run.result(), run
+            for client in clients:
+                group.create_task(client.run_forever())
+        return run.result()
 
 
 class TestWholeRuns:
@@ -541,7 +447,7 @@ class TestWholeRuns:
         for exchange in ("alpha", "losses"):
             for on_device in (False, True):
                 spec = spec_of(rounds=6, participation={**participation, "exchange": exchange})
-                result, _ = await federate(spec, on_device=on_device)
+                result = await federate(spec, on_device=on_device)
                 assert result.status == "completed"
                 assert result.spent.queries == 6 * 4 * clients_per_round
                 results.append(result)
@@ -549,39 +455,7 @@ class TestWholeRuns:
         losses = [[report.mean_loss for report in result.history] for result in results]
         np.testing.assert_allclose(losses, [losses[0]] * 4, rtol=1e-6)
 
-    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
-    async def test_the_order_of_arrival_does_not_matter(self, exchange: str) -> None:
-        spec = spec_of(
-            rounds=4,
-            local_steps=2,
-            optimizer="adamw",
-            participation={"exchange": exchange, "clients_per_round": 2, "min_clients": 4},
-        )
-        orders = [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)]
-        results = [(await federate(spec, order=order))[0] for order in orders]
-        assert len({result.alpha_sha256 for result in results}) == 1
-        assert results[0].alpha_sha256 != (await federate(spec_of(rounds=1)))[0].alpha_sha256
-
     async def test_another_seed_is_another_run(self) -> None:
         spec = spec_of(participation={"min_clients": 4})
         other = spec.model_copy(update={"seed": 1})
-        first, _ = await federate(spec)
-        second, _ = await federate(other)
-        assert first.alpha_sha256 != second.alpha_sha256
-
-    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
-    async def test_the_cap_is_spent_to_the_last_pair(self, exchange: str) -> None:
-        spec = spec_of(rounds=50, budget={"queries": 30}, participation={"exchange": exchange})
-        result, run = await federate(spec)
-        assert result.status == "budget_exhausted"
-        assert result.spent.queries == 30
-        assert [report.queries for report in result.history] == [4] * 7 + [2]
-        assert run.state.account.leases == {}
-
-    async def test_the_log_tells_every_round(self) -> None:
-        spec = spec_of(rounds=3, participation={"exchange": "losses", "min_clients": 4})
-        result, run = await federate(spec)
-        entries = [json.loads(entry.body) for entry in await run._store.log("run")]
-        assert [entry["round"] for entry in entries] == [0, 1, 2]
-        assert entries[-1]["alpha_sha256"] == result.alpha_sha256
-        assert [entry["report"] for entry in entries] == [r.model_dump() for r in result.history]
+        assert (await federate(spec)).alpha_sha256 != (await federate(other)).alpha_sha256

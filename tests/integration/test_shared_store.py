@@ -141,24 +141,6 @@ class TestThreeReplicas:
             assert (result.spent.queries, result.leased.queries) == (2 * ROUNDS, 0)
             assert len(result.history) == ROUNDS
 
-    async def test_a_long_poll_is_woken_by_what_happens_elsewhere(
-        self, shared: Callable[[], Store]
-    ) -> None:
-        async with replicas(2, shared, min_clients=2) as services:
-            devices = await devices_of(services, 2)
-            first = asyncio.create_task(devices[0].claim(wait_s=30))
-            await asyncio.sleep(0.2)
-            assert not first.done()
-            devices[1].at = devices[0].at  # so that it asks the other one
-            second = asyncio.create_task(devices[1].claim(wait_s=30))
-            async with asyncio.timeout(2):
-                done, waiting = await asyncio.wait(
-                    {first, second}, return_when=asyncio.FIRST_COMPLETED
-                )
-            assert all(isinstance(task.result(), LossesAssignment) for task in done)
-            for task in waiting:
-                task.cancel()
-
     async def test_the_same_update_sent_to_two_is_one(self, shared: Callable[[], Store]) -> None:
         async with replicas(2, shared, min_clients=1) as services:
             (device,) = await devices_of(services, 1)
@@ -169,55 +151,6 @@ class TestThreeReplicas:
             assert (run.state.round, run.result().spent.queries) == (1, 2)
             with pytest.raises(ProblemError, match="another update"):
                 await device.send(work, body="cd")
-
-    async def test_deadlines_pass_though_another_gave_the_work_out(
-        self, shared: Callable[[], Store]
-    ) -> None:
-        async with replicas(3, shared, min_clients=1, deadline_s=0.3) as services:
-            (device,) = await devices_of(services, 1)
-            work = await device.claim()
-            assert work is not None
-
-            async def lost() -> bool:
-                return (await services[2].run("run")).result().spent.queries == 2
-
-            await until(lost)
-            with pytest.raises(ProblemError, match="assignment_expired"):
-                await device.send(work)
-
-    async def test_a_revoked_client_is_shut_out_everywhere(
-        self, shared: Callable[[], Store]
-    ) -> None:
-        async with replicas(2, shared) as services:
-            enrolled = await services[0].access.enrol(TOKEN, Enrol())
-            for service in services:
-                assert (
-                    await service.access.client(enrolled.credential)
-                ).client_id == enrolled.client_id
-            await services[1].access.revoke_client(enrolled.client_id)
-
-            async def refused() -> bool:
-                try:
-                    await services[0].access.client(enrolled.credential)
-                except ProblemError as exc:
-                    return exc.code == "unauthorized"
-                return False
-
-            await until(refused)
-
-    async def test_a_run_that_is_stopped_and_resumed_elsewhere(
-        self, shared: Callable[[], Store]
-    ) -> None:
-        async with replicas(2, shared, min_clients=1) as services:
-            await services[0].steering.stop(await services[0].run("run"), "enough")
-
-            async def ended() -> bool:
-                return (await services[1].run("run")).ended.is_set()
-
-            await until(ended)
-            await services[1].steering.resume(await services[1].run("run"))
-            run, _ = await finish(services)
-            assert run.state.status == "completed"
 
 
 class _Shared(MemoryStore):

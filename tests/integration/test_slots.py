@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.routes.monitoring import likeliest
+from fedone_sdk.aggregator.routes.reports import likeliest
 from fedone_sdk.backends import LLMBackend, ModelClient
 from fedone_sdk.budget import Usage
 from fedone_sdk.cli.report import exported_from
@@ -92,20 +92,6 @@ async def test_the_model_sees_what_the_slots_hold() -> None:
     assert result.prompt.text == "".join(result.prompt.slots.values())
     assert result.prompt.labels is not None
     assert json.loads(result.prompt.tokens[-1]) == list(result.prompt.labels.values())
-
-
-async def test_both_exchanges_end_at_the_same_alpha() -> None:
-    found = []
-    for exchange in ("alpha", "losses"):
-        spec = spec_of("gs-bdpl", exchange)
-        options = {"optimizer": "sgd", "learning_rate": 0.01}
-        spec = RunSpec.model_validate(
-            {**spec.model_dump(), "method": {**spec.method.model_dump(), **options}}
-        )
-        found.append(await tuned(spec))
-    assert found[0].status == found[1].status == "completed"
-    assert found[0].alpha_sha256 == found[1].alpha_sha256
-    assert found[0].prompt == found[1].prompt
 
 
 async def served(
@@ -212,10 +198,6 @@ def test_a_proposer_needs_a_pool() -> None:
         ({"slots": [SLOTS[0], SLOTS[0]]}, "two have the same name"),
         ({"slots": [SLOTS[3]]}, "needs one besides labels"),
         ({"slots": [{"name": "mask", "candidates": ["a", "b"]}]}, "none of prompt, mask"),
-        (
-            {"slots": [{"name": "words", "candidates": {"kind": "labels"}}]},
-            "is for the slot labels",
-        ),
         (
             {"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]},
             "is for the slot labels",

@@ -144,21 +144,6 @@ class TestWhatIsRead:
             one, other = await asyncio.gather(*asked)
             assert one is other
 
-    async def test_a_resumed_run_continues(self) -> None:
-        store, backend = Counting(), Looked()
-        await filled(store, ended=1, live=0)
-        async with serving(store, backend) as service:
-            device = await service.access.client(
-                (await service.access.enrol(TOKEN, Enrol())).credential
-            )
-            claim = Claim(num_examples=5, wait_s=0)
-            with pytest.raises(ProblemError) as refused:  # There is one, and it has ended.
-                await service.claim(device, claim)
-            assert refused.value.code == "run_ended"
-            await service.steering.resume(await service.run("ended-0"))
-            assert backend.looks == 1
-            assert not isinstance(await service.claim(device, claim), RetryLater)
-
     async def test_a_name_is_taken_though_its_run_is_not_read(self) -> None:
         store = Counting()
         await filled(store, ended=1, live=0)

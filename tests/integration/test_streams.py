@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fedone_sdk.aggregator.export import export_run
 from fedone_sdk.aggregator.serving.retention import Retention
+from fedone_sdk.aggregator.serving.run_view import export_run
 from fedone_sdk.errors import StoreUnavailable
 from fedone_sdk.messages import ClientList
 from fedone_sdk.stores import ClientRecord, LogEntry, MemoryStore
@@ -71,7 +71,7 @@ async def server() -> AsyncIterator[Server]:
         store = server.store
         assert isinstance(store, Large)
         store.lengthen("run")
-        run.mark_stale()
+        run.may_be_stale = True
         await run.catch_up()
         yield server
 

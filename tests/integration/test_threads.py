@@ -11,7 +11,6 @@ import pytest
 
 from fedone_sdk.aggregator import RoundMachine
 from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large
-from fedone_sdk.algorithms.gradient import GumbelSoftmaxBDPL
 from fedone_sdk.algorithms.search import PromptSearch
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
@@ -102,13 +101,6 @@ async def test_searches_ask_and_tell_in_other_threads(
     for threads in watched.threads.values():
         assert threading.get_ident() not in threads
     assert watched.at_once == 1
-
-
-async def test_small_draws_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched()
-    monkeypatch.setattr(GumbelSoftmaxBDPL, "ask", watched.noting("ask", GumbelSoftmaxBDPL.ask))
-    await simulate(federation_of(spec_of("gs-bdpl")), backend=ScriptedBackend())
-    assert watched.threads == {"ask": {threading.get_ident()}}
 
 
 @pytest.mark.parametrize(

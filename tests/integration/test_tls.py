@@ -95,12 +95,6 @@ async def serial(url: str, trust: ssl.SSLContext) -> int:
     return x509.load_der_x509_certificate(shown).serial_number
 
 
-async def test_https_is_served(setting: Setting) -> None:
-    async with serving(setting.tls()) as url:
-        assert url.startswith("https://")
-        assert await ask(url, setting.trust()) == "hello"
-
-
 async def test_nothing_older_than_tls_1_2_is_accepted(setting: Setting) -> None:
     tls = setting.tls()
     assert tls.context.minimum_version == ssl.TLSVersion.TLSv1_2
@@ -112,16 +106,6 @@ async def test_nothing_older_than_tls_1_2_is_accepted(setting: Setting) -> None:
 
 
 class TestDevicesWithCertificates:
-    async def test_a_client_with_a_certificate_is_served(self, setting: Setting) -> None:
-        async with serving(setting.tls(client_ca="devices.pem")) as url:
-            trust = setting.trust(issue("device", setting.devices))
-            assert await ask(url, trust) == "hello"
-
-    async def test_a_client_without_a_certificate_is_refused(self, setting: Setting) -> None:
-        async with serving(setting.tls(client_ca="devices.pem")) as url:
-            with pytest.raises(aiohttp.ClientError):
-                await ask(url, setting.trust())
-
     @pytest.mark.parametrize("required", [True, False])
     async def test_a_certificate_of_another_authority_is_refused(
         self, setting: Setting, required: bool

@@ -208,3 +208,16 @@ def test_a_third_party_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert find_tracker("theirs").__name__ == "Tracker"  # type: ignore[attr-defined]
     with pytest.raises(SpecError, match="broken cannot be loaded: RuntimeError: half installed"):
         find_tracker("broken")
+
+
+def test_a_round_that_comes_again_with_its_metric_is_counted_once() -> None:
+    made: list[Noted] = []
+    first = RoundReport(round=0, client_id="a", queries=4, mean_loss=0.5)
+    second = RoundReport(round=1, client_id="a", queries=4, mean_loss=0.4)
+    with Tracking({"noted": noting(made)}) as tracking:
+        tracking.begin(TrackedRun(run_id="run", name="run"), metric="accuracy")
+        for report in (first, second, first.model_copy(update={"metric": 0.75})):
+            tracking.add(report)
+    (noted,) = made
+    assert noted.rounds == [(first, 4), (second, 8)]
+    assert noted.metrics == [("accuracy", 0.75, 4)]

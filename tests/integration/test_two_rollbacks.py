@@ -53,16 +53,6 @@ async def test_each_round_can_be_gone_back_to(exchange: str) -> None:
         assert alpha_sha256(run.state.method.alpha) == again
 
 
-async def test_a_rollback_applies_to_what_another_left() -> None:
-    async with played(3) as (served, run, client, _):
-        await served.steering.roll_back(run, 0, "one person")
-        for _ in range(4):
-            assert (await client.run_once()).outcome == "worked"
-        await served.steering.roll_back(run, 2, "another person")
-        assert (run.state.round, run.state.rollbacks) == (2, 2)
-        assert (await client.run_once()).outcome == "worked"
-
-
 async def test_a_round_that_the_other_took_away_is_refused() -> None:
     async with played(3) as (served, run, _, digests):
         found = await asyncio.gather(

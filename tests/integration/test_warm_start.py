@@ -23,7 +23,7 @@ def spec_of(method: dict[str, Any], exchange: str, start: object) -> RunSpec:
             "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
             "prompt": {
                 "length": 3,
-                "vocabulary": {"kind": "list", "candidates": [" a", " b", " c"], "blank": True},
+                "vocabulary": {"kind": "list", "candidates": ["", " a", " b", " c"]},
                 "start": start,
             },
             "method": {"num_samples": 6, "batch_size": 4, **method},

@@ -15,8 +15,8 @@ import pytest
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
 from fedone_sdk.aggregator.routes.dashboard import FILES
-from fedone_sdk.aggregator.routes.monitoring import likeliest
-from fedone_sdk.messages import Me, RoundReport, RunSummary, Seats, TokenProbabilities
+from fedone_sdk.aggregator.routes.reports import likeliest
+from fedone_sdk.messages import Me, RoundReport, Seats, TokenProbabilities
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import SqlStore
 from fedone_sdk.vocabulary import Vocabulary
@@ -71,22 +71,6 @@ async def test_who_asks(server: Server, token: str, expected: Me) -> None:
     assert (status, Me.model_validate(document)) == (200, expected)
 
 
-@pytest.mark.parametrize("path", ["/v1/me", "/v1/runs/run/seats", "/v1/runs/run/probabilities"])
-async def test_devices_and_unknown_callers_see_nothing(server: Server, path: str) -> None:
-    _, credential = await server.enrol()
-    for token in (None, "wrong", TOKEN, credential):
-        assert await server.refused("GET", path, token=token) == "unauthorized"
-    if path != "/v1/me":
-        assert await server.refused("GET", path, token=OPS) == "not_found"
-
-
-async def test_a_summary_has_the_progress(server: Server) -> None:
-    _, documents, _ = await server.call("GET", "/v1/runs", token=LOOK)
-    (summary,) = [RunSummary.model_validate(document) for document in documents]
-    assert (summary.round, summary.rounds, summary.cap.queries) == (0, 3, 100)
-    assert summary.spent.queries == 0
-
-
 async def test_a_result_without_its_rounds(server: Server) -> None:
     async with EdgeClient(
         server.url, token=TOKEN, data=[{"text": "a", "label": 0}, {"text": "b", "label": 1}]
@@ -131,14 +115,6 @@ class TestSeats:
         assert [work.at for work in before] == [server.clock.now() - 101, server.clock.now()]
         async with serving(store=SqlStore.sqlite(tmp_path / "runs.db")) as server:
             assert (await seats_of(server)).lost == before
-
-    async def test_only_the_newest_are_reported(self, server: Server) -> None:
-        run = server.aggregator.service.runs["run"]
-        _, credential = await server.enrol()
-        for number in range(5):
-            await decline(server, credential, await server.claim(credential), f"reason {number}")
-        assert run.lost.maxlen == 200
-        assert [work.said and work.said[-1] for work in run.lost] == ["0", "1", "2", "3", "4"]
 
 
 class TestProbabilities:
@@ -217,14 +193,14 @@ class TestPage:
         for name in FILES:
             url = f"{server.url}/dashboard/{name}"
             async with server.session.get(url) as response:
-                assert await response.read() == FILES[name].body
+                assert await response.read() == FILES[name].read_bytes()
                 tag = response.headers["ETag"]
             async with server.session.get(url, headers={"If-None-Match": tag}) as response:
                 assert (response.status, await response.read()) == (304, b"")
 
     async def test_modules_load_only_what_is_there(self) -> None:
         for name, file in FILES.items():
-            for loaded in re.findall(r'from "\./([^"]*)"', file.body.decode()):
+            for loaded in re.findall(r'from "\./([^"]*)"', file.read_text()):
                 assert loaded in FILES, f"{name} loads {loaded}"
 
     @pytest.mark.parametrize("name", ["index.html", "uPlot.LICENSE.txt", "..%2ffiles.py", "%00"])

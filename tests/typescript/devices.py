@@ -66,9 +66,9 @@ async def node_device(
     file = _written(rows, folder)
     process = await asyncio.create_subprocess_exec(
         *("node", package / "dist" / "demo" / "device.js"),
-        *(url, token, file, folder / "state"),
+        *(url, file, folder / "state"),
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, "FEDONE_TOKEN": token, **(env or {})},
     )
     try:
         yield NodeDevice(process)

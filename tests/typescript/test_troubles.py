@@ -14,12 +14,8 @@ import aiohttp
 import pytest
 
 from fedone_sdk import assets
-from fedone_sdk.backends import OnnxBackend
 from fedone_sdk.data import load_examples
 from fedone_sdk.messages import RunResult
-from fedone_sdk.spec import RunSpec
-from fedone_sdk.testing import LoopbackFederation
-from fedone_sdk.vocabulary import Vocabulary
 from tests.chaos.proxy import ChaosProxy
 from tests.processes import free_port
 from tests.typescript.devices import NodeDevice, node_device
@@ -81,31 +77,43 @@ async def reached(session: aiohttp.ClientSession, rounds: int) -> RunResult:
     return found
 
 
-async def undisturbed(rows: list[list[dict[str, object]]], folder: Path) -> str:
-    """The digest of the same run's alpha, with Python devices and without failures."""
-    spec = RunSpec.load(folder / "run.yaml")
-    words = Vocabulary(candidates=tuple(CANDIDATES))
-    async with (
-        OnnxBackend() as model,
-        LoopbackFederation(spec, words, backend=model) as served,
-        AsyncExitStack() as stack,
-    ):
-        clients = [await stack.enter_async_context(served.client(each)) for each in rows]
-        for client in clients:
-            await client.enrol()
-        await asyncio.gather(*(client.run_forever() for client in clients))
-        return served.run.result().alpha_sha256
+async def undisturbed(rows: list[list[dict[str, object]]], folder: Path, package: Path) -> str:
+    """The digest of the same run's alpha without failures.
+
+    The devices are Node processes here, too: `Math.exp` and C's `exp` differ in the last bit.
+    """
+    port = configured(folder)
+    url = f"http://127.0.0.1:{port}"
+    headers = {"Authorization": f"Bearer {ADMIN}"}
+    async with AsyncExitStack() as stack, aiohttp.ClientSession(url, headers=headers) as session:
+        await stack.enter_async_context(serve(folder))
+        await reached(session, 0)
+        devices = []
+        for number, own in enumerate(rows):
+            started = node_device(package, url, TOKEN, own, folder / f"device-{number}")
+            devices.append(await stack.enter_async_context(started))
+            await devices[-1].wait_for("enrolled")
+        assert await asyncio.gather(*(device.ended() for device in devices)) == [0, 0]
+        return (await reached(session, 24)).alpha_sha256
+
+
+def configured(folder: Path) -> int:
+    """The port of a server whose files are in this new folder."""
+    port = free_port()
+    folder.mkdir()
+    (folder / "run.yaml").write_text(RUN)
+    config = CONFIG.format(port=port, token=TOKEN, admin=ADMIN)
+    (folder / "config.yaml").write_text(config)
+    return port
 
 
 async def test_kills_restarts_and_lost_answers(tmp_path: Path, package: Path) -> None:
-    port = free_port()
-    (tmp_path / "run.yaml").write_text(RUN)
-    config = CONFIG.format(port=port, token=TOKEN, admin=ADMIN)
-    (tmp_path / "config.yaml").write_text(config)
     examples = load_examples(assets.path("companion_feedback") / "train.jsonl")
     rows = [[dict(row) for row in examples[start : start + 15]] for start in (0, 15)]
-    expected = await undisturbed(rows, tmp_path)
+    expected = await undisturbed(rows, tmp_path / "undisturbed", package)
 
+    folder = tmp_path / "disturbed"
+    port = configured(folder)
     url = f"http://127.0.0.1:{port}"
     headers = {"Authorization": f"Bearer {ADMIN}"}
     async with (
@@ -115,11 +123,11 @@ async def test_kills_restarts_and_lost_answers(tmp_path: Path, package: Path) ->
         ChaosProxy(random.Random(29)) as network,
     ):
         network.upstream = port
-        server = await stack.enter_async_context(serve(tmp_path))
+        server = await stack.enter_async_context(serve(folder))
         await reached(session, 0)
 
         async def device(number: int, address: str) -> NodeDevice:
-            place = tmp_path / f"device-{number}"
+            place = folder / f"device-{number}"
             started = node_device(package, address, TOKEN, rows[number], place)
             return await stack.enter_async_context(started)
 
@@ -136,13 +144,13 @@ async def test_kills_restarts_and_lost_answers(tmp_path: Path, package: Path) ->
         await reached(session, 9)
         server.kill()
         await server.wait()
-        server = await stack.enter_async_context(serve(tmp_path))
+        server = await stack.enter_async_context(serve(folder))
 
         await reached(session, 15)
         first.process.kill()
         server.kill()
         await server.wait()
-        server = await stack.enter_async_context(serve(tmp_path))
+        server = await stack.enter_async_context(serve(folder))
         first = await device(0, url)
 
         assert await first.ended() == await ending == 0

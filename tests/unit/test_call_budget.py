@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from fedone_sdk.aggregator.rounds.spending import replica_of
-from fedone_sdk.aggregator.serving.calls import CallBudget, Reservations
+from fedone_sdk.aggregator.serving.calls import CallBudget
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, FedOneError, ProblemError
 
@@ -17,11 +18,23 @@ ONE = Usage(requests=1, prompt_tokens=10)
 class Run:
     """Grants so much more, and counts it."""
 
+    run_id = "run"
+
     def __init__(self, most: int = 100) -> None:
         self.most = most
         self.asked = NOTHING
+        self.replica = "replica"
 
-    async def more(self, worst: Usage) -> None:
+    async def budget(self, first: Usage = NOTHING) -> CallBudget:
+        """Return a budget with the first grant, which does not count."""
+        most, self.most = self.most, 100
+        run: Any = self
+        purse = CallBudget(run, self.more)
+        await purse.grant(first)
+        self.most, self.asked = most, NOTHING
+        return purse
+
+    async def more(self, attempt: str, worst: Usage) -> None:
         await asyncio.sleep(0)
         if (self.asked + worst).requests > self.most:
             raise ProblemError("lease_exhausted", "no more requests")
@@ -30,7 +43,7 @@ class Run:
 
 async def test_what_is_granted_is_spent_first() -> None:
     run = Run()
-    purse = CallBudget("run", ONE * 2, run.more)
+    purse = await run.budget(ONE * 2)
     for _ in range(2):
         async with purse.reserve(ONE) as lease:
             lease.settle(ONE)
@@ -42,7 +55,7 @@ async def test_what_is_granted_is_spent_first() -> None:
 
 async def test_what_is_given_back_pays_for_the_next() -> None:
     run = Run()
-    purse = CallBudget("run", ONE, run.more)
+    purse = await run.budget(ONE)
     async with purse.reserve(ONE) as lease:
         lease.settle(Usage(requests=1))
     async with purse.reserve(ONE) as lease:
@@ -53,7 +66,7 @@ async def test_what_is_given_back_pays_for_the_next() -> None:
 
 async def test_no_call_uses_a_pending_reservation_of_another() -> None:
     run = Run(most=3)
-    purse = CallBudget("run", NOTHING, run.more)
+    purse = await run.budget()
     under_way: list[int] = []
 
     async def ask(number: int) -> None:
@@ -67,7 +80,7 @@ async def test_no_call_uses_a_pending_reservation_of_another() -> None:
 
 
 async def test_a_refusal_is_remembered_and_costs_nothing() -> None:
-    purse = CallBudget("run", ONE, Run(most=0).more)
+    purse = await Run(most=0).budget(ONE)
     async with purse.reserve(ONE) as first:
         with pytest.raises(BudgetExhausted, match="no more requests"):
             async with purse.reserve(ONE):
@@ -82,10 +95,11 @@ async def test_a_refusal_is_remembered_and_costs_nothing() -> None:
 async def test_a_failure_to_ask_for_more_leaves_no_reservation(
     failure: type[BaseException],
 ) -> None:
-    async def more(worst: Usage) -> None:
+    async def more(attempt: str, worst: Usage) -> None:
         raise failure
 
-    purse = CallBudget("run", NOTHING, more)
+    run: Any = Run()
+    purse = CallBudget(run, more)
     with pytest.raises(failure):
         async with purse.reserve(ONE):
             pytest.fail("it was not paid for")
@@ -95,7 +109,7 @@ async def test_a_failure_to_ask_for_more_leaves_no_reservation(
 
 async def test_a_provider_that_counts_more_is_paid_before_the_next_request() -> None:
     run = Run()
-    purse = CallBudget("run", ONE * 2, run.more)
+    purse = await run.budget(ONE * 2)
     async with purse.reserve(ONE) as lease:
         lease.settle(Usage(requests=1, prompt_tokens=25))
     assert purse.spent.prompt_tokens == 25
@@ -105,39 +119,41 @@ async def test_a_provider_that_counts_more_is_paid_before_the_next_request() -> 
 
 
 async def test_each_reservation_has_its_own_id_and_covers_only_itself() -> None:
-    names = iter(["before", "after", "after"])
-    attempts = Reservations(lambda: next(names))
+    run: Any = Run()
     reserved: list[str] = []
 
-    async def reserve(attempt: str) -> None:
+    async def reserve(attempt: str, worst: Usage) -> None:
         reserved.append(attempt)
 
-    for worst in (ONE * 2, ONE, ONE):
-        await attempts.reserve_more(worst, reserve)
+    purse = CallBudget(run, reserve)
+    for replica, worst in (("before", ONE * 2), ("after", ONE), ("after", ONE)):
+        run.replica = replica
+        await purse.grant(worst)
     assert [replica_of(attempt) for attempt in reserved] == ["before", "after", "after"]
     spent = Usage(requests=3, prompt_tokens=45)  # more tokens than any bound
-    shares = dict(attempts.shares(spent))
+    shares = dict(purse.shares(spent))
     assert list(shares) == reserved
     assert list(shares.values()) == [ONE * 2, ONE, Usage(prompt_tokens=15)]
 
 
 async def test_refused_reservations_cover_nothing_and_unknown_ones_are_returned() -> None:
-    attempts = Reservations(lambda: "replica")
+    run: Any = Run()
     asked: list[str] = []
+    failures: list[Exception | None] = [
+        None,
+        ProblemError("lease_exhausted", "no more requests"),
+        FedOneError("the store went away"),
+    ]
 
-    async def grant(attempt: str) -> None:
+    async def reserve(attempt: str, worst: Usage) -> None:
         asked.append(attempt)
+        if (failure := failures.pop(0)) is not None:
+            raise failure
 
-    async def refuse(attempt: str) -> None:
-        raise ProblemError("lease_exhausted", "no more requests")
-
-    async def fail(attempt: str) -> None:
-        asked.append(attempt)
-        raise FedOneError("the store went away")
-
-    await attempts.reserve_more(ONE, grant)
+    purse = CallBudget(run, reserve)
+    await purse.grant(ONE)
     with pytest.raises(ProblemError):
-        await attempts.reserve_more(ONE, refuse)
+        await purse.grant(ONE)
     with pytest.raises(FedOneError, match="went away"):
-        await attempts.reserve_more(ONE, fail)
-    assert dict(attempts.shares(ONE * 2)) == {asked[0]: ONE * 2, asked[1]: NOTHING}
+        await purse.grant(ONE)
+    assert dict(purse.shares(ONE * 2)) == {asked[0]: ONE * 2, asked[2]: NOTHING}

@@ -63,7 +63,7 @@ class TestPowerCuts:
         death = Death()
         with Disk(tmp_path, death) as disk:
             state = DeviceState(tmp_path / "state", SERVER)
-            Identity(state).begin("nonce")
+            Identity(state).reset("nonce")
             death.comes_at = "before fsync state.sqlite3-wal"
             assert not state.write(COUNT)
             state.close()
@@ -103,7 +103,7 @@ class TestTransactions:
             armed = False
             assert work.unsent is None
             kinds = stored(tmp_path, "SELECT kind FROM journal ORDER BY kind")
-            assert kinds == [("charge",), ("losses",)]
+            assert kinds == [("answers",), ("charge",)]
             assert stored(tmp_path, "SELECT * FROM unsent") == []
             assert stored(tmp_path, "SELECT * FROM privacy") == []
             assert work.put(unsent_of(0, noised=True), [COUNT])
@@ -112,30 +112,10 @@ class TestTransactions:
         assert len(stored(tmp_path, "SELECT * FROM unsent")) == 1
         assert stored(tmp_path, "SELECT * FROM privacy") == [("losses", 1.0)]
 
-    def test_noise_and_its_count_are_stored_together(self, tmp_path: Path) -> None:
-        full = False
-
-        def watch(what: str) -> None:
-            if full and what.startswith("before write"):
-                raise OSError(28, "No space left on device")
-
-        with Disk(tmp_path, watch):
-            state = DeviceState(tmp_path, SERVER)
-            journal = Journal(state, "a")
-            full = True
-            with pytest.raises(OSError, match="cannot be stored"):
-                journal.release(("k",), lambda: (0.5,), lambda: [COUNT])
-            full = False
-            assert stored(tmp_path, "SELECT * FROM privacy") == []
-            assert journal.release(("k",), lambda: (0.75,), lambda: [COUNT]) == (0.75,)
-            assert stored(tmp_path, "SELECT * FROM privacy") == [("losses", 1.0)]
-            assert Journal(state, "a").release(("k",), forbidden) == (0.75,)
-            state.close()
-
     def test_servers_share_a_file_and_no_rows(self, tmp_path: Path) -> None:
         states = [DeviceState(tmp_path, server) for server in ("a", "b")]
         for number, state in enumerate(states):
-            Identity(state).begin(f"nonce {number}")
+            Identity(state).reset(f"nonce {number}")
             Journal(state, "same").keep({"key": (float(number),)}, "m")
         CurrentWork(states[0]).forget()
         assert Journal(states[0], "same").row("key") is None
@@ -207,15 +187,6 @@ class TestCurrentWork:
             )
         for kept in (work, CurrentWork(DeviceState(tmp_path, SERVER))):
             assert (kept.memory("r1"), kept.memory("r2")) == (None, b"m")
-
-    def test_deleted_losses_are_erased(self, tmp_path: Path) -> None:
-        state = DeviceState(tmp_path, SERVER)
-        work = CurrentWork(state)
-        work.journal("a").keep({"a key to look for": (0.5,)}, "m")
-        work.drop("a")
-        state.close()
-        (file,) = tmp_path.iterdir()
-        assert b"a key to look for" not in file.read_bytes()
 
 
 class TestDisks:

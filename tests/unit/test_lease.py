@@ -83,6 +83,20 @@ async def test_a_wait_that_the_server_asks_for_is_honoured() -> None:
 
 
 @on_virtual_time
+async def test_a_server_cannot_make_a_device_renew_without_a_pause() -> None:
+    asked = 0
+
+    async def hostile() -> Renewal:
+        nonlocal asked
+        asked += 1
+        return Renewal(deadline_s=1e-9)
+
+    async with Lease(1e-9, hostile):
+        await asyncio.sleep(10.1)
+    assert asked == 50
+
+
+@on_virtual_time
 async def test_a_refusal_ends_it() -> None:
     server = Server(lambda at: ProblemError("renewal_refused", "often enough"))
     async with Lease(100, server.renew) as lease:

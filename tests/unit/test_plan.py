@@ -159,7 +159,7 @@ async def test_the_plan_includes_the_proposer() -> None:
         calls += 1
         return json.dumps([f"Say which, {calls}.", f"Look again, {calls}!"])
 
-    proposer = {"backend": {"kind": "onnx"}, "every": 2, "count": 2}
+    proposer = {"backend": {"kind": "onnx"}, "every": 2}
     prompt = {"slots": [SLOT], "proposer": proposer}
     task = {"template": "{instruction} {text} {mask}", "labels": {"0": " no", "1": " yes"}}
     federation = federation_of(

@@ -29,7 +29,7 @@ from fedone_sdk.data.splitmix import SplitMix64
 from fedone_sdk.messages import MAX_LOSS
 from fedone_sdk.spec.sections import PrivacySpec
 
-dp_accounting = pytest.importorskip("dp_accounting")
+pytest.importorskip("dp_accounting")
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "noise.json").read_text())
 
@@ -267,19 +267,6 @@ def test_epsilon_is_the_closed_form(sigma: float, releases: int) -> None:
     assert delta_of(epsilon, sigma / math.sqrt(releases)) == pytest.approx(1e-5, rel=1e-3)
 
 
-@pytest.mark.parametrize("releases", [1, 7, 100])
-def test_epsilon_agrees_with_composition(releases: int) -> None:
-    """The library's general accountants, independent of the shortcut."""
-    sigma = 4.0
-    ours = Accountant(privacy(noise_multiplier=sigma)).epsilon(releases)
-    event = dp_accounting.GaussianDpEvent(sigma)
-    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    rdp = dp_accounting.rdp.RdpAccountant(neighboring_relation=relation)
-    assert ours <= rdp.compose(event, releases).get_epsilon(1e-5) <= 1.25 * ours
-    pld = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
-    assert pld.compose(event, releases).get_epsilon(1e-5) == pytest.approx(ours, rel=0.02)
-
-
 @pytest.mark.parametrize("sigma", [5.0, 40.0])
 def test_the_grid_costs_what_the_accountant_adds(sigma: float) -> None:
     """The bounds of a rounded Gaussian's probabilities, on grids that are coarse enough to see."""
@@ -289,11 +276,6 @@ def test_the_grid_costs_what_the_accountant_adds(sigma: float) -> None:
         rounded = normal.cdf(k + 0.5) - normal.cdf(k - 0.5)
         ratio = math.log(rounded / (math.exp(-k * k / 2 / sigma**2) / total))
         assert -1 / (24 * sigma**2) - 1e-7 <= ratio <= k**2 / (24 * sigma**4) + 1e-7
-
-
-def test_a_known_value() -> None:
-    """Sigma 1, delta 1e-5: 4.377 (Balle and Wang); the classic bound says 4.845."""
-    assert Accountant(privacy()).epsilon(1) == pytest.approx(4.377, abs=5e-4)
 
 
 def test_no_release_costs_nothing_and_more_releases_cost_more() -> None:
@@ -332,9 +314,7 @@ def test_no_limit() -> None:
         {"noise_multiplier": 1.001e3},
         {"noise_multiplier": math.inf},
         {"delta": 1},
-        {"target": "prompts"},
         {"max_epsilon": 0},
-        {"sigma": 1},
     ],
 )
 def test_impossible_values(wrong: dict[str, object]) -> None:

@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.budget import Usage
+from fedone_sdk.budget import Price, Usage
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
-from fedone_sdk.evaluation.verdict import examples_needed, judge, no_prompt_biased, sentence
+from fedone_sdk.evaluation.verdict import (
+    examples_needed,
+    judge,
+    no_prompt_biased,
+    sentence,
+    with_lengths,
+)
 from fedone_sdk.messages import Spread, Verdict
 from fedone_sdk.task import LOG_ZERO, TaskSpec
 
@@ -146,6 +152,24 @@ def test_worth_keeping() -> None:
     assert "for 60 queries: worth" in said(verdict, usd="0")
     unknown = sentence(verdict, "accuracy", Usage(queries=1), priced=False)
     assert "for 1 query at an unknown price: worth" in unknown
+
+
+def test_the_price_of_a_prompts_length_at_every_call() -> None:
+    verdict = judge(task(), {"no_prompt": answers(0.6, "no_prompt"), "after": answers(0.8)})
+    prompts = {"no_prompt": "", "tuned": "x" * 134}
+    for price, ending in {
+        None: "worth keeping",
+        Price(prompt=0, completion=0): "worth keeping",
+        Price(prompt="0.1", completion=1): "worth keeping; its 34 tokens cost USD 3.40 per "
+        "million calls, those of no prompt 0.00",
+    }.items():
+        found = with_lengths(verdict, prompts, price)
+        assert said(found).endswith(ending)
+        assert {one.name: one.tokens for one in found.standings} == {
+            "chance": None,
+            "no_prompt": 0,
+            "tuned": 34,
+        }
 
 
 def test_an_inconclusive_verdict_has_the_number_of_rows_that_show_such_a_gain() -> None:

@@ -204,10 +204,3 @@ def test_real_sst2_text() -> None:
     for ngram in ngrams:
         assert re.fullmatch(r"( \S+)+", ngram)
         assert f"{ngram} " in corpus
-
-
-@pytest.mark.skipif(not SST2.is_dir(), reason="no shared data")
-def test_real_vocabulary_file() -> None:
-    vocabulary = build_vocabulary(FileVocabulary(path="vocab200.json"), [], SST2)
-    assert len(vocabulary) == 200
-    assert vocabulary.candidates[:3] == (" the", " and", " of")

@@ -118,7 +118,7 @@ class SoftModel:
         # The head is expensive: only the masks pass through it.
         masks = [cloze.mask_index for cloze in clozes]
         logits = module.lm_head(hidden[list(range(len(masks))), masks]).float()
-        labels = [encoder.label_id(word) for word in task.label_words]
+        labels = [token for (token,) in encoder.label_ids(task.label_words)]
         return logits[:, labels] - logits.logsumexp(1, keepdim=True)
 
     def losses(self, task: TaskSpec, examples: Sequence[Example], soft: Soft | None = None) -> Any:

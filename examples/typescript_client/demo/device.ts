@@ -1,5 +1,5 @@
-// One device as a Node program: node dist/demo/device.js URL TOKEN rows.jsonl [STATE]
-// Prints what happens, a line of JSON for each event; SIGTERM and Ctrl-C end it. With MODEL_URL
+// One device as a Node program: node dist/demo/device.js URL rows.jsonl [STATE]
+// FEDONE_TOKEN is its enrolment token. Prints what happens, a line of JSON for each event; SIGTERM and Ctrl-C end it. With MODEL_URL
 // it asks a model of its own there, and not the aggregator's; POLICY is the `policy` as JSON,
 // FIELDS are the columns that it lets out.
 import { readFileSync } from "node:fs";
@@ -7,9 +7,10 @@ import { FileStorage } from "../adapters/node/index.js";
 import { EdgeClient, MemoryStorage } from "../src/index.js";
 import type { Backend, Example, WorkPolicy } from "../src/index.js";
 
-const [server, token, file, folder] = process.argv.slice(2);
+const [server, file, folder] = process.argv.slice(2);
+const { FEDONE_TOKEN: token } = process.env;
 if (!server || !token || !file) {
-  console.error("usage: device.js URL TOKEN rows.jsonl [STATE]");
+  console.error("usage: FEDONE_TOKEN=... device.js URL rows.jsonl [STATE]");
   process.exit(2);
 }
 const lines = readFileSync(file, "utf8").split("\n").filter(Boolean);

@@ -49,7 +49,8 @@ export interface ModelAnswer {
 }
 
 /**
- * A model of the device's own: a query in, its answer out.
+ * A model of the device's own: a query in, its answer out. It throws if the model is not available,
+ * and the work is declined; an input that the model refuses is null in its answer.
  *
  * @param signal Aborted when the client stops.
  */

@@ -5,6 +5,10 @@ import type { Renewal } from "./messages.js";
 const RETRY_S = 3;
 const RETRY_SHARE = 0.1;
 
+/** Bounds of the time between two renewals, whatever the server says; a timer has an upper one. */
+const LEAST_S = 0.2;
+const MOST_S = 86_400;
+
 /**
  * Puts off an assignment's deadline while the work takes longer: a renewal is asked for at half
  * time, and again soon where that fails. Deadlines are spans from now; no clock is compared with
@@ -23,7 +27,7 @@ export function keepLease(
   const keep = async (): Promise<void> => {
     let waitS = deadlineS / 2;
     for (;;) {
-      await clock.sleep(waitS, ended.signal);
+      await clock.sleep(Math.min(Math.max(waitS, LEAST_S), MOST_S), ended.signal);
       try {
         deadlineS = (await renew(ended.signal)).deadline_s;
         waitS = deadlineS / 2;

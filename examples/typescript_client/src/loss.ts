@@ -34,7 +34,7 @@ export async function exampleLoss(
  * The loss of label log-probabilities.
  *
  * @param bias Added to them before, one number per label, nats.
- * @returns `cross_entropy`: nats, over the label words only. `hinge`: with margin 1, over the label
+ * @returns `cross_entropy`: nats, over the label words only. `brier`: 0 to 2, likewise. `hinge`: with margin 1, over the label
  *   count. `zero_one`: 1 for a wrong label.
  */
 export function labelLoss(
@@ -53,7 +53,12 @@ export function labelLoss(
     return exactSum(others.map((value) => Math.max(0, 1 - own + value))) / values.length;
   }
   const highest = Math.max(...values);
-  return Math.log(exactSum(values.map((value) => Math.exp(value - highest)))) + highest - own;
+  const odds = values.map((value) => Math.exp(value - highest));
+  const total = exactSum(odds);
+  if (task.loss === "brier") {
+    return exactSum(odds.map((odd, at) => (odd / total - Number(at === target)) ** 2));
+  }
+  return Math.log(total) + highest - own;
 }
 
 /** The index of the likeliest label, the first of several; -1 where the model wrote none. */

@@ -120,7 +120,7 @@ export interface TaskSpec {
     [k: string]: string;
   };
   metric?: string;
-  loss?: "cross_entropy" | "hinge" | "zero_one" | "nll" | "score";
+  loss?: "cross_entropy" | "brier" | "hinge" | "zero_one" | "nll" | "score";
   label_field?: string;
   description?: Description | null;
   max_tokens?: number;

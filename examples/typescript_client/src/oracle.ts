@@ -18,6 +18,7 @@ const CONCURRENCY = 4;
 
 const WANTS = {
   cross_entropy: "labels",
+  brier: "labels",
   hinge: "labels",
   zero_one: "labels",
   nll: "reference",

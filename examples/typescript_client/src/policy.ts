@@ -157,11 +157,8 @@ export class Account {
     const precision = this.#spent.precision + multiplier ** -2;
     const epsilon = epsilonOf(precision, this.#delta);
     if (!(epsilon <= maxEpsilon)) {
-      throw new Declining(
-        `the client gives away an epsilon of at most ${maxEpsilon} at delta ${this.#delta}: ` +
-          `${this.epsilon!.toPrecision(4)} is spent, ${epsilon.toPrecision(4)} it would be`,
-        true,
-      );
+      // The figures, which `status` has, would tell of other servers' runs.
+      throw new Declining("the client's epsilon does not suffice for this work", true);
     }
     return precision;
   }

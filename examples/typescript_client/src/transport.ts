@@ -85,7 +85,7 @@ export class Transport {
         timeout.abort();
         throw new MessageError(`${path}: the answer is too long`);
       }
-      const text = await response.text();
+      const text = await textOf(response, path);
       const retryAfterS = readRetryAfter(response.headers);
       if (!response.ok) throw this.#refusal(path, response, text, retryAfterS);
       return { status: response.status, text, ...(retryAfterS !== undefined && { retryAfterS }) };
@@ -116,6 +116,27 @@ export class Transport {
         : new MessageError(`${path}: answered ${status}, and not as an aggregator does`);
     }
     return new ProblemError(problem.code, status, String(problem.detail), retryAfterS);
+  }
+}
+
+/**
+ * The text of an answer, which may be compressed: only what was read is bounded.
+ *
+ * @throws MessageError It is too long.
+ */
+async function textOf(response: Response, path: string): Promise<string> {
+  const reader = response.body?.getReader();
+  if (reader === undefined) return response.text(); // React Native has no streams.
+  const decoder = new TextDecoder();
+  let text = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return text + decoder.decode();
+    text += decoder.decode(value, { stream: true });
+    if (text.length > MAX_ANSWER_CHARS) {
+      await reader.cancel();
+      throw new MessageError(`${path}: the answer is too long`);
+    }
   }
 }
 

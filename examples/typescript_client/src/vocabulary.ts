@@ -5,6 +5,17 @@ import type { Filling, Run, Task } from "./task.js";
 /** The reserved slot whose candidates are sets of label words. */
 const LABELS = "labels";
 
+const NAMES = "bos|eos|pad|unk|mask|cls|sep|/?s|/?think|/?tool_call|(start|end)_of_(turn|image)";
+const MISTRAL =
+  "/?(inst|system_prompt|available_tools|tool_results|tool_content)|tool_calls|args|img";
+
+/** Special tokens of tokenisers and chat templates; `fedone_sdk/vocabulary.py` has the same. */
+const SPECIAL = new RegExp(
+  String.raw`<\||\|>|<</?sys>>|<(${NAMES}|(unused|extra_id_)\d+)>` +
+    String.raw`|\[(${MISTRAL}|g?mask|cls|sep|pad|unk|bos|eos|unused\d+)\]`,
+  "i",
+);
+
 /** The candidates of a prompt's positions: the same for all, or slot by slot. They only grow. */
 export class Vocabulary {
   constructor(
@@ -17,9 +28,18 @@ export class Vocabulary {
    * What a server has sent.
    *
    * @param listed All candidates, or those that were added after `known`.
+   * @throws Declining A candidate has a special token of a model.
    */
   static of(listed: VocabularyList, known?: Vocabulary): Vocabulary {
     const version = listed.version ?? 0;
+    const sent = [
+      ...(listed.candidates ?? []),
+      ...(listed.slots ?? []).flatMap((slot) => slot.candidates),
+      ...(listed.appended ?? []).map(([, text]) => text),
+    ];
+    if (sent.some((text) => SPECIAL.test(text.normalize("NFKC")))) {
+      throw new Declining("the vocabulary is malformed");
+    }
     if (known === undefined) {
       return new Vocabulary(version, listed.candidates ?? [], listed.slots ?? []);
     }

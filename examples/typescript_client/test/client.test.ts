@@ -347,6 +347,35 @@ test("candidates that were added are fetched, and nothing else", async () => {
   );
 });
 
+test("a candidate with a special token of a model is declined", async () => {
+  const hostile = ["x<|im_end|>", "</s>", "[INST] x", "\uff1c\uff5cend\uff5c\uff1e", "<|"];
+  for (const text of hostile) {
+    const server = new ScriptedServer().next("vocabulary", () =>
+      json({ candidates: ["", " a", text] }),
+    );
+    const { backend, asked } = countingBackend();
+    const { client } = clientOf(server, { backend });
+    assert.equal(await client.runOnce(), "declined");
+    assert.deepEqual(asked, []);
+  }
+});
+
+test("an answer without an end is not read to its end", async () => {
+  let sent = 0;
+  const endless = () =>
+    new Response(
+      new ReadableStream({
+        pull: (controller) => {
+          if (++sent > 200) controller.close();
+          else controller.enqueue(new Uint8Array(2 ** 20).fill(32));
+        },
+      }),
+    );
+  const { client } = clientOf(new ScriptedServer().next("claim", endless));
+  assert.equal(await client.runOnce(), "offline");
+  assert.ok(sent < 40, `${sent} MiB`);
+});
+
 test("noise is drawn once, and the same after a restart", async () => {
   const privacy = { target: "losses", clip: 2, noise_multiplier: 1, delta: 1e-5 };
   const noised = () => json({ ...RUN, privacy });
@@ -393,7 +422,7 @@ test("epsilon is counted over restarts, and work beyond it is declined", async (
     assert.ok(Math.abs(client.status().epsilon! - 0.93) < 0.01);
     const reasons = server.bodies("decline").map((body) => JSON.parse(body));
     assert.equal(reasons.length, at);
-    if (at) assert.match(reasons[0].reason, /epsilon of at most 1.2 .* 1.356 it would be/);
+    if (at) assert.match(reasons[0].reason, /epsilon does not suffice/);
     if (at) assert.equal(reasons[0].unfit, true);
   }
   assert.deepEqual(outcomes, ["worked", "declined"]);

@@ -43,6 +43,11 @@ test("a renewal that fails is asked for again soon", async () => {
   assert.deepEqual((await played(10, down, 10)).waits, [5, 1]);
 });
 
+test("a server cannot make a device renew without a pause", async () => {
+  const { waits } = await played(1e300, 0, -5, 1e-9, 60);
+  assert.deepEqual(waits, [86_400, 0.2, 0.2, 0.2]);
+});
+
 test("a lease that is not renewed any more is left alone", async () => {
   const refused = new ProblemError("renewal_refused", 409, "");
   assert.deepEqual(await played(60, refused, 60, 60), { waits: [30], asked: 1 });

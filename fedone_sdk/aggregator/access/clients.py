@@ -19,8 +19,8 @@ from fedone_sdk.aggregator.access.tokens import (
     may_see,
     new_secret,
 )
-from fedone_sdk.aggregator.cluster.signals import ClientChanged, publish
 from fedone_sdk.aggregator.runtime import run_shielded
+from fedone_sdk.aggregator.signals import ClientChanged, publish
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Enrol, Enrolled, NewToken, Rotated
@@ -56,6 +56,7 @@ class Access:
     any replica.
 
     Attributes:
+        num_clients: Number of enrolled clients known to this replica.
         changes: Number of changes of who may enrol and work, by kind, made by this replica.
     """
 
@@ -72,16 +73,11 @@ class Access:
         self._records: OrderedDict[int, ClientRecord] = OrderedDict()
         self._indices: dict[str, int] = {}
         self._tokens: frozenset[str] = frozenset()
-        self._num_clients = 0
+        self.num_clients = 0
         # Incremented on changes in the store; results of earlier reads are not cached.
         self._num_changes = 0
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._write_lock = asyncio.Lock()
-
-    @property
-    def num_clients(self) -> int:
-        """Number of enrolled clients known to this replica."""
-        return self._num_clients
 
     async def open(self) -> None:
         """Add the configured tokens to the store, and load all tokens.
@@ -104,20 +100,16 @@ class Access:
             self._num_changes += 1
             self._records.clear()
             self._indices.clear()
-            await self.update_count()
-            changes, newest = self._num_changes, max(self._num_clients - self._capacity, 0)
+            self.num_clients = await self._store.num_clients()
+            changes, newest = self._num_changes, max(self.num_clients - self._capacity, 0)
             for known in await self._store.clients(newest - 1, self._capacity):
                 self._cache_if_current(known, changes)
             return
         self._invalidate(index)
-        self._num_clients = max(self._num_clients, index + 1)
+        self.num_clients = max(self.num_clients, index + 1)
         client = await self.record(index)
         if client is not None and client.revoked_at is not None:
             self._notify_revoked(client)
-
-    async def update_count(self) -> None:
-        """Read the number of clients from the store."""
-        self._num_clients = await self._store.num_clients()
 
     # Tokens
 
@@ -193,7 +185,7 @@ class Access:
             client = await self._store.enrol(client, digest(token), now)
         except TokenRefused as exc:
             raise ProblemError("unauthorized", str(exc)) from None
-        self._num_clients = max(self._num_clients, client.index + 1)
+        self.num_clients = max(self.num_clients, client.index + 1)
         again = client.client_id != wanted
         if again:
             await self._on_changed(client.index)
@@ -246,7 +238,9 @@ class Access:
             # The second of two concurrent rotations would lock the first caller out.
             if now is None or secret_sha256 not in (now.credential_sha256, now.previous_sha256):
                 raise ProblemError("unauthorized", "this credential was replaced by another one")
-            await self._store.set_credential(client.index, digest(secret), secret_sha256)
+            await self._store.change_client(
+                client.index, credential_sha256=digest(secret), previous_sha256=secret_sha256
+            )
         await self._on_changed(client.index)
         _log.info("credential rotated", client_id=client.client_id)
         return Rotated(credential=secret)
@@ -258,7 +252,8 @@ class Access:
     async def revoke_client(self, client_id: str) -> ClientRecord:
         """Revoke a client permanently. Unknown: ``not_found``."""
         client = await self.by_name(client_id)
-        await self._store.revoke_client(client.index, self._clock.now())
+        if client.revoked_at is None:
+            await self._store.change_client(client.index, revoked_at=self._clock.now())
         await self._on_changed(client.index)
         client = await self.by_name(client_id)
         self._notify_revoked(client)
@@ -313,7 +308,7 @@ class Access:
         """Cache a record unless the store changed during the read."""
         if client is not None and changes == self._num_changes:
             self._cache(client)
-            self._num_clients = max(self._num_clients, client.index + 1)
+            self.num_clients = max(self.num_clients, client.index + 1)
 
     def _cache(self, client: ClientRecord) -> None:
         self._evict(client.index)
@@ -338,7 +333,7 @@ class Access:
 
     async def _record_seen(self, client: ClientRecord) -> None:
         now = self._clock.now()
-        await self._store.see_client(client.index, now)
+        await self._store.change_client(client.index, seen_at=now)
         if self._records.get(client.index) is client:
             self._cache(replace(client, seen_at=now))
 
@@ -347,7 +342,9 @@ class Access:
             now = await self._store.client_at(index)
             if now is None or now.previous_sha256 is None or now.credential_sha256 != secret_sha256:
                 return  # Already done by a concurrent request.
-            await self._store.set_credential(index, secret_sha256, None)
+            await self._store.change_client(
+                index, credential_sha256=secret_sha256, previous_sha256=None
+            )
         await self._on_changed(index)
 
     async def _on_changed(self, index: int) -> None:
@@ -375,10 +372,6 @@ class Access:
     async def _configure(self) -> None:
         """Store the configured tokens, each recognised by its secret."""
         tokens = self.authority.enrolment_tokens
-        for key, what in (("name", "name"), ("token_sha256", "secret")):
-            given = [one for token in tokens if (one := getattr(token, key)) is not None]
-            if len(set(given)) < len(given):
-                raise SpecError(f"auth.enrolment_tokens: two tokens have the same {what}")
         kept = {known.token_sha256: known for known in await self._store.tokens()}
         is_new = not kept
         for token in tokens:

@@ -1,17 +1,22 @@
-"""Secrets, digests, and the roles of users."""
+"""Tokens of devices and users: secrets, digests, roles, and the section ``auth`` of CONFIG.yaml."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AwareDatetime, BeforeValidator, Field, SecretStr, model_validator
 
 from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import is_sendable
+from fedone_sdk.spec import Spec
 
 Role = Literal["viewer", "operator", "admin"]
 
@@ -109,7 +114,7 @@ class Authority:
     """The configured tokens and roles.
 
     Raises:
-        ValueError: Two admin tokens share a secret or a name, or one is an enrolment token.
+        ValueError: Two tokens share a secret or a name.
     """
 
     def __init__(
@@ -127,14 +132,18 @@ class Authority:
         if admin_token is not None:
             person = AdminToken(token_sha256=digest(admin_token), name="admin_token", role="admin")
             self._people.append(person)
-        devices = {token.token_sha256 for token in self.enrolment_tokens}
-        people = {person.token_sha256 for person in self._people}
-        if devices & people:
-            raise ValueError("an admin token must not be one that devices enrol with")
-        if len(people) < len(self._people):
-            raise ValueError("two admin tokens have the same secret")
-        if len({person.name for person in self._people}) < len(self._people):
-            raise ValueError("two admin tokens have the same name")
+        for key, tokens in (
+            ("enrolment_tokens", self.enrolment_tokens),
+            ("admin_tokens", self._people),
+        ):
+            names = [token.name for token in tokens if token.name is not None]
+            for what, found in ("name", names), ("secret", [one.token_sha256 for one in tokens]):
+                if len(set(found)) < len(found):
+                    raise ValueError(f"{key}: two of them have the same {what}")
+        if {one.token_sha256 for one in self.enrolment_tokens} & {
+            person.token_sha256 for person in self._people
+        }:
+            raise ValueError("admin_tokens: must not be one that devices enrol with")
 
     def person(self, token: str | None) -> AdminToken | None:
         """Return the admin token with this secret, if any."""
@@ -162,3 +171,166 @@ class Authority:
         if not person.allows(role):
             raise ProblemError("forbidden", f"this needs role {role}; the token has {person.role}")
         return person
+
+
+# CONFIG.yaml
+
+_FEWEST_CHARS = 20
+_FEWEST_DIFFERENT = 8
+
+MAKE_A_TOKEN = """python3 -c "import secrets; print(secrets.token_urlsafe(32))\""""
+"""Command that generates a token, for error messages."""
+
+
+def _token(value: object) -> object:
+    # Raises its own ValueErrors: pydantic's messages would contain the secret.
+    if isinstance(value, SecretStr):
+        return value
+    if isinstance(value, dict) and value.keys() == {"env"} and isinstance(value["env"], str):
+        if value["env"] not in os.environ:
+            raise ValueError(f"the environment variable {value['env']} is not set")
+        value = os.environ[value["env"]]
+    if not isinstance(value, str):
+        raise ValueError("must be a token in quotes, or {env: NAME} to read it from NAME")
+    if not is_sendable(value) or " " in value:
+        raise ValueError("a token is printable ASCII without spaces, and not empty")
+    return value
+
+
+Token = Annotated[SecretStr, BeforeValidator(_token)]
+"""A secret: text, or ``{env: NAME}`` to read it from the environment. Errors never show it."""
+
+TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+
+
+def _patterns(value: object) -> object:
+    if value is None:
+        return None
+    if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
+        raise ValueError("must be a list of names of runs; * stands for any text")
+    return check_patterns(value)
+
+
+Runs = Annotated[tuple[str, ...] | None, BeforeValidator(_patterns)]
+
+
+class EnrolmentTokenConfig(Spec):
+    """A token that devices enrol with.
+
+    Attributes:
+        name: Its name; numbered by default.
+        runs: Names of the runs that its clients may access, with ``*`` for any text; null is all.
+        expires: Expiry, a date and time with UTC offset; null is never.
+        uses: Maximal number of clients that enrol with it; null is unlimited.
+    """
+
+    token: Token
+    name: TokenName | None = None
+    runs: Runs = None
+    expires: AwareDatetime | None = None
+    uses: Annotated[int, Field(ge=1, le=2**53 - 1)] | None = None
+
+    def build(self) -> EnrolmentToken:
+        """Return the token without its secret."""
+        return EnrolmentToken(
+            token_sha256=digest(self.token.get_secret_value()),
+            name=self.name,
+            runs=self.runs,
+            expires_at=None if self.expires is None else self.expires.timestamp(),
+            uses=self.uses,
+        )
+
+
+class AdminTokenConfig(Spec):
+    """A user's token.
+
+    Attributes:
+        role: viewer reads runs, operator also controls them, admin also manages devices.
+        runs: Names of the runs that it is valid for, with ``*`` for any text; null is all.
+    """
+
+    token: Token
+    name: TokenName
+    role: Role
+    runs: Runs = None
+
+    @model_validator(mode="after")
+    def _check_scope(self) -> Self:
+        self.build()
+        return self
+
+    def build(self) -> AdminToken:
+        """Return the token without its secret."""
+        return AdminToken(
+            token_sha256=digest(self.token.get_secret_value()),
+            name=self.name,
+            role=self.role,
+            runs=self.runs,
+        )
+
+
+def _with_token(value: object) -> dict[str, Any]:
+    """Return a mapping with ``token`` from a token, ``{env: ...}``, or a mapping with either."""
+    if not isinstance(value, dict) or value.keys() == {"env"}:
+        return {"token": value}
+    if "env" not in value:
+        return value
+    if "token" in value:
+        raise ValueError("has both token and env; one of them is the secret")
+    rest = {name: part for name, part in value.items() if name != "env"}
+    return {"token": {"env": value["env"]}, **rest}
+
+
+def _tokens(kind: str) -> BeforeValidator:
+    """Return the validator of a list of tokens; `kind` says what they are, for errors."""
+
+    def validate(value: object) -> object:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"must be a list of {kind}")
+        return tuple(one if isinstance(one, Spec) else _with_token(one) for one in value)
+
+    return BeforeValidator(validate)
+
+
+class AuthConfig(Spec):
+    """Authentication. A token is text, or ``{env: NAME}`` to read it from the environment.
+
+    Attributes:
+        admin_tokens: Tokens of more users, with their roles. Without any admin token, the
+            administrative routes are disabled.
+    """
+
+    enrolment_tokens: Annotated[tuple[EnrolmentTokenConfig, ...], _tokens("tokens")] = ()
+    admin_token: Token | None = None
+    admin_tokens: Annotated[
+        tuple[AdminTokenConfig, ...], _tokens("mappings with token (or env), name and role")
+    ] = ()
+
+    @model_validator(mode="after")
+    def _check_tokens(self) -> Self:
+        Authority(**self.arguments())
+        return self
+
+    @property
+    def guessable(self) -> list[str]:
+        """Return the keys of tokens that are too short or too regular to be secure."""
+        tokens = {
+            f"enrolment_tokens.{at}": one.token for at, one in enumerate(self.enrolment_tokens)
+        }
+        if self.admin_token is not None:
+            tokens["admin_token"] = self.admin_token
+        tokens |= {f"admin_tokens.{at}": one.token for at, one in enumerate(self.admin_tokens)}
+        return [key for key, token in tokens.items() if _is_guessable(token.get_secret_value())]
+
+    def arguments(self) -> dict[str, Any]:
+        """Return keyword arguments for `Authority` or `Aggregator`."""
+        admin = self.admin_token
+        return {
+            "enrolment_tokens": [token.build() for token in self.enrolment_tokens],
+            "admin_token": None if admin is None else admin.get_secret_value(),
+            "admin_tokens": [person.build() for person in self.admin_tokens],
+        }
+
+
+def _is_guessable(secret: str) -> bool:
+    return len(secret) < _FEWEST_CHARS or len(set(secret)) < _FEWEST_DIFFERENT

@@ -106,24 +106,22 @@ class Limiter:
             raise ProblemError(
                 "rate_limited", "too many failed authentications", retry_after_s=wait_s
             )
-        self._by_address.check(address, now)
-        self._by_address.take(address, now)
+        self._by_address.admit(address, now)
 
     def client(self, index: int) -> None:
         """Count a request of an enrolled client, or refuse it (``rate_limited``)."""
-        now = self._now()
-        self._by_client.check(index, now)
-        self._by_client.take(index, now)
+        self._by_client.admit(index, self._now())
 
     def body(self, index: int, num_bytes: int) -> None:
-        """Count a client's body, whose parsing costs time in proportion to its size."""
-        self._by_client.take(index, self._now(), num_bytes // _BYTES_PER_REQUEST)
+        """Count a client's body before it is read, or refuse it (``rate_limited``).
+
+        It takes memory and time in proportion to its size.
+        """
+        self._by_client.admit(index, self._now(), num_bytes // _BYTES_PER_REQUEST)
 
     def enrolment(self, address: str) -> None:
         """Count an enrolment, or refuse it (``rate_limited``)."""
-        now = self._now()
-        self._enrolments.check(address, now)
-        self._enrolments.take(address, now)
+        self._enrolments.admit(address, self._now())
 
     def failed(self, address: str) -> None:
         """Count a failed authentication; one above the limit does not extend the wait."""

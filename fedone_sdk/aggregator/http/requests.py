@@ -8,7 +8,7 @@ import logging
 import math
 import ssl
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakSet
@@ -41,10 +41,8 @@ _READ_TIMEOUT_S = 60.0
 MAX_PARTS = 1_000_000
 """Maximal number of commas, brackets and braces in a document, including those in strings."""
 
-_BODY: Any = web.RequestKey("body", bytes) if hasattr(web, "RequestKey") else "body"
-"""Key of a request's cached body; aiohttp before 3.14 only supports text keys."""
 PROBLEM: Any = web.ResponseKey("problem", str) if hasattr(web, "ResponseKey") else "problem"
-"""Key of the problem code of a response."""
+"""Key of the problem code of a response; aiohttp before 3.14 only supports text keys."""
 _ACTIVE: WeakSet[asyncio.Transport] = WeakSet()
 """Connections that have sent a request."""
 
@@ -89,7 +87,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return problem(ProblemError("internal", "see the server's log"))
 
 
-def problem(error: ProblemError, document: Problem | None = None) -> web.Response:
+def problem(error: ProblemError) -> web.Response:
     """Return the response to a refused request."""
     headers = {}
     if error.status == 401:
@@ -103,7 +101,7 @@ def problem(error: ProblemError, document: Problem | None = None) -> web.Respons
         headers["Retry-After"] = str(max(math.ceil(error.retry_after_s or 0), RETRY_AFTER_S))
     response = web.Response(
         status=error.status,
-        body=(document or Problem.of(error)).model_dump_json().encode(),
+        body=Problem.of(error).model_dump_json().encode(),
         content_type="application/problem+json",
         headers=headers,
     )
@@ -126,64 +124,42 @@ def bearer_token(request: web.Request) -> str | None:
     return token.strip() if scheme.lower() == "bearer" and token else None
 
 
-async def body_of(request: web.Request, *, max_bytes: int | None = None) -> bytes:
-    """Return a request's body; it is read once and cached.
+async def body_of(request: web.Request, *, max_bytes: int) -> bytes:
+    """Return a request's body.
 
     Raises:
         ProblemError: ``unsupported_encoding``, ``body_too_large``, ``request_timeout``, or
             ``invalid_message`` for an incomplete body.
     """
-    known = request.get(_BODY)
-    if isinstance(known, bytes):
-        return known
     if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
         # The size after decompression is not known in advance.
         raise ProblemError("unsupported_encoding", "send the body as it is")
-    limit = request.client_max_size if max_bytes is None else max_bytes
-    if (request.content_length or 0) > limit:
-        raise _too_large(limit)
+    if (request.content_length or 0) > max_bytes:
+        raise _too_large(max_bytes)
     body = bytearray()
     try:
         async with asyncio.timeout(_READ_TIMEOUT_S):
             while chunk := await request.content.readany():
                 body += chunk
-                if len(body) > limit:
-                    raise _too_large(limit)
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
     except TimeoutError:
         raise ProblemError(
             "request_timeout", f"the body did not arrive within {_READ_TIMEOUT_S:g} s"
         ) from None
-    except web.RequestPayloadError:
+    except (web.RequestPayloadError, ConnectionError):
         raise ProblemError("invalid_message", "the body ends early or is cut wrongly") from None
-    request[_BODY] = found = bytes(body)
-    return found
+    return bytes(body)
 
 
-async def read(
-    request: web.Request,
-    validate: Callable[[Any], T],
-    *,
-    max_bytes: int | None = None,
-) -> tuple[T, bytes]:
-    """Return the message in a request's body, and the raw body.
-
-    Raises:
-        ProblemError: ``not_json``, one of `body_of`, or ``invalid_message``, which is also the code
-            of errors of `validate`.
-    """
-    if request.content_type != JSON:
-        raise ProblemError("not_json", f"the body is {request.content_type}, not {JSON}")
-    body = await body_of(request, max_bytes=max_bytes)
+async def parsed(body: bytes, validate: Callable[[Any], T]) -> T:
+    """Return the message in a body; ``invalid_message`` if there is none."""
     try:
-        return await in_thread_if_large(len(body), _parsed, validate, body), body
+        return await in_thread_if_large(len(body), lambda: validate(load_json(body)))
     except ValidationError as exc:
         raise ProblemError("invalid_message", first_error(exc)) from None
     except ValueError as exc:
         raise ProblemError("invalid_message", str(exc)) from None
-
-
-def _parsed(validate: Callable[[Any], T], body: bytes) -> T:
-    return validate(load_json(body))
 
 
 def load_json(body: bytes) -> Any:
@@ -234,11 +210,7 @@ def answer(message: Message, status: int = 200) -> web.Response:
 
 
 async def streamed(
-    request: web.Request,
-    pieces: AsyncIterator[bytes],
-    *,
-    content_type: str,
-    headers: Mapping[str, str] | None = None,
+    request: web.Request, pieces: AsyncIterator[bytes], *, content_type: str
 ) -> web.StreamResponse:
     """Stream a response with back-pressure.
 
@@ -246,7 +218,7 @@ async def streamed(
     connection, so that the caller detects the incomplete body.
     """
     first = await anext(pieces, b"")
-    response = web.StreamResponse(headers=headers)
+    response = web.StreamResponse()
     response.content_type = content_type
     await response.prepare(request)
     try:

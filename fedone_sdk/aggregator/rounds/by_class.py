@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,16 +33,6 @@ class ByClass(NamedTuple):
     means: Array
     counts: tuple[float, ...]
     scored: int
-
-    def dump(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return {**self._asdict(), "means": self.means.model_dump(), "counts": list(self.counts)}
-
-    @classmethod
-    def load(cls, document: Mapping[str, Any]) -> ByClass:
-        """Return what a `dump` holds."""
-        means = Array.model_validate(document["means"])
-        return cls(means, tuple(document["counts"]), int(document["scored"]))
 
     def check(self, losses: Sequence[float], *, groups: int, private: bool) -> None:
         """Check the shape, and that some log-probabilities have these numbers.

@@ -26,7 +26,7 @@ from fedone_sdk.algorithms import (
 )
 from fedone_sdk.algorithms.defence import Defence
 from fedone_sdk.algorithms.gradient import PolicyGradient
-from fedone_sdk.algorithms.method import clip_losses
+from fedone_sdk.algorithms.method import Holder, clip_losses
 from fedone_sdk.algorithms.space import Space, Start
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.calibration import num_groups, probability_noise
@@ -35,9 +35,9 @@ from fedone_sdk.messages import (
     MAX_ELEMENTS,
     MetricReport,
 )
-from fedone_sdk.spec import OwnMethodSpec, RunSpec
+from fedone_sdk.spec import OwnMethodSpec, RunSpec, SearchSpec
 from fedone_sdk.task import Bias
-from fedone_sdk.vocabulary import Layout, Vocabulary
+from fedone_sdk.vocabulary import CHARS_PER_TOKEN, Layout, Vocabulary
 
 MIN_SAMPLES = 2
 """Minimal number of prompts per step: the variance-reduced estimator divides by I - 1."""
@@ -118,6 +118,7 @@ class RoundMachine:
         blank: int | None = None,
         layout: Layout = (),
         start: Start | None = None,
+        vocabulary: Vocabulary | None = None,
         planned: int | None = None,
         worst_query: Usage = ONE_QUERY,
         gateway_model: str | None = None,
@@ -127,6 +128,7 @@ class RoundMachine:
         self.layout = layout
         self._blank = blank
         self._start = start
+        self._vocabulary = vocabulary
         self._planned = planned
         self._proposed: tuple[tuple[str, str], ...] = ()
         self._base: Any = self  # A type checker takes no Self here.
@@ -199,6 +201,7 @@ class RoundMachine:
             blank=vocabulary.blank,
             layout=vocabulary.layout(spec.prompt.length) if vocabulary.slots else (),
             start=spec.prompt.warm_start(vocabulary),
+            vocabulary=vocabulary,
             **options,
         )
 
@@ -226,6 +229,7 @@ class RoundMachine:
                 blank=None if state.proposed else self._blank,
                 layout=layout,
                 start=self._start,
+                vocabulary=self._vocabulary,
                 planned=state.planned,
                 worst_query=self.worst_query,
                 gateway_model=self.gateway_model,
@@ -248,6 +252,13 @@ class RoundMachine:
         if not isinstance(space, Space):
             return method
         return method.evolve(alpha=self.method.project(space.admitted(method.alpha)))
+
+    def scores_whole(self, held: int) -> bool:
+        """Whether each mini-batch of a client with `held` rows has all of them.
+
+        Under privacy that is not known, and a repeated answer has new noise.
+        """
+        return self.spec.privacy is None and held <= self.spec.method.batch_size
 
     @property
     def remembers_clients(self) -> bool:
@@ -288,7 +299,13 @@ class RoundMachine:
         per_round = spec.participation.clients_per_round * spec.method.local_steps
         planned = spec.rounds * per_round * spec.method.num_samples
         cap = None if budget is None else budget.queries
-        return planned if cap is None else min(planned, cap)
+        if cap is None:
+            return planned
+        if spec.prompt.proposer is not None and spec.prompt.reflects:
+            # Each assignment with a reflection pays for one more query, the trial.
+            paid = spec.method.num_samples * spec.prompt.proposer.every
+            cap = cap * paid // (paid + 1)
+        return min(planned, cap)
 
     def more_asks(self, budget: Budget | None) -> bool:
         """Whether a cap allows more asks than the method plans with."""
@@ -389,11 +406,50 @@ class RoundMachine:
         if known is not None and known[0] is base:
             return known[1]
         rng = stream(self.seed(state, seat, "prompts", seat.step))
-        drawn = self.method.ask(base, rng, seat.num_samples)
+        drawn = self.method.ask(base, rng, seat.num_samples, Holder(seat.client, seat.whole))
+        drawn = self._of_others(state, seat.client, drawn)
         if len(self.drawn) >= 2 * self.spec.participation.clients_per_round:
             self.drawn.clear()
         self.drawn[key] = (base, drawn)
         return drawn
+
+    def _of_others(self, state: RunState, client: int, drawn: Candidates) -> Candidates:
+        """Return prompts with each candidate that the client wrote replaced by its parent."""
+        own = [origin for origin in state.lineage if origin.client == client]
+        if not own:
+            return drawn
+        texts = [text for _, text in state.proposed]
+        prompts, position = drawn.prompts.copy(), self.proposed_position
+        first = self._slot_sizes[position] - len(texts)
+        for origin in reversed(own):  # A parent may be the client's, too.
+            if origin.text in texts:
+                written = prompts[:, position] == first + texts.index(origin.text)
+                prompts[written, position] = origin.parent
+        return replace(drawn, prompts=prompts)
+
+    @property
+    def proposed_position(self) -> int:
+        """Index of the position whose candidates devices propose."""
+        names = [slot.name for slot in self.spec.prompt.slots for _ in range(slot.repeat)]
+        return names.index(self.spec.prompt.proposed_slot or "")
+
+    @property
+    def _slot_sizes(self) -> list[int]:
+        return [size for repeat, size, _ in self.layout for _ in range(repeat)]
+
+    def may_propose(self, state: RunState, client: int) -> bool:
+        """Whether a client may propose a candidate in the current round."""
+        proposer = self.spec.prompt.proposer
+        if proposer is None or not self.spec.prompt.reflects or not self.losses_exchange:
+            return False
+        race = self.spec.method.race if isinstance(self.spec.method, SearchSpec) else 0.0
+        asked = state.round * self.spec.participation.clients_per_round
+        # The race at the end of a search tries no new prompts.
+        searching = asked + 1 < (1 - race) * self.planned_asks
+        due = searching and (state.round + 1) % proposer.every == 0
+        number = sum(origin.client == client for origin in state.lineage)
+        room = len(state.proposed) + len(state.waiting) < proposer.max_candidates
+        return due and room and number < proposer.max_per_client
 
     # Seeds: all draws are reproducible and not stored
 
@@ -431,15 +487,26 @@ class RoundMachine:
         self, candidates: Candidates, losses: Sequence[float], by_class: ByClass | None
     ) -> NDArray[np.float64] | ClassLosses:
         """Return losses as the input of the method's `tell` (losses exchange)."""
+        price = self._length_price(candidates)
         if by_class is None or candidates.biases is None:
-            return self.clipped(losses)
+            return self.clipped(losses) + price
         privacy, noise = self.spec.privacy, None
         if privacy is not None:
             size = self.spec.method.batch_size
             noise = probability_noise(privacy.noise_multiplier, len(losses), size)
-        return by_class.class_losses(
+        found = by_class.class_losses(
             candidates.biases, self.loss_clip, groups=self.num_groups, noise=noise
         )
+        return found.plus(price)
+
+    def _length_price(self, candidates: Candidates) -> NDArray[np.float64]:
+        """Return what the length of each prompt adds to its loss (`PromptSpec.length_penalty`)."""
+        penalty = self.spec.prompt.length_penalty
+        if not penalty or self._vocabulary is None:
+            return np.zeros(len(candidates.prompts))
+        words = self._vocabulary.with_candidates(self._proposed)
+        lengths = [words.length(row) for row in candidates.prompts.tolist()]
+        return penalty * np.array(lengths) / CHARS_PER_TOKEN
 
     def clipped(self, losses: ArrayLike) -> NDArray[np.float64]:
         """Return losses clipped to ``defence.loss_clip`` (losses exchange)."""

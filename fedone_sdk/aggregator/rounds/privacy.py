@@ -7,6 +7,7 @@ privacy and is not counted.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 
 from fedone_sdk.accountant import GaussianAccountant
@@ -34,8 +35,6 @@ class Accountant:
         Args:
             releases: One per local step for target ``losses``, one per round for ``alpha``.
         """
-        if releases < 0:
-            raise ValueError(f"releases must be at least 0, not {releases}")
         return self._accountant.epsilon(releases / self.privacy.noise_multiplier**2)
 
     def affordable(self) -> int | None:
@@ -43,15 +42,7 @@ class Accountant:
         limit = self.privacy.max_epsilon
         if limit is None:
             return None
-        low, high = 0, 1
-        while self.epsilon(high) <= limit:
-            low, high = high, high * 2
-            if high > _MOST_RELEASES:
-                return _MOST_RELEASES
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.epsilon(middle) <= limit else (low, middle)
-        return low
+        return bisect_right(range(1, _MOST_RELEASES + 1), limit, key=self.epsilon)
 
 
 class Releases:

@@ -126,7 +126,14 @@ def _drawn(
     slots = [slot for slot in range(len(taken) + vacant) if slot not in taken]
     due = now + machine.CLAIM_TIMEOUT_S
     seats = tuple(
-        Seat(slot=slot, client=client, phase="offered", due=due, weight=available[client])
+        Seat(
+            slot=slot,
+            client=client,
+            phase="offered",
+            due=due,
+            weight=available[client],
+            whole=machine.scores_whole(available[client]),
+        )
         for slot, client in zip(slots, chosen, strict=False)
     )
     return replace(state, seats=state.seats + seats, fills=state.fills + 1)
@@ -161,6 +168,11 @@ def assign(
             # Another client's lease may release budget; the seat waits for it.
             return Result(state=state)
         samples, steps = affordable
+        worst = machine.worst_query * (samples * steps)
+        reflects = (
+            machine.may_propose(state, client)
+            and state.account.affordable(machine.worst_query, samples + 1) > samples
+        )
         seat = replace(
             seat,
             phase="working",
@@ -169,13 +181,14 @@ def assign(
             own_model=own_model,
             num_samples=samples,
             num_steps=steps,
+            reflects=reflects,
             renewals=0,
             local=seat.local or _saved_local(machine, state, client, memory or {}),
         )
-        worst = machine.worst_query * (samples * steps)
+        lease = worst + machine.worst_query * reflects
         state = replace(
             state.with_seat(seat),
-            account=state.account.reserve(assignment_id, worst),
+            account=state.account.reserve(assignment_id, lease),
             releases=count_releases(machine.releases, state.releases, seat),
             started_at=now if state.started_at is None else state.started_at,
         )
@@ -204,7 +217,7 @@ def assignment(
         "run_id": machine.run_id,
         "round": state.round,
         "deadline_s": round(max(seat.due - now, 0.001), 3),
-        "leased_queries": seat.num_samples * seat.num_steps,
+        "leased_queries": seat.num_queries + seat.reflects,
         "vocabulary_version": len(state.proposed),
     }
     if machine.losses_exchange:
@@ -215,6 +228,7 @@ def assignment(
             prompts=prompts_to_wire(candidates.prompts, machine.vocab_size),
             biases=None if biases is None else to_wire(biases),
             minibatch_seed=machine.seed(state, seat, "minibatch", seat.step),
+            reflect=seat.reflects,
         )
     return AlphaAssignment(
         **common,

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
+from decimal import Decimal
+from functools import cache
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_type_hints
+
+from pydantic import BaseModel, TypeAdapter
 
 from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
-from fedone_sdk.budget import NOTHING, Account, Budget, Usage
+from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import MetricReport, Receipt, RoundReport, RunStatus, Verdict
 
 T = TypeVar("T")
 R = TypeVar("R")
+D = TypeVar("D")
 
 _NOTHING: Any = None
 
@@ -33,6 +38,7 @@ class Seat:
         own_model: Whether the client queries its own model.
         num_samples: I of the assignment.
         num_steps: E of the assignment.
+        reflects: Whether its lease pays for the trial of a proposal.
         calls: Ids of the gateway requests whose queries are counted.
         sent: Upper bounds of pending gateway calls, by attempt, without queries.
         used: Queries sent to the gateway, and the cost of finished calls.
@@ -40,6 +46,7 @@ class Seat:
         local: The client's method state; None if it equals the round's.
         losses: Losses per local step.
         by_class: Losses by class per local step, in runs with label calibration.
+        whole: Whether each mini-batch has all rows of the client, as it held them at the offer.
     """
 
     slot: int
@@ -51,6 +58,7 @@ class Seat:
     own_model: bool = False
     num_samples: int = 0
     num_steps: int = 0
+    reflects: bool = False
     calls: frozenset[str] = frozenset()
     sent: Mapping[str, Usage] = field(default_factory=dict)
     used: Usage = NOTHING
@@ -59,8 +67,14 @@ class Seat:
     losses: tuple[tuple[float, ...], ...] = ()
     by_class: tuple[ByClass, ...] = ()
     weight: int = 1
+    whole: bool = False
     mean_loss: float = 0.0
     renewals: int = 0
+
+    @property
+    def num_queries(self) -> int:
+        """Number of queries of its prompts, without the trial of a proposal."""
+        return self.num_samples * self.num_steps
 
     @property
     def max_pending(self) -> Usage:
@@ -84,6 +98,19 @@ class Strikes(NamedTuple):
     until: float = 0.0
 
 
+class Lineage(NamedTuple):
+    """The origin of a proposed candidate.
+
+    Attributes:
+        client: Enrolment index of its author, whose losses do not count for it.
+        parent: Index of the candidate that it improves, in the same slot.
+    """
+
+    text: str
+    client: int
+    parent: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """The immutable state of a run.
@@ -105,6 +132,7 @@ class RunState:
         verdict: Whether tuning improved the metric, after the final evaluation.
         proposed: Candidates added since the start, each with its slot.
         waiting: Candidates that are added at the end of the round.
+        lineage: The origins of those that devices wrote.
         planned: Number of queries that the method plans with after caps were raised; None derives
             it from the spec.
     """
@@ -136,6 +164,7 @@ class RunState:
     verdict: Verdict | None = None
     proposed: tuple[tuple[str, str], ...] = ()
     waiting: tuple[tuple[str, str], ...] = ()
+    lineage: tuple[Lineage, ...] = ()
     planned: int | None = None
 
     @property
@@ -187,9 +216,8 @@ class RunState:
         return seat.used.queries >= lease.queries
 
     def is_answered(self, seat: Seat) -> bool:
-        """Whether all queries of a seat's lease are answered: only the update is missing."""
-        lease = self.account.leases.get(seat.assignment_id or "", NOTHING)
-        return bool(lease.queries) and not seat.sent and seat.used.queries == lease.queries
+        """Whether all prompts of a seat are answered: only the update is missing."""
+        return bool(seat.num_queries) and not seat.sent and seat.used.queries >= seat.num_queries
 
     def with_seat(self, seat: Seat) -> RunState:
         """Return the state with the seat of the same slot and client replaced."""
@@ -298,6 +326,8 @@ def offers(before: RunState, after: RunState) -> tuple[int, ...]:
 # Codec: a JSON document and a block of arrays
 
 _METHOD, _DEFENCE = "method", "defence"
+_ARRAYS = (_METHOD, _DEFENCE, "local")
+"""Fields of a state and its seats that the block of arrays holds."""
 
 
 def arrays_of(state: RunState) -> dict[str, Any]:
@@ -328,36 +358,9 @@ def encode_arrays(arrays: Memory) -> bytes:
     return dump_memory(arrays)
 
 
-def encode_document(state: RunState) -> dict[str, Any]:
-    """Return the state without its arrays, as JSON values."""
-    return {
-        "status": state.status,
-        "reason": state.reason,
-        "round": state.round,
-        "account": _account(state.account),
-        "evaluation": _account(state.evaluation),
-        "seats": [_seat(seat) for seat in state.seats],
-        "passed": sorted(state.passed),
-        "lost": state.lost,
-        "last_lost": state.last_lost,
-        "strikes": [[client, *strikes] for client, strikes in state.strikes.items()],
-        "fills": state.fills,
-        "rollbacks": state.rollbacks,
-        "quarantined": sorted(state.quarantined),
-        "releases": sorted(state.releases.items()),
-        "paused": state.paused,
-        "model": state.model,
-        "models": state.models,
-        "started_at": state.started_at,
-        "ended_at": state.ended_at,
-        "metric": state.metric.model_dump(),
-        "summary": state.summary,
-        "planned": state.planned,
-        "verdict": state.verdict and state.verdict.model_dump(mode="json"),
-        "unfit": list(state.unfit.items()),
-        "proposed": state.proposed,
-        "waiting": state.waiting,
-    }
+def encode_document(state: RunState, **more: object) -> str:
+    """Return the state without its arrays as JSON, with `more` values."""
+    return json.dumps({**_fields(state), **more}, default=_plain, separators=(",", ":"))
 
 
 def decode(document: dict[str, Any], arrays: bytes) -> RunState:
@@ -367,40 +370,56 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
         method = _unnamed(_METHOD, loaded)
         if method is None:
             raise ValueError("the run's alpha is missing")
-        return RunState(
-            **{
-                **document,
-                "method": method,
-                "account": _load_account(document["account"]),
-                "evaluation": _load_account(document["evaluation"]),
-                "seats": tuple(
-                    _load_seat(seat, _unnamed(f"seat{seat['slot']}", loaded))
-                    for seat in document["seats"]
-                ),
-                "passed": frozenset(document["passed"]),
-                "quarantined": frozenset(document["quarantined"]),
-                "releases": dict(document["releases"]),
-                "defence": _below(_DEFENCE, loaded),
-                "models": tuple(document["models"]),
-                "unfit": dict(document["unfit"]),
-                "last_lost": tuple(document["last_lost"]),
-                "strikes": {client: Strikes(*rest) for client, *rest in document["strikes"]},
-                "metric": MetricReport.model_validate(document["metric"]),
-                "verdict": _load_verdict(document["verdict"]),
-                "proposed": _load_candidates(document["proposed"]),
-                "waiting": _load_candidates(document["waiting"]),
-            }
+        seats = tuple(
+            _loaded(Seat, seat, local=_unnamed(f"seat{seat['slot']}", loaded))
+            for seat in document["seats"]
         )
+        defence = _below(_DEFENCE, loaded)
+        return _loaded(RunState, {**document, "seats": seats}, method=method, defence=defence)
     except (ArithmeticError, AttributeError, KeyError, TypeError) as exc:
         raise ValueError(f"not a run's state: {exc}") from exc
 
 
-def _load_verdict(document: dict[str, Any] | None) -> Verdict | None:
-    return None if document is None else Verdict.model_validate_json(json.dumps(document))
+def _fields(record: Any) -> dict[str, Any]:
+    return {
+        field.name: getattr(record, field.name)
+        for field in fields(record)
+        if field.name not in _ARRAYS
+    }
 
 
-def _load_candidates(document: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    return tuple((str(slot), str(text)) for slot, text in document)
+def _plain(value: Any) -> object:
+    """Return a value as JSON has it; money is text, which is exact."""
+    match value:
+        case Usage():
+            return value.exact()
+        case BaseModel():
+            return value.model_dump()
+        case frozenset():
+            return sorted(value)
+        case Decimal():
+            return str(value)
+    return _fields(value)
+
+
+def _loaded(record: Callable[..., D], document: dict[str, Any], **arrays: Any) -> D:
+    readers = _readers(record)
+    if document.keys() != readers.keys():
+        raise ValueError(f"not a run's state: {sorted(document.keys() ^ readers.keys())}")
+    values = {name: read(document[name]) for name, read in readers.items()}
+    return record(**values, **arrays)
+
+
+@cache
+def _readers(record: Any) -> dict[str, Callable[[Any], Any]]:
+    """Return the validators of a record's fields."""
+    hints = get_type_hints(record)
+    return {
+        # The seats are loaded already.
+        name: tuple if name == "seats" else TypeAdapter(hint).validate_python
+        for name, hint in hints.items()
+        if name not in _ARRAYS
+    }
 
 
 def _named(prefix: str, state: State) -> dict[str, Any]:
@@ -418,49 +437,3 @@ def _below(prefix: str, arrays: Memory) -> dict[str, Any]:
     return {
         key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)
     }
-
-
-def _account(account: Account) -> dict[str, Any]:
-    cap = account.cap
-    return {
-        "cap": cap and {**cap.model_dump(), "usd": None if cap.usd is None else str(cap.usd)},
-        "spent": account.spent.exact(),
-        "leases": {key: value.exact() for key, value in account.leases.items()},
-    }
-
-
-def _load_account(document: dict[str, Any]) -> Account:
-    cap = document["cap"]
-    return Account(
-        cap=None if cap is None else Budget.model_validate(cap),
-        spent=Usage.model_validate(document["spent"]),
-        leases={key: Usage.model_validate(value) for key, value in document["leases"].items()},
-    )
-
-
-def _seat(seat: Seat) -> dict[str, Any]:
-    plain = {field.name: getattr(seat, field.name) for field in fields(seat)}
-    del plain["local"]
-    return {
-        **plain,
-        "calls": sorted(seat.calls),
-        "sent": {attempt: worst.exact() for attempt, worst in seat.sent.items()},
-        "used": seat.used.exact(),
-        "by_class": [one.dump() for one in seat.by_class],
-    }
-
-
-def _load_seat(document: dict[str, Any], local: State | None) -> Seat:
-    return Seat(
-        **{
-            **document,
-            "calls": frozenset(document["calls"]),
-            "sent": {
-                attempt: Usage.model_validate(worst) for attempt, worst in document["sent"].items()
-            },
-            "used": Usage.model_validate(document["used"]),
-            "losses": tuple(tuple(losses) for losses in document["losses"]),
-            "by_class": tuple(map(ByClass.load, document["by_class"])),
-            "local": local,
-        }
-    )

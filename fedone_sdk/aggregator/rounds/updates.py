@@ -12,7 +12,7 @@ from fedone_sdk.aggregator.rounds.closing import close_seat
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
 from fedone_sdk.aggregator.rounds.seats import count_update, renew_offers, vacate
 from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
-from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
+from fedone_sdk.aggregator.rounds.state import Closed, Lineage, Result, RunState, Seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import ProblemError
@@ -44,15 +44,17 @@ def accept(
     told = _step_result(machine, state, seat, update)
     spent = lease_cost(machine, state, seat, update.usage, answered=True)
     lease = state.account.leases[assignment_id]
-    if through_gateway(machine, seat) and spent.queries < lease.queries:
+    if through_gateway(machine, seat) and spent.queries < seat.num_queries:
         if not machine.admits(own_model=True):
             raise ProblemError(
                 "invalid_message",
-                f"losses: the gateway answered {spent.queries} of {lease.queries} queries, and the "
-                "run refuses models on devices (participation.own_models)",
+                f"losses: the gateway answered {spent.queries} of {seat.num_queries} queries, and "
+                "the run refuses models on devices (participation.own_models)",
             )
         spent = lease
     state = replace(state, account=state.account.settle(assignment_id, spent), model=update.model)
+    proposed = _proposed(machine, state, seat, update)
+    state = proposed.state
     counted = count_update(machine, state, seat.client, now)
     state = renew_offers(machine, counted.state, seat.client, now)
     receipt = Receipt(assignment_id=assignment_id, round=state.round, body_sha256=body_sha256)
@@ -74,6 +76,7 @@ def accept(
         calls=frozenset(),
         sent={},
         used=NOTHING,
+        reflects=False,
     )
     if machine.losses_exchange and steps_done < machine.spec.method.local_steps:
         # The next local step is a new assignment for the same client.
@@ -81,8 +84,33 @@ def accept(
         later: Result[None] = Result(state=state.with_seat(seat))
     else:
         later = close_seat(machine, state, seat, now)
+    counted = replace(counted, log=(*counted.log, *proposed.log))
     accepted: Result[None] = counted.then(Result(state=state, closed=(closed,)))
     return accepted.then(later).replying(receipt)
+
+
+def _proposed(
+    machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate | LossesUpdate
+) -> Result[None]:
+    """Queue the candidate that a client wrote, with its origin; other clients judge it."""
+    slot = machine.spec.prompt.proposed_slot
+    if isinstance(update, AlphaUpdate) or update.proposal is None or slot is None:
+        return Result(state=state)
+    proposal = update.proposal
+    if not seat.reflects or proposal.parent >= seat.num_samples:
+        raise ProblemError("invalid_message", "proposal: the assignment asks for none")
+    known = {text for _, text in (*state.proposed, *state.waiting)}
+    if proposal.text in known or not machine.may_propose(state, seat.client):
+        return Result(state=state)
+    parents = machine.candidates(state, seat).prompts[:, machine.proposed_position]
+    origin = Lineage(proposal.text, seat.client, int(parents[proposal.parent]))
+    state = replace(
+        state,
+        waiting=(*state.waiting, (slot, proposal.text)),
+        lineage=(*state.lineage, origin),
+    )
+    record = {"round": state.round, "slot": slot, **origin._asdict()}
+    return Result(state=state, log=(("proposal", record),))
 
 
 def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import asdict
 
 from aiohttp import web
 
-from fedone_sdk.aggregator.access.clients import Access
-from fedone_sdk.aggregator.http.requests import answer, bearer_token, streamed
+from fedone_sdk.aggregator.http.requests import answer, bearer_token
 from fedone_sdk.aggregator.routes.context import SERVICE, client_of, message_of, person_of
-from fedone_sdk.aggregator.routes.route import Route, tagged
+from fedone_sdk.aggregator.routes.route import RouteTable
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     ClientInfo,
@@ -24,32 +22,44 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.stores import ClientRecord, TokenRecord
 
+route = RouteTable("access")
+
 _PAGE = 1000
 """Maximal number of clients per page."""
 
 
+@route("GET /v1/me", "viewer", Me)
 async def me(request: web.Request) -> web.Response:
     """Return the name, role and runs of the caller's token."""
     person = person_of(request)
     return answer(Me(name=person.name, role=person.role, runs=person.runs))
 
 
+@route(
+    "POST /v1/enrolment-tokens",
+    "admin",
+    {201: CreatedToken},
+    request=NewToken,
+    problems=("token_conflict",),
+)
 async def create_token(request: web.Request) -> web.Response:
     """Create an enrolment token.
 
     The response contains its secret, of which the server only stores a digest.
     """
-    message, _ = await message_of(request, NewToken.model_validate)
+    message = await message_of(request, NewToken.model_validate)
     record, secret = await request.app[SERVICE].access.create_token(message)
     return answer(CreatedToken.model_validate({**_facts(record), "token": secret}), status=201)
 
 
+@route("GET /v1/enrolment-tokens", "admin", TokenList)
 async def tokens(request: web.Request) -> web.Response:
     """List all enrolment tokens, including expired and revoked ones, without their secrets."""
     found = await request.app[SERVICE].access.tokens()
     return answer(TokenList(tokens=tuple(map(_shown, found))))
 
 
+@route("DELETE /v1/enrolment-tokens/{token_name}", "admin", TokenInfo)
 async def revoke_token(request: web.Request) -> web.Response:
     """Revoke an enrolment token permanently. Devices that enrolled with it stay."""
     name = request.match_info["token_name"]
@@ -57,49 +67,47 @@ async def revoke_token(request: web.Request) -> web.Response:
     return answer(_shown(token))
 
 
-async def clients(request: web.Request) -> web.StreamResponse:
-    """List all enrolled clients, including revoked ones, without their secrets.
+@route(
+    "GET /v1/clients",
+    "admin",
+    ClientList,
+    query={
+        "limit": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1, "default": _PAGE},
+        "after": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+    },
+)
+async def clients(request: web.Request) -> web.Response:
+    """List the enrolled clients in pages, including revoked ones, without their secrets.
 
-    `limit` sets the page size. `next` in the response is the `after` of the next page, or null on
-    the last one.
+    `limit` sets the page size, at most 1000. `next` in the response is the `after` of the next
+    page, or null on the last one.
     """
-    access = request.app[SERVICE].access
-    after, limit = _number(request, "after", 0), _number(request, "limit", 1)
-    if limit is None:
-        pages = _client_pages(access, -1 if after is None else after)
-        return await streamed(request, pages, content_type="application/json")
-    found = await access.clients(-1 if after is None else after, min(limit, _PAGE) + 1)
-    page = found[: min(limit, _PAGE)]
+    after, limit = _number(request, "after", 0, -1), _number(request, "limit", 1, _PAGE)
+    limit = min(limit, _PAGE)
+    found = await request.app[SERVICE].access.clients(after, limit + 1)
+    page = found[:limit]
     last = page[-1].index if len(page) < len(found) else None
     return answer(ClientList(clients=tuple(map(_info, page)), next=last))
 
 
-async def _client_pages(access: Access, after: int) -> AsyncIterator[bytes]:
-    yield b'{"clients":['
-    comma = ""
-    while page := await access.clients(after, _PAGE):
-        text = ",".join(_info(client).model_dump_json() for client in page)
-        yield f"{comma}{text}".encode()
-        comma, after = ",", page[-1].index
-    yield b'],"next":null}'
-
-
-def _number(request: web.Request, name: str, least: int) -> int | None:
+def _number(request: web.Request, name: str, least: int, default: int) -> int:
     given = request.query.get(name)
     if given is None:
-        return None
+        return default
     plain = given.isascii() and given.isdigit() and len(given) < 11
     if not (plain and least <= int(given) < 2**31):
         raise ProblemError("invalid_message", f"{name}: must be a number from {least}")
     return int(given)
 
 
+@route("POST /v1/clients/{client_id}/revoke", "admin", ClientInfo)
 async def revoke_client(request: web.Request) -> web.Response:
     """Revoke a client permanently. Its open work passes to other clients."""
     access = request.app[SERVICE].access
     return answer(_info(await access.revoke_client(request.match_info["client_id"])))
 
 
+@route("POST /v1/clients/me/credential", "device", Rotated)
 async def rotate(request: web.Request) -> web.Response:
     """Give a device a new credential.
 
@@ -130,47 +138,3 @@ def _info(client: ClientRecord) -> ClientInfo:
         revoked_at=client.revoked_at,
         seen_at=client.seen_at,
     )
-
-
-ACCESS = tagged(
-    "access",
-    Route("GET /v1/me", me, access="viewer", answers={200: Me}),
-    Route(
-        "POST /v1/enrolment-tokens",
-        create_token,
-        access="admin",
-        request=NewToken,
-        answers={201: CreatedToken},
-        problems=("token_conflict",),
-    ),
-    Route("GET /v1/enrolment-tokens", tokens, access="admin", answers={200: TokenList}),
-    Route(
-        "DELETE /v1/enrolment-tokens/{token_name}",
-        revoke_token,
-        access="admin",
-        answers={200: TokenInfo},
-    ),
-    Route(
-        "GET /v1/clients",
-        clients,
-        access="admin",
-        answers={200: ClientList},
-        query={
-            "limit": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
-            "after": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
-        },
-        problems=("invalid_message",),
-    ),
-    Route(
-        "POST /v1/clients/{client_id}/revoke",
-        revoke_client,
-        access="admin",
-        answers={200: ClientInfo},
-    ),
-    Route(
-        "POST /v1/clients/me/credential",
-        rotate,
-        access="device",
-        answers={200: Rotated},
-    ),
-)

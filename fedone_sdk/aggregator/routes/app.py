@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import wraps
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from aiohttp import web
 from fedone_sdk.aggregator.http.cors import NO_PAGES, Cors, CorsConfig
 from fedone_sdk.aggregator.http.limits import LIMITER, NO_LIMITS, Limiter, Limits, guarding
 from fedone_sdk.aggregator.http.requests import Handler, bearer_token, problems, stamp_headers
-from fedone_sdk.aggregator.routes.access import ACCESS
+from fedone_sdk.aggregator.routes import access, devices, runs, system
 from fedone_sdk.aggregator.routes.context import (
     CONTEXT,
     DOCUMENT,
@@ -22,12 +23,8 @@ from fedone_sdk.aggregator.routes.context import (
     observing,
     stamp,
 )
-from fedone_sdk.aggregator.routes.devices import DEVICE_ROUTES
-from fedone_sdk.aggregator.routes.monitoring import MONITORING_ROUTES
-from fedone_sdk.aggregator.routes.openapi import openapi_document
-from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
-from fedone_sdk.aggregator.routes.runs import RUN_ROUTES
-from fedone_sdk.aggregator.routes.system import SYSTEM_ROUTES, Readiness, metrics_route
+from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route, openapi_document
+from fedone_sdk.aggregator.routes.system import Readiness
 from fedone_sdk.aggregator.runtime import Drain, run_shielded
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry.observers import NO_OBSERVERS, Observers
@@ -38,10 +35,10 @@ if TYPE_CHECKING:
 _PROBES = ("/healthz", "/readyz")
 
 
-def routes(*, public_metrics: bool = False) -> tuple[Route, ...]:
-    """Return all routes; `public_metrics` can be read without a token."""
-    metrics = metrics_route(public=public_metrics)
-    return (*DEVICE_ROUTES, *RUN_ROUTES, *MONITORING_ROUTES, *ACCESS, *SYSTEM_ROUTES, metrics)
+ROUTES: tuple[Route, ...] = tuple(
+    route for group in (devices, runs, access, system) for route in group.route.routes
+)
+"""All routes of the server."""
 
 
 def build_app(
@@ -51,12 +48,10 @@ def build_app(
     observers: Observers = NO_OBSERVERS,
     limits: Limits = NO_LIMITS,
     cors: CorsConfig = NO_PAGES,
-    public_metrics: bool = False,
 ) -> web.Application:
     """Return the aiohttp application of a service."""
     limiter = Limiter(limits)
-    served = routes(public_metrics=public_metrics)
-    handlers = [(route, _guarded(route)) for route in served]
+    handlers = [(route, _guarded(route)) for route in ROUTES]
     of_clients = {handler for route, handler in handlers if route.access in ("device", "member")}
 
     def known(request: web.Request) -> bool:
@@ -85,7 +80,7 @@ def build_app(
     app.on_response_prepare.append(stamp)
     app.on_response_prepare.append(stamp_headers)
     pages.install(app)
-    app[DOCUMENT] = openapi_document(served)
+    app[DOCUMENT] = json.dumps(openapi_document(ROUTES)).encode()
     for route, handler in handlers:
         app.router.add_route(route.method, route.path, handler)
     return app
@@ -117,8 +112,7 @@ def build_metrics_app(metrics: Metrics) -> web.Application:
     """Return an application with only the metrics, for a separate port."""
     app = web.Application(middlewares=[problems])
     app[METRICS] = metrics
-    route = metrics_route(public=True)
-    app.router.add_route(route.method, route.path, route.handler)
+    app.router.add_get("/metrics", system.metrics)
     return app
 
 

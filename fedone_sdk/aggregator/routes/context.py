@@ -24,7 +24,7 @@ from fedone_sdk.aggregator.http.requests import (
     Handler,
     bearer_token,
     body_of,
-    read,
+    parsed,
 )
 from fedone_sdk.aggregator.routes.route import Route
 from fedone_sdk.aggregator.runtime import Drain
@@ -47,7 +47,7 @@ SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 DRAIN: web.AppKey[Drain] = web.AppKey("drain", Drain)
 READINESS: web.AppKey[Readiness] = web.AppKey("readiness")
 METRICS: web.AppKey[Metrics | None] = web.AppKey("metrics")
-DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("document", dict)
+DOCUMENT: web.AppKey[bytes] = web.AppKey("document", bytes)
 
 T = TypeVar("T")
 
@@ -173,7 +173,7 @@ async def authorize(request: web.Request, route: Route) -> None:
         await service.wait_until_open()
         if "assignment_id" in request.match_info:
             work = request.match_info["assignment_id"]
-            context.set_run(service.traffic_run(assignment_id=work))
+            context.set_run(service.traffic_run(work=(client, work)))
 
 
 def person_of(request: web.Request) -> AdminToken:
@@ -202,31 +202,38 @@ async def run_of(request: web.Request) -> ServedRun:
     return run
 
 
-async def counted_body(request: web.Request) -> bytes:
-    """Return the raw body, which counts against the device's rate once."""
+async def raw_body(request: web.Request) -> bytes:
+    """Return the body of a message, which counts against the device's rate before it is read.
+
+    One of unknown size counts as the longest.
+
+    Raises:
+        ProblemError: ``not_json``, ``rate_limited``, or one of `body_of`.
+    """
+    if request.content_type != JSON:
+        raise ProblemError("not_json", f"the body is {request.content_type}, not {JSON}")
     context = CONTEXT.get()
-    body = await body_of(
-        request, max_bytes=None if context.route is None else context.route.max_body
-    )
-    if context.client is not None and not context.upload:
-        request.app[LIMITER].body(context.client.index, len(body))
+    limit = request.client_max_size if context.route is None else context.route.max_body
+    if context.client is not None:
+        unknown = limit if request.can_read_body else 0
+        size = unknown if request.content_length is None else request.content_length
+        request.app[LIMITER].body(context.client.index, min(size, limit))
+    body = await body_of(request, max_bytes=limit)
     context.upload = len(body)
     return body
 
 
-async def message_of(request: web.Request, validate: Callable[[Any], T]) -> tuple[T, bytes]:
-    """Return the message of the body, and the raw body.
+async def message_of(
+    request: web.Request, validate: Callable[[Any], T], body: bytes | None = None
+) -> T:
+    """Return the message in the body; `body` is a result of `raw_body`.
 
     Raises:
-        ProblemError: ``not_json``, ``invalid_message`` or ``body_too_large``; ``unauthorized`` if
-            the device was revoked during the request.
+        ProblemError: ``invalid_message``, or one of `raw_body`; ``unauthorized`` if the device was
+            revoked during the request.
     """
-    context = CONTEXT.get()
-    route = context.route
-    limit = None if route is None else route.max_body
-    if request.content_type == JSON:
-        await counted_body(request)
-    found = await read(request, validate, max_bytes=limit)
-    if context.client is not None:
-        await request.app[SERVICE].access.check_active(context.client)
-    return found
+    message = await parsed(await raw_body(request) if body is None else body, validate)
+    client = CONTEXT.get().client
+    if client is not None:
+        await request.app[SERVICE].access.check_active(client)
+    return message

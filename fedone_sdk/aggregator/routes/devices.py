@@ -12,11 +12,11 @@ from fedone_sdk.aggregator.routes.context import (
     CONTEXT,
     SERVICE,
     client_of,
-    counted_body,
     message_of,
+    raw_body,
     run_of,
 )
-from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route, tagged
+from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, RouteTable
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.errors import ProblemError
@@ -31,6 +31,8 @@ from fedone_sdk.messages import (
     Enrolled,
     LossesAssignment,
     Receipt,
+    Reflect,
+    Reflected,
     Renewal,
     RunTask,
     Score,
@@ -39,9 +41,10 @@ from fedone_sdk.messages import (
     VocabularyList,
 )
 
-_RETRY_AFTER = "Seconds after which to retry"
+route = RouteTable("devices")
 
 
+@route("POST /v1/clients", "enrolment", {201: Enrolled}, request=Enrol, problems=("forbidden",))
 async def enrol(request: web.Request) -> web.Response:
     """Enrol a device with an enrolment token.
 
@@ -49,17 +52,26 @@ async def enrol(request: web.Request) -> web.Response:
     """
     service = request.app[SERVICE]
     CONTEXT.get().set_run(service.traffic_run())
-    message, _ = await message_of(request, Enrol.model_validate)
+    message = await message_of(request, Enrol.model_validate)
     return answer(await service.access.enrol(bearer_token(request), message), status=201)
 
 
+@route(
+    "POST /v1/assignments/claim",
+    "device",
+    {200: Assignment, 204: None},
+    request=Claim,
+    waits=True,
+    headers={204: {"Retry-After": "Seconds after which to retry"}},
+    problems=("forbidden", "not_found", "model_mismatch", "run_ended", "backend_unavailable"),
+)
 async def claim(request: web.Request) -> web.Response:
     """Claim work, waiting up to `wait_s` seconds.
 
     A repeated claim returns the same open assignment. 204 means that there is no work now.
     """
     service, client = request.app[SERVICE], client_of(request)
-    message, _ = await message_of(request, Claim.model_validate)
+    message = await message_of(request, Claim.model_validate)
     concerned = service.traffic_run(run_id=message.run_id)
     if concerned is not None and CONTEXT.get().may_see(concerned.run_id):
         CONTEXT.get().set_run(concerned)
@@ -72,12 +84,21 @@ async def claim(request: web.Request) -> web.Response:
     return await _assigned(found)
 
 
+@route(
+    "POST /v1/assignments/{assignment_id}/update",
+    "device",
+    Receipt,
+    request=Update,
+    max_body=MAX_BODY_BYTES,
+    problems=("assignment_expired", "update_conflict", "model_mismatch", "run_conflict"),
+)
 async def update(request: web.Request) -> web.Response:
     """Send an update. The same body again gets the same receipt."""
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
     await service.work.check_known(client, assignment_id)
-    message, body = await message_of(request, UPDATE.validate_python)
+    body = await raw_body(request)
+    message = await message_of(request, UPDATE.validate_python, body)
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
     return answer(await service.work.update(client, assignment_id, message, body_sha256))
 
@@ -86,6 +107,12 @@ def _sha256(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
+@route(
+    "POST /v1/assignments/{assignment_id}/renew",
+    "device",
+    Renewal,
+    problems=("assignment_expired", "renewal_refused"),
+)
 async def renew(request: web.Request) -> web.Response:
     """Give a device a full new deadline."""
     service, client = request.app[SERVICE], client_of(request)
@@ -103,33 +130,78 @@ def _size(array: Array | None) -> int:
     return 0 if array is None else 8 * math.prod(array.shape)
 
 
+@route(
+    "POST /v1/assignments/{assignment_id}/decline",
+    "device",
+    {204: None},
+    request=Decline,
+    problems=("assignment_expired", "run_conflict"),
+)
 async def decline(request: web.Request) -> web.Response:
     """Decline an assignment."""
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
-    message, _ = await message_of(request, Decline.model_validate)
+    message = await message_of(request, Decline.model_validate)
     await service.work.decline(client, assignment_id, message)
     return web.Response(status=204)
 
 
+@route(
+    "POST /v1/score",
+    "device",
+    Scores,
+    request=Score,
+    max_body=MAX_BODY_BYTES,
+    problems=(
+        *("not_found", "assignment_expired", "lease_exhausted", "budget_exhausted"),
+        *("run_conflict", "rate_limited", "backend_failed", "backend_unavailable"),
+    ),
+)
 async def score(request: web.Request) -> web.Response:
     """Score prompts with the server's model, under the lease of the device's assignment."""
     service, client = request.app[SERVICE], client_of(request)
     await service.work.check_lease(client)
-    body = await counted_body(request)
+    body = await raw_body(request)
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
     await service.work.check_lease(client, body_sha256)
-    message, _ = await message_of(request, Score.model_validate)
-    CONTEXT.get().set_run(service.traffic_run(assignment_id=message.assignment_id))
+    message = await message_of(request, Score.model_validate, body)
+    CONTEXT.get().set_run(service.traffic_run(work=(client, message.assignment_id)))
     scores = await service.work.score(client, message, body_sha256)
     return await in_thread_if_large(_size(scores.log_probs), answer, scores)
 
 
+@route(
+    "POST /v1/reflect",
+    "device",
+    Reflected,
+    request=Reflect,
+    max_body=MAX_BODY_BYTES,
+    problems=(
+        *("not_found", "assignment_expired", "lease_exhausted", "budget_exhausted"),
+        "backend_failed",
+    ),
+)
+async def reflect(request: web.Request) -> web.Response:
+    """Let the run's model write a candidate from examples, once per assignment."""
+    service, client = request.app[SERVICE], client_of(request)
+    await service.work.check_lease(client)
+    message = await message_of(request, Reflect.model_validate)
+    CONTEXT.get().set_run(service.traffic_run(work=(client, message.assignment_id)))
+    return answer(await service.work.reflect(client, message))
+
+
+@route("GET /v1/runs/{run_id}/task", "member", RunTask)
 async def task(request: web.Request) -> web.Response:
     """Return the run's template, label words, loss and method, which do not change."""
     return answer((await run_of(request)).task)
 
 
+@route(
+    "GET /v1/runs/{run_id}/vocabulary",
+    "member",
+    VocabularyList,
+    query={"after": {"type": "integer", "minimum": 0}},
+)
 async def vocabulary(request: web.Request) -> web.Response:
     """Return the candidates; ``?after=VERSION`` returns those added after a version."""
     run, given = await run_of(request), request.query.get("after", "0")
@@ -137,77 +209,3 @@ async def vocabulary(request: web.Request) -> web.Response:
         raise ProblemError("invalid_message", f"after: must be a version from 0, not {given!r:.40}")
     found = run.vocabulary_list(int(given))
     return await in_thread_if_large(32 * len(found.candidates or ()), answer, found)
-
-
-DEVICE_ROUTES = tagged(
-    "devices",
-    Route(
-        "POST /v1/clients",
-        enrol,
-        access="enrolment",
-        request=Enrol,
-        answers={201: Enrolled},
-        problems=("forbidden",),
-    ),
-    Route(
-        "POST /v1/assignments/claim",
-        claim,
-        access="device",
-        waits=True,
-        request=Claim,
-        answers={200: Assignment, 204: None},
-        headers={204: {"Retry-After": _RETRY_AFTER}},
-        problems=("forbidden", "not_found", "model_mismatch", "run_ended", "backend_unavailable"),
-    ),
-    Route(
-        "POST /v1/assignments/{assignment_id}/update",
-        update,
-        access="device",
-        request=Update,
-        max_body=MAX_BODY_BYTES,
-        answers={200: Receipt},
-        problems=("assignment_expired", "update_conflict", "model_mismatch", "run_conflict"),
-    ),
-    Route(
-        "POST /v1/assignments/{assignment_id}/renew",
-        renew,
-        access="device",
-        answers={200: Renewal},
-        problems=("assignment_expired", "renewal_refused"),
-    ),
-    Route(
-        "POST /v1/assignments/{assignment_id}/decline",
-        decline,
-        access="device",
-        request=Decline,
-        answers={204: None},
-        problems=("assignment_expired", "run_conflict"),
-    ),
-    Route(
-        "POST /v1/score",
-        score,
-        access="device",
-        request=Score,
-        max_body=MAX_BODY_BYTES,
-        answers={200: Scores},
-        problems=(
-            "not_found",
-            "assignment_expired",
-            "lease_exhausted",
-            "budget_exhausted",
-            "run_conflict",
-            "rate_limited",
-            "backend_failed",
-            "backend_unavailable",
-        ),
-    ),
-    Route("GET /v1/runs/{run_id}/task", task, access="member", answers={200: RunTask}),
-    Route(
-        "GET /v1/runs/{run_id}/vocabulary",
-        vocabulary,
-        access="member",
-        query={"after": {"type": "integer", "minimum": 0}},
-        answers={200: VocabularyList},
-        problems=("invalid_message",),
-    ),
-)

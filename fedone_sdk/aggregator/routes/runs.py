@@ -1,4 +1,4 @@
-"""Routes for users: start, read, watch and control runs."""
+"""Routes for users: start, read, watch, monitor and control runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from fedone_sdk.aggregator.export import export_run
 from fedone_sdk.aggregator.http.requests import answer, streamed
 from fedone_sdk.aggregator.routes.context import (
     CONTEXT,
@@ -19,13 +18,22 @@ from fedone_sdk.aggregator.routes.context import (
     person_of,
     run_of,
 )
-from fedone_sdk.aggregator.routes.reports import listed, result_of
-from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route, tagged
+from fedone_sdk.aggregator.routes.reports import (
+    client_influences,
+    likeliest,
+    listed,
+    lost_work_of,
+    result_of,
+)
+from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, RouteTable
+from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.aggregator.serving.feed import Feed
+from fedone_sdk.aggregator.serving.run_view import export_run
 from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import InstructionsSource, LabelsSource
 from fedone_sdk.errors import BackendError, DataError, MissingExtraError, ProblemError, SpecError
 from fedone_sdk.messages import (
+    ClientInfluence,
     Message,
     PromptReport,
     Quarantine,
@@ -34,24 +42,43 @@ from fedone_sdk.messages import (
     RunEntry,
     RunResult,
     RunSummary,
+    SeatReport,
+    Seats,
+    TokenProbabilities,
 )
 from fedone_sdk.spec import OwnMethodSpec, RunSpec, validate_spec
 from fedone_sdk.vocabulary import ListVocabulary
 
+route = RouteTable("runs")
+
+_INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _LISTED: TypeAdapter[Sequence[RunSummary | RunEntry]] = TypeAdapter(Sequence[RunSummary | RunEntry])
 
 _POSTED = (ListVocabulary, InstructionsSource, LabelsSource)
 """Sources of candidates that read neither files nor texts."""
 
+_RESUMING = ("run_conflict", "backend_blocked", "backend_unavailable")
+_MOST_TOKENS, _TOKENS = 32, 8
+"""Number of tokens per position: at most, and by default."""
+
 _KEEPALIVE_S = 15.0
 """Comment that prevents proxies from closing an idle stream."""
 
 
+@route(
+    "POST /v1/runs",
+    "operator",
+    {201: RunResult},
+    request=RunSpec,
+    max_body=MAX_BODY_BYTES,
+    headers={201: {"Location": "Path of the run"}},
+    problems=("invalid_run", "run_conflict"),
+)
 async def add_run(request: web.Request) -> web.Response:
     """Start a run. Its vocabulary must be a list; its backend is the server's."""
     service = request.app[SERVICE]
-    document, _ = await message_of(request, _JSON.validate_python)
+    document = await message_of(request, _JSON.validate_python)
     try:
         spec = validate_spec(RunSpec, document, source="run").served()
         if spec.data is not None:
@@ -84,6 +111,7 @@ async def add_run(request: web.Request) -> web.Response:
     return response
 
 
+@route("GET /v1/runs", "member", list[RunSummary | RunEntry])
 async def runs(request: web.Request) -> web.Response:
     """List the runs that the caller may access, in order of creation.
 
@@ -93,6 +121,12 @@ async def runs(request: web.Request) -> web.Response:
     return web.Response(body=_LISTED.dump_json(found), content_type="application/json")
 
 
+@route(
+    "GET /v1/runs/{run_id}",
+    "viewer",
+    RunResult,
+    query={"history": {"type": "boolean", "default": True}},
+)
 async def run(request: web.Request) -> web.Response:
     """Return the current or final result of a run.
 
@@ -104,17 +138,20 @@ async def run(request: web.Request) -> web.Response:
     return answer(result if history else result.model_copy(update={"history": ()}))
 
 
+@route("GET /v1/runs/{run_id}/prompt", "member", PromptReport)
 async def prompt(request: web.Request) -> web.Response:
     """Return the current deployable prompt."""
     return answer((await run_of(request)).prompt())
 
 
+@route("GET /v1/runs/{run_id}/log", "operator", "application/jsonl")
 async def log(request: web.Request) -> web.StreamResponse:
     """Return a run as JSON lines: its description, its log from the oldest line on, its result."""
     pieces = export_run(request.app[SERVICE].store, await run_of(request))
     return await streamed(request, pieces, content_type="application/jsonl")
 
 
+@route("GET /v1/runs/{run_id}/events", "viewer", "text/event-stream")
 async def events(request: web.Request) -> web.StreamResponse:
     """Stream a run as server-sent events: `round` for every past and future round, then `end`.
 
@@ -147,6 +184,7 @@ async def _event(response: web.StreamResponse, name: str, message: Message) -> N
     await response.write(f"event: {name}\ndata: {message.model_dump_json()}\n\n".encode())
 
 
+@route("POST /v1/runs/{run_id}/stop", "operator", RunResult, problems=("run_conflict",))
 async def stop(request: web.Request) -> web.Response:
     """Stop a run and keep its result."""
     stopped = await run_of(request)
@@ -154,6 +192,7 @@ async def stop(request: web.Request) -> web.Response:
     return answer(stopped.result())
 
 
+@route("POST /v1/runs/{run_id}/resume", "operator", RunResult, problems=_RESUMING)
 async def resume(request: web.Request) -> web.Response:
     """Resume a stopped or paused run, with the current model."""
     resumed = await run_of(request)
@@ -161,17 +200,25 @@ async def resume(request: web.Request) -> web.Response:
     return answer(resumed.result())
 
 
+@route("POST /v1/runs/{run_id}/budget", "operator", RunResult, request=Budget, problems=_RESUMING)
 async def raise_caps(request: web.Request) -> web.Response:
     """Raise caps of a run; a run with an exhausted budget continues.
 
     Omitted caps stay the same. Caps can only be raised, so the same body again has no effect.
     """
     raised = await run_of(request)
-    caps, _ = await message_of(request, Budget.model_validate)
+    caps = await message_of(request, Budget.model_validate)
     await request.app[SERVICE].steering.raise_caps(raised, caps)
     return answer(raised.result())
 
 
+@route(
+    "DELETE /v1/runs/{run_id}",
+    "admin",
+    Removal,
+    query={"dry_run": {"type": "boolean", "default": False}},
+    problems=("run_conflict",),
+)
 async def delete_run(request: web.Request) -> web.Response:
     """Delete an ended run with its log and all its data.
 
@@ -190,23 +237,43 @@ def _flag(request: web.Request, name: str, *, default: bool) -> bool:
     return given == "true"
 
 
+@route(
+    "POST /v1/runs/{run_id}/rollback",
+    "operator",
+    RunResult,
+    request=RollBack,
+    problems=("run_conflict",),
+)
 async def roll_back(request: web.Request) -> web.Response:
     """Roll a run back to an earlier round. Spending of later rounds stays counted."""
     rolled = await run_of(request)
-    message, _ = await message_of(request, RollBack.model_validate)
+    message = await message_of(request, RollBack.model_validate)
     await request.app[SERVICE].steering.roll_back(rolled, message.to_round, message.reason)
     return answer(rolled.result())
 
 
+@route(
+    "POST /v1/runs/{run_id}/clients/{client_id}/quarantine",
+    "operator",
+    {204: None},
+    request=Quarantine,
+    problems=("run_conflict",),
+)
 async def quarantine(request: web.Request) -> web.Response:
     """Put a client of a run in quarantine: it gets no seats and its open work is discarded."""
     watched = await run_of(request)
-    message, _ = await message_of(request, Quarantine.model_validate)
+    message = await message_of(request, Quarantine.model_validate)
     client_id = request.match_info["client_id"]
     await request.app[SERVICE].steering.quarantine(watched, client_id, message.reason)
     return web.Response(status=204)
 
 
+@route(
+    "POST /v1/runs/{run_id}/clients/{client_id}/release",
+    "operator",
+    {204: None},
+    problems=("run_conflict",),
+)
 async def release(request: web.Request) -> web.Response:
     """Release a client from quarantine."""
     client_id = request.match_info["client_id"]
@@ -214,95 +281,67 @@ async def release(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-RUN_ROUTES = tagged(
-    "runs",
-    Route(
-        "POST /v1/runs",
-        add_run,
-        access="operator",
-        request=RunSpec,
-        max_body=MAX_BODY_BYTES,
-        answers={201: RunResult},
-        headers={201: {"Location": "Path of the run"}},
-        problems=("invalid_run", "run_conflict"),
-    ),
-    Route("GET /v1/runs", runs, access="member", answers={200: list[RunSummary | RunEntry]}),
-    Route(
-        "GET /v1/runs/{run_id}",
-        run,
-        access="viewer",
-        answers={200: RunResult},
-        query={"history": {"type": "boolean", "default": True}},
-    ),
-    Route(
-        "DELETE /v1/runs/{run_id}",
-        delete_run,
-        access="admin",
-        answers={200: Removal},
-        query={"dry_run": {"type": "boolean", "default": False}},
-        problems=("run_conflict", "invalid_message"),
-    ),
-    Route(
-        "GET /v1/runs/{run_id}/prompt",
-        prompt,
-        access="member",
-        answers={200: PromptReport},
-    ),
-    Route(
-        "GET /v1/runs/{run_id}/log",
-        log,
-        access="operator",
-        answers={200: "application/jsonl"},
-    ),
-    Route(
-        "GET /v1/runs/{run_id}/events",
-        events,
-        access="viewer",
-        answers={200: "text/event-stream"},
-    ),
-    Route(
-        "POST /v1/runs/{run_id}/stop",
-        stop,
-        access="operator",
-        answers={200: RunResult},
-        problems=("run_conflict",),
-    ),
-    Route(
-        "POST /v1/runs/{run_id}/resume",
-        resume,
-        access="operator",
-        answers={200: RunResult},
-        problems=("run_conflict", "backend_blocked", "backend_unavailable"),
-    ),
-    Route(
-        "POST /v1/runs/{run_id}/budget",
-        raise_caps,
-        access="operator",
-        request=Budget,
-        answers={200: RunResult},
-        problems=("run_conflict", "backend_blocked", "backend_unavailable"),
-    ),
-    Route(
-        "POST /v1/runs/{run_id}/rollback",
-        roll_back,
-        access="operator",
-        request=RollBack,
-        answers={200: RunResult},
-        problems=("run_conflict",),
-    ),
-    Route(
-        "POST /v1/runs/{run_id}/clients/{client_id}/quarantine",
-        quarantine,
-        access="operator",
-        request=Quarantine,
-        answers={204: None},
-        problems=("run_conflict",),
-    ),
-    Route(
-        "POST /v1/runs/{run_id}/clients/{client_id}/release",
-        release,
-        access="operator",
-        answers={204: None},
-        problems=("run_conflict",),
-    ),
+# Monitoring
+
+
+@route("GET /v1/runs/{run_id}/seats", "viewer", Seats)
+async def seats(request: web.Request) -> web.Response:
+    """Return the seats of the current round, the waiting clients, and the newest lost work."""
+    run = await run_of(request)
+    service, state = request.app[SERVICE], run.state
+    now = service.clock.now()
+    busy = {seat.client for seat in state.seats if seat.phase != "done"}
+    waiting = service.dispatcher.available(run).keys() - busy
+    names = await service.access.names([seat.client for seat in state.seats])
+    found = [
+        SeatReport(
+            slot=seat.slot,
+            client_id=name,
+            phase=seat.phase,
+            step=seat.step,
+            due_in_s=None if seat.phase == "done" else round(max(seat.due - now, 0.0), 3),
+        )
+        for seat, name in zip(state.seats, names, strict=True)
+    ]
+    return answer(
+        Seats(
+            round=state.round,
+            waiting=len(waiting),
+            seats=tuple(found),
+            lost=lost_work_of(run, person_of(request)),
+        )
+    )
+
+
+@route(
+    "GET /v1/runs/{run_id}/probabilities",
+    "viewer",
+    TokenProbabilities,
+    query={"top": {"type": "integer", "minimum": 1, "maximum": _MOST_TOKENS}},
 )
+async def probabilities(request: web.Request) -> web.Response:
+    """Return the most probable tokens of each position of a run."""
+    given = request.query.get("top", str(_TOKENS))
+    short = len(given) <= len(str(_MOST_TOKENS)) and given.isascii() and given.isdigit()
+    if not (short and 1 <= int(given) <= _MOST_TOKENS):
+        raise ProblemError("invalid_message", f"top: must be from 1 to {_MOST_TOKENS}")
+    run = await run_of(request)
+    state = run.state
+    # Up to four million numbers.
+    positions = await in_thread(likeliest, state.method.alpha, run.vocabulary, int(given))
+    return answer(
+        TokenProbabilities(round=state.round, vocab_size=len(run.vocabulary), positions=positions)
+    )
+
+
+@route("GET /v1/runs/{run_id}/clients", "viewer", list[ClientInfluence])
+async def run_clients(request: web.Request) -> web.Response:
+    """Return each client's influence on a run, by its defences and privacy accounting."""
+    run = await run_of(request)
+    lines = client_influences(run.machine, run.state)
+    names = await request.app[SERVICE].access.names(list(lines))
+    found = [
+        line.model_copy(update={"client_id": name})
+        for line, name in zip(lines.values(), names, strict=True)
+    ]
+    return web.Response(body=_INFLUENCES.dump_json(found), content_type="application/json")

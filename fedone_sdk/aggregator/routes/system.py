@@ -9,16 +9,17 @@ import structlog
 from aiohttp import web
 
 from fedone_sdk import __version__
-from fedone_sdk.aggregator.http.requests import answer
+from fedone_sdk.aggregator.http.requests import JSON, answer
 from fedone_sdk.aggregator.routes import dashboard
 from fedone_sdk.aggregator.routes.context import CONTEXT, DOCUMENT, METRICS, READINESS
-from fedone_sdk.aggregator.routes.dashboard import PageFile
-from fedone_sdk.aggregator.routes.route import Route
+from fedone_sdk.aggregator.routes.route import RouteTable
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import About, Check, Health
 
 _log = structlog.get_logger(__name__)
+
+route = RouteTable("machines")
 
 _TIMEOUT_S = 2.0
 """Timeout of the store check, seconds."""
@@ -28,16 +29,20 @@ class Readiness:
     """Checks that the store is available and that the service is neither starting nor stopping.
 
     The response also reports the gateway's model, which does not affect readiness: updates and
-    devices with their own models are served without it, and all replicas share it.
+    devices with their own models are served without it, and all replicas share it. Simultaneous
+    probes share one check of the store, because anybody may send them.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._was_ok = self._model_was_ok = True
+        self._checking: asyncio.Task[Check] | None = None
 
     async def look(self) -> Health:
         """Run all checks; the result is public, so details are only logged."""
-        checks = {"serving": self._serving(), "store": await self._store()}
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._store(), name="store check")
+        checks = {"serving": self._serving(), "store": await asyncio.shield(self._checking)}
         ok = all(check.ok for check in checks.values())
         checks["model"] = self._model()
         if ok and not self._was_ok:
@@ -77,11 +82,11 @@ class Readiness:
         return Check(ok=False, detail="it is not available at the moment; see the server's log")
 
 
-async def about(request: web.Request) -> web.Response:
+@route("GET /", "public", {200: (About, "text/html"), 304: None})
+async def about(request: web.Request) -> web.StreamResponse:
     """Return the dashboard to browsers, else the server's name and version."""
     if "text/html" in request.headers.get("Accept", ""):
-        response = _file(request, dashboard.PAGE)
-        response.headers.update(dashboard.PAGE_HEADERS)
+        response: web.StreamResponse = dashboard.file_response(dashboard.PAGE)
     else:
         found = About(name="FedOne aggregator", version=__version__, openapi="/openapi.json")
         response = answer(found)
@@ -89,30 +94,26 @@ async def about(request: web.Request) -> web.Response:
     return response
 
 
-async def dashboard_file(request: web.Request) -> web.Response:
+@route(
+    "GET /dashboard/{page_file}",
+    "public",
+    {200: ("text/javascript", "text/css", "image/svg+xml"), 304: None},
+)
+async def dashboard_file(request: web.Request) -> web.StreamResponse:
     """Return a file of the dashboard."""
     name = request.match_info["page_file"]
     if name not in dashboard.FILES:
         raise ProblemError("not_found", f"the dashboard has no file {name!r}")
-    return _file(request, dashboard.FILES[name])
+    return dashboard.file_response(dashboard.FILES[name])
 
 
-def _file(request: web.Request, file: PageFile) -> web.Response:
-    """Return a file, or 304 if the browser has it."""
-    # Revalidated each time: a page must not mix files of two versions.
-    headers = {"Cache-Control": "no-cache", "ETag": file.etag}
-    if file.etag in request.headers.get("If-None-Match", ""):
-        return web.Response(status=304, headers=headers)
-    return web.Response(
-        body=file.body, content_type=file.content_type, charset="utf-8", headers=headers
-    )
-
-
+@route("GET /healthz", "public", Health)
 async def healthz(request: web.Request) -> web.Response:
     """Return 200 while the process is alive (liveness probe)."""
     return answer(Health(status="ok"))
 
 
+@route("GET /readyz", "public", {200: Health, 503: Health})
 async def readyz(request: web.Request) -> web.Response:
     """Return whether requests can be served (readiness probe).
 
@@ -122,6 +123,7 @@ async def readyz(request: web.Request) -> web.Response:
     return answer(health, status=200 if health.status == "ok" else 503)
 
 
+@route("GET /metrics", "viewer", "text/plain", problems=("not_found",))
 async def metrics(request: web.Request) -> web.Response:
     """Return metrics of this process and of all runs, in Prometheus' text format."""
     found, context = request.app[METRICS], CONTEXT.get(None)
@@ -133,36 +135,7 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=text, headers={"Content-Type": content_type})
 
 
+@route("GET /openapi.json", "public", dict[str, Any])
 async def openapi(request: web.Request) -> web.Response:
     """Return this API's description as OpenAPI 3.1."""
-    return web.json_response(request.app[DOCUMENT])
-
-
-SYSTEM_ROUTES = (
-    Route(
-        "GET /",
-        about,
-        access="public",
-        answers={200: (About, "text/html"), 304: None},
-    ),
-    Route(
-        "GET /dashboard/{page_file}",
-        dashboard_file,
-        access="public",
-        answers={200: ("text/javascript", "text/css", "image/svg+xml"), 304: None},
-    ),
-    Route("GET /healthz", healthz, access="public", answers={200: Health}),
-    Route("GET /readyz", readyz, access="public", answers={200: Health, 503: Health}),
-    Route("GET /openapi.json", openapi, access="public", answers={200: dict[str, Any]}),
-)
-
-
-def metrics_route(*, public: bool) -> Route:
-    """Return the route of the metrics; it requires a viewer's token unless public."""
-    return Route(
-        "GET /metrics",
-        metrics,
-        access="public" if public else "viewer",
-        answers={200: "text/plain"},
-        problems=("not_found",),
-    )
+    return web.Response(body=request.app[DOCUMENT], content_type=JSON)

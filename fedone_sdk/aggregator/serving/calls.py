@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import traceback
 import uuid
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import structlog
 
 from fedone_sdk.aggregator.rounds.spending import reserve_evaluation, settle_evaluation
+from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import Answer, LLMBackend, Query, score_all
 from fedone_sdk.budget import NOTHING, Lease, Usage
@@ -27,59 +30,60 @@ _MAX_BUGS = 3
 """Number of consecutive calls with a bug after which the run pauses."""
 
 
-class Reservations:
-    """Reservations of a call, each under its own id, so that each is settled once.
-
-    Other replicas charge the reservations of a replica that they consider dead. If it is alive, it
-    gets a new id and reserves under that, so that nothing is charged twice.
-    """
-
-    def __init__(self, replica: Callable[[], str]) -> None:
-        self._replica = replica
-        self._granted: dict[str, Usage] = {}
-        self._unknown: list[str] = []
-
-    async def reserve_more(self, worst: Usage, reserve: Callable[[str], Awaitable[object]]) -> None:
-        """Reserve `worst` under a new id, or raise the refusal."""
-        attempt = f"{self._replica()}/{uuid.uuid4().hex}"
-        self._unknown.append(attempt)  # If the store fails, the reservation may exist or not.
-        try:
-            await reserve(attempt)
-        except ProblemError:
-            self._unknown.remove(attempt)
-            raise
-        self._unknown.remove(attempt)
-        self._granted[attempt] = worst
-
-    def shares(self, spent: Usage) -> Iterator[tuple[str, Usage]]:
-        """Yield the part of `spent` that each reservation pays; the last one pays any excess."""
-        for attempt in self._unknown:
-            yield attempt, NOTHING
-        last = next(reversed(self._granted), None)
-        for attempt, granted in self._granted.items():
-            share = spent if attempt == last else spent - spent.beyond(granted)
-            spent -= share
-            yield attempt, share
-
-
 class CallBudget:
-    """Payer of the requests of one call.
+    """Payer of the requests of one call, from its run's account.
 
-    The initial grant covers one attempt at each request. Retries reserve more from the run's
-    account before they are sent.
+    The first grant covers one attempt at each request. Retries reserve more before they are sent.
+    Each reservation has its own id, so that each is settled once. Other replicas charge the
+    reservations of a replica that they consider dead. If it is alive, it gets a new id and reserves
+    under that, so that nothing is charged twice.
+
+    Args:
+        run: The run that pays.
+        reserve: Reserves an amount of its account under an id, or raises `ProblemError`.
 
     Attributes:
         spent: The amount spent; a pending request, or one of unknown outcome, counts in full.
+        granted: The amount that is reserved, or being reserved.
+        refusal: Why more was refused.
     """
 
-    def __init__(
-        self, name: str, granted: Usage, more: Callable[[Usage], Awaitable[object]]
-    ) -> None:
-        self.name = name
-        self.granted = granted
+    def __init__(self, run: ServedRun, reserve: Callable[[str, Usage], Awaitable[object]]) -> None:
+        self.spent = self.granted = NOTHING
         self.refusal: ProblemError | None = None
-        self._more = more
-        self.spent = NOTHING
+        self._run = run
+        self._reserve = reserve
+        # None if the store failed: it may exist or not.
+        self._reservations: dict[str, Usage | None] = {}
+
+    @property
+    def name(self) -> str:
+        """Id of the run."""
+        return self._run.run_id
+
+    async def grant(self, worst: Usage) -> None:
+        """Reserve an amount, or raise the refusal."""
+        attempt = f"{self._run.replica}/{uuid.uuid4().hex}"
+        # Added before the await: a concurrent request must not use the same amount.
+        self.granted += worst
+        self._reservations[attempt] = None
+        try:
+            await self._reserve(attempt, worst)
+        except BaseException as exc:
+            self.granted -= worst
+            if isinstance(exc, ProblemError):
+                del self._reservations[attempt]
+            raise
+        self._reservations[attempt] = worst
+
+    def shares(self, spent: Usage) -> Iterator[tuple[str, Usage]]:
+        """Yield the part of `spent` that each reservation pays; the last one pays any excess."""
+        granted = [one for one, worst in self._reservations.items() if worst is not None]
+        for attempt, worst in self._reservations.items():
+            is_last = attempt in granted[-1:]
+            share = spent if is_last else spent - spent.beyond(worst or NOTHING)
+            spent -= share
+            yield attempt, share
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
@@ -91,13 +95,10 @@ class CallBudget:
         lease = Lease(uuid.uuid4().hex, worst)
         self.spent += worst
         missing = self.spent.beyond(self.granted)
-        if missing != Usage():
-            # Added before the await: a concurrent request must not use the same amount.
-            self.granted += missing
+        if missing != NOTHING:
             try:
-                await self._more(missing)
+                await self.grant(missing)
             except BaseException as exc:
-                self.granted -= missing
                 self.spent -= worst
                 if isinstance(exc, ProblemError):
                     self.refusal = exc
@@ -110,12 +111,7 @@ class CallBudget:
 
 
 async def query_as_evaluation(
-    run: ServedRun,
-    backend: LLMBackend,
-    queries: Sequence[Query],
-    replica: Callable[[], str],
-    *,
-    counted: bool = True,
+    run: ServedRun, backend: LLMBackend, queries: Sequence[Query], *, counted: bool = True
 ) -> list[Answer]:
     """Query the model outside training and charge the run's evaluation account.
 
@@ -126,33 +122,28 @@ async def query_as_evaluation(
         BudgetExhausted: The budget does not cover a retry.
         ProblemError: The caps do not cover the queries; none was sent.
     """
-    attempts = Reservations(replica)
-
-    async def reserve_more(worst: Usage) -> None:
-        await attempts.reserve_more(
-            worst,
-            lambda lease_id: run.apply(reserve_evaluation, lease_id=lease_id, worst=worst),
-        )
-
-    queries = [replace(query, scope=(run.run_id,)) for query in queries]
+    call = CallBudget(
+        run,
+        lambda lease_id, worst: run.apply(reserve_evaluation, lease_id=lease_id, worst=worst),
+    )
+    queries = [replace(query, scope=(run.run_id,), payer=call) for query in queries]
     quotes = [await backend.quote(query) for query in queries]
     worst = sum((quote.without_queries() for quote in quotes), NOTHING)
     count = Usage(queries=len(queries)) if counted else NOTHING
-    reserved, call_budget = NOTHING, CallBudget(run.run_id, NOTHING, reserve_more)
+    asked = NOTHING
     try:
-        await reserve_more(worst + count)
-        call_budget.granted, reserved = worst, count
-        paid = [replace(query, payer=call_budget) for query in queries]
-        return await score_all(backend, paid)
+        await call.grant(worst + count)
+        asked = count
+        return await score_all(backend, queries)
     except BudgetExhausted as exc:
         # Tells the run's budget from a budget of the backend.
-        raise call_budget.refusal or exc from None
+        raise call.refusal or exc from None
     except BackendBlocked:
-        reserved = NOTHING
+        asked = NOTHING
         raise
     finally:
-        # Also after a cancellation during `reserve_more`, which may have opened a lease.
-        for lease_id, used in attempts.shares(call_budget.spent + reserved):
+        # Also after a cancellation during `grant`, which may have opened a lease.
+        for lease_id, used in call.shares(call.spent + asked):
             settle = partial(run.apply, settle_evaluation, lease_id=lease_id, used=used)
             await persist(run, settle)
 
@@ -176,6 +167,40 @@ async def persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None
             await asyncio.sleep(_RETRY_S)
         else:
             return
+
+
+class Companion(ABC):
+    """Work of the server beside a run's training, in one task."""
+
+    def __init__(self, run: ServedRun) -> None:
+        self._run = run
+        self._task: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    def on_change(self, change: Change) -> None:
+        """Begin what a change of the run asks for."""
+
+    def on_restart(self) -> None:  # noqa: B027 (optional)
+        """Begin what a run that runs again asks for."""
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin some work, unless earlier work is not done."""
+        if self._task is not None and not self._task.done():
+            work.close()
+        else:
+            name = f"{type(self).__name__.lower()} {self._run.run_id}"
+            self._task = asyncio.create_task(work, name=name)
+
+    async def wait_idle(self) -> None:
+        """Wait until the work is done and charged."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def aclose(self) -> None:
+        """Cancel the work; a pending call is charged in full."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
 
 class BugCounter:

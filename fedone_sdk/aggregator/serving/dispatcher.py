@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from fedone_sdk.aggregator.cluster.signals import (
+from fedone_sdk.aggregator.access.tokens import may_see
+from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
+from fedone_sdk.aggregator.runtime import run_shielded
+from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
+from fedone_sdk.aggregator.serving.feed import Change
+from fedone_sdk.aggregator.serving.registry import RunRegistry
+from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.signals import (
     MAX_NAMED,
     MemberJoined,
     MembersLeft,
     encode_signals,
 )
-from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
-from fedone_sdk.aggregator.runtime import run_shielded
-from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
-from fedone_sdk.aggregator.serving.feed import Change
-from fedone_sdk.aggregator.serving.registry import StoredRun
-from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -32,44 +34,13 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.stores import ClientRecord, Member, Store
 
+R = TypeVar("R")
+
 _MIN_PLACES = 64
 _PLACES_PER_SEAT = 4
 _MAX_REASONS = 5
 _RETRY_NOW = RetryLater(retry_after_s=0.0)
 """No other client waits for the place: retry immediately."""
-
-
-class _Offers:
-    """The runs that may have a seat for a client, and the clients of each run.
-
-    An offer may outlive its seat; the state of the run decides.
-    """
-
-    def __init__(self) -> None:
-        self._runs: dict[int, set[str]] = {}
-        self._clients: dict[str, set[int]] = {}
-
-    def add(self, client: int, run_id: str) -> None:
-        """Record that a run may have a seat for a client."""
-        self._runs.setdefault(client, set()).add(run_id)
-        self._clients.setdefault(run_id, set()).add(client)
-
-    def remove(self, run_id: str, clients: Iterable[int]) -> None:
-        """Remove the offers of a run to some clients."""
-        for client in tuple(clients):
-            runs = self._runs.get(client, set())
-            runs.discard(run_id)
-            if not runs:
-                self._runs.pop(client, None)
-            self._clients.get(run_id, set()).discard(client)
-
-    def runs_of(self, client: int) -> tuple[str, ...]:
-        """Return the ids of the runs that may have a seat for a client."""
-        return tuple(self._runs.get(client, ()))
-
-    def clients_of(self, run_id: str) -> frozenset[int]:
-        """Return the enrolment indices of the clients that a run may have a seat for."""
-        return frozenset(self._clients.get(run_id, ()))
 
 
 class _Poll:
@@ -82,27 +53,26 @@ class _Poll:
         self.changed.set()
 
 
+@dataclass(kw_only=True, eq=False)
 class Dispatcher:
     """Assigns work to the clients that wait for it."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        clock: Clock,
-        runs: Mapping[str, ServedRun],
-        prepare: Callable[[ServedRun], Awaitable[None]],
-    ) -> None:
-        self.pool = ClientPool()
-        self._store = store
-        self._clock = clock
-        self._runs = runs
-        self._prepare = prepare
-        self._polls: dict[int, _Poll] = {}
-        self._offers = _Offers()
-        self._draining = False
-        self._closing: set[str] = set()
-        self._rotation = 0
+    store: Store
+    clock: Clock
+    registry: RunRegistry
+    prepare: Callable[[ServedRun], Awaitable[None]]
+    pool: ClientPool = field(default_factory=ClientPool, init=False)
+    _polls: dict[int, _Poll] = field(default_factory=dict, init=False)
+    # Client -> ids of the runs that may have a seat for it. An offer may outlive its seat; the
+    # state of the run decides.
+    _offers: dict[int, set[str]] = field(default_factory=dict, init=False)
+    _draining: bool = field(default=False, init=False)
+    _closing: set[str] = field(default_factory=set, init=False)
+    _rotation: int = field(default=0, init=False)
+
+    @property
+    def _runs(self) -> Mapping[str, ServedRun]:
+        return self.registry.served
 
     @property
     def num_polls(self) -> int:
@@ -115,12 +85,12 @@ class Dispatcher:
         self,
         client: ClientRecord,
         message: Claim,
-        runs: Callable[[], Sequence[ServedRun]],
-        others: Callable[[], Sequence[StoredRun]] = lambda: (),
+        run: ServedRun | None = None,
     ) -> AlphaAssignment | LossesAssignment | RetryLater:
         """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 
-        A client's new claim ends its previous one.
+        A client's new claim ends its previous one. Without `run`, it claims work of any run that it
+        may work for.
 
         Raises:
             ProblemError: ``run_ended`` if all runs have ended; ``forbidden`` if none admits the
@@ -128,15 +98,13 @@ class Dispatcher:
         """
         until = asyncio.get_running_loop().time() + message.wait_s
         if message.changed:
-            for run in [run for run in self._runs.values() if client.index in run.state.unfit]:
-                with self._may_end(run):
-                    await run.apply(clear_unfit, client=client.index)
+            for one in [one for one in self._runs.values() if client.index in one.state.unfit]:
+                with self._may_end():
+                    await one.apply(clear_unfit, client=client.index)
         with self._polling(client.index) as poll:
             while True:
                 poll.changed.clear()
-                eligible = runs()
-                _check_open(eligible, others)
-                eligible = _admitting(eligible, message)
+                eligible = self._eligible(client, message, run)
                 if poll.closed:
                     return _RETRY_NOW  # A newer claim replaced this one, or the client was revoked.
                 assignment = await self._claim_offer(client.index, message)
@@ -155,11 +123,30 @@ class Dispatcher:
                 except TimeoutError:
                     if not poll.changed.is_set():
                         break
-        retry = self.pool.time_out(client.index, self._clock.now())
+        retry = self.pool.time_out(client.index, self.clock.now())
         if retry is None:
             return _RETRY_NOW
-        await run_shielded(self._remove_members([client.index]), of=self._store)
+        await run_shielded(self._remove_members([client.index]), of=self.store)
         return retry
+
+    def _eligible(
+        self, client: ClientRecord, message: Claim, run: ServedRun | None
+    ) -> list[ServedRun]:
+        """Return the runs that a client may work for now, or refuse its claim."""
+        runs = [run] if run else _visible(client, self._runs)
+        if not any(one.state.running or one.state.paused for one in runs):
+            stored = [] if run else _visible(client, self.registry.stored)
+            # A live one was added or resumed by another replica, and is being loaded.
+            if (runs or stored) and not any(one.live for one in stored):
+                raise ProblemError("run_ended", "all runs that you could work for have ended")
+        found = [one for one in runs if one.machine.admits(own_model=message.own_model)]
+        if runs and not found:
+            raise ProblemError(
+                "forbidden",
+                "the run scores with the server's model and refuses models on devices "
+                "(participation.own_models); claim without own_model",
+            )
+        return found
 
     @contextmanager
     def _polling(self, client: int) -> Iterator[_Poll]:
@@ -182,15 +169,15 @@ class Dispatcher:
             message.num_examples,
             message.run_id,
             client.runs,
-            self._clock.now(),
+            self.clock.now(),
             self._closed_runs(client.index, own_model=message.own_model),
         )
         if isinstance(entered, RetryLater):
             return entered
         if entered is not None:
-            await run_shielded(self._join_or_leave(entered), of=self._store)
+            await run_shielded(self._join_or_leave(entered), of=self.store)
         for run in self._vacant(runs):
-            with self._may_end(run):
+            with self._may_end():
                 assignment = await self._claim_seat(run, client.index, message)
                 if assignment is not None:
                     return assignment
@@ -209,23 +196,18 @@ class Dispatcher:
 
         The caller limits their number; the pool's capacity does not apply.
         """
-        until = self._clock.now() + MEMBER_TTL_S
+        until = self.clock.now() + MEMBER_TTL_S
         for client, held in clients:
             member = Member(client_index=client.index, num_examples=held, run_id=None, until=until)
             await self._join(member)
             self.add_member(member, client)
         for run in self._vacant(list(self._runs.values())):
-            with self._may_end(run):
+            with self._may_end():
                 await run.seat()
 
     async def _join(self, member: Member) -> None:
-        joined = MemberJoined(
-            client_index=member.client_index,
-            num_examples=member.num_examples,
-            run_id=member.run_id,
-            until=member.until,
-        )
-        await self._store.join(member, encode_signals(self._store, joined))
+        signals = encode_signals(self.store, MemberJoined(member=member))
+        await self.store.join(member, signals)
 
     def _vacant(self, runs: Sequence[ServedRun]) -> list[ServedRun]:
         """Return the runs with vacant seats, in the order in which they may draw clients."""
@@ -235,25 +217,21 @@ class Dispatcher:
         first = self._rotation % max(len(vacant), 1)
         return [*vacant[first:], *vacant[:first]]
 
+    @staticmethod
     @contextmanager
-    def _may_end(self, run: ServedRun) -> Iterator[None]:
+    def _may_end() -> Iterator[None]:
         """Context in which a run that is deleted, or fails meanwhile, is passed over."""
         try:
             yield
         except ProblemError as exc:
             if exc.code not in ("not_found", "run_conflict"):
                 raise
-            self._offers.remove(run.run_id, self._offers.clients_of(run.run_id))
 
     async def _claim_offer(
         self, client: int, message: Claim
     ) -> AlphaAssignment | LossesAssignment | None:
-        for run_id in self._offers.runs_of(client):
-            run = self._runs.get(run_id)
-            if run is None:
-                self._offers.remove(run_id, [client])
-                continue
-            with self._may_end(run):
+        for run in self.runs_of(client):
+            with self._may_end():
                 assignment = await self._claim_seat(run, client, message)
                 if assignment is not None:
                     return assignment
@@ -268,13 +246,13 @@ class Dispatcher:
             return None
         seat = run.state.seat_of(client)
         if seat is None and not run.machine.needs_seating(run.state):
-            self._offers.remove(run.run_id, [client])
+            self._offers.get(client, set()).discard(run.run_id)
             return None
         if not run.state.running:
             return None  # Paused: the seat is kept.
         if run.run_id in self._closing and (seat is None or seat.phase == "offered"):
             return None  # Stopping: no new assignments.
-        await self._prepare(run)
+        await self.prepare(run)
         work = await run.apply(
             assign, client=client, assignment_id=uuid.uuid4().hex, own_model=message.own_model
         )
@@ -293,7 +271,7 @@ class Dispatcher:
             for seat in other.state.seats
             if seat.phase == "working"
         }
-        state, now = run.state, self._clock.now()
+        state, now = run.state, self.clock.now()
         aside = [client for client in state.strikes if state.is_aside(client, now)]
         self.pool.remove_places(run.run_id, [*state.unfit, *aside])
         waiting = self.pool.waiting(run.run_id, now)
@@ -304,7 +282,7 @@ class Dispatcher:
     def count_devices(self, run: ServedRun, *, reasons: bool) -> RunDevices:
         """Return how many connected clients fit a run."""
         state = run.state
-        here = self.pool.members(run.run_id, self._clock.now())
+        here = self.pool.members(run.run_id, self.clock.now())
         unfit = Counter(state.unfit[client] for client in here if client in state.unfit)
         return RunDevices(
             connected=len(here),
@@ -319,7 +297,7 @@ class Dispatcher:
 
     def _closed_runs(self, client: int, *, own_model: bool = False) -> frozenset[str]:
         """Return the runs that give a client no seat now."""
-        now = self._clock.now()
+        now = self.clock.now()
         return frozenset(
             run_id
             for run_id, run in self._runs.items()
@@ -334,11 +312,11 @@ class Dispatcher:
 
     def extend_membership(self, member: Member) -> Member:
         """Return a member with a new expiry, for use after downtime of all replicas."""
-        return replace(member, until=max(member.until, self._clock.now() + MEMBER_TTL_S))
+        return replace(member, until=max(member.until, self.clock.now() + MEMBER_TTL_S))
 
     async def drop_missed(self, run: ServedRun) -> None:
         """Remove clients from the pool that did not claim an offered seat in time."""
-        now = self._clock.now()
+        now = self.clock.now()
         missed = [
             seat.client
             for seat in run.state.timed_seats
@@ -350,7 +328,7 @@ class Dispatcher:
 
     async def finish_work(self, client: int) -> None:
         """Let a client that has finished its work leave the pool, if others wait for its place."""
-        if self.pool.finish_work(client, self._clock.now()):
+        if self.pool.finish_work(client, self.clock.now()):
             await self._remove_members([client])
 
     def revoke(self, client: ClientRecord) -> None:
@@ -365,7 +343,7 @@ class Dispatcher:
             MembersLeft(client_indices=tuple(clients[at : at + MAX_NAMED]))
             for at in range(0, len(clients), MAX_NAMED)
         )
-        await self._store.leave(clients, encode_signals(self._store, *left))
+        await self.store.leave(clients, encode_signals(self.store, *left))
 
     def on_members_left(self, clients: Sequence[int]) -> None:
         """Remove clients that stopped waiting at another replica."""
@@ -405,13 +383,19 @@ class Dispatcher:
         """Remove a deleted run."""
         if self.pool.is_open(run.run_id):
             self.pool.close(run.run_id)
-        self._offers.remove(run.run_id, self._offers.clients_of(run.run_id))
+        self._withdraw(run)
         self.wake()
+
+    def runs_of(self, client: int) -> list[ServedRun]:
+        """Return the runs that may have a seat for a client."""
+        return [
+            self._runs[run_id] for run_id in self._offers.get(client, ()) if run_id in self._runs
+        ]
 
     def offer(self, run_id: str, clients: Sequence[int]) -> None:
         """Record that a run may have seats for clients, and wake their polls."""
         for client in clients:
-            self._offers.add(client, run_id)
+            self._offers.setdefault(client, set()).add(run_id)
             poll = self._polls.get(client)
             if poll is not None:
                 poll.changed.set()
@@ -421,7 +405,14 @@ class Dispatcher:
         if run.is_stale:
             return  # An announced seat may be missing from this copy of the state.
         seated = {seat.client for seat in run.state.seats if seat.phase != "done"}
-        self._offers.remove(run.run_id, self._offers.clients_of(run.run_id) - seated)
+        self._withdraw(run, keep=seated)
+
+    def _withdraw(self, run: ServedRun, keep: Set[int] = frozenset()) -> None:
+        """Remove the offers of a run, and clients without any."""
+        for client in self._offers.keys() - keep:
+            self._offers[client].discard(run.run_id)
+            if not self._offers[client]:
+                del self._offers[client]
 
     def wake(self) -> None:
         """Wake all polls."""
@@ -443,22 +434,5 @@ class Dispatcher:
         self.wake()
 
 
-def _admitting(runs: Sequence[ServedRun], message: Claim) -> Sequence[ServedRun]:
-    found = [run for run in runs if run.machine.admits(own_model=message.own_model)]
-    if runs and not found:
-        raise ProblemError(
-            "forbidden",
-            "the run scores with the server's model and refuses models on devices "
-            "(participation.own_models); claim without own_model",
-        )
-    return found
-
-
-def _check_open(runs: Sequence[ServedRun], others: Callable[[], Sequence[StoredRun]]) -> None:
-    if any(run.state.running or run.state.paused for run in runs):
-        return
-    stored = others()
-    if any(run.live for run in stored):
-        return  # Another replica has added or resumed a run, which is loaded now.
-    if runs or stored:
-        raise ProblemError("run_ended", "all runs that you could work for have ended")
+def _visible(client: ClientRecord, runs: Mapping[str, R]) -> list[R]:
+    return [run for run_id, run in runs.items() if may_see(client.runs, run_id)]

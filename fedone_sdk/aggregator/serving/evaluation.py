@@ -13,7 +13,7 @@ import structlog
 from fedone_sdk.aggregator.rounds.lifecycle import record_metric
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime import in_thread
-from fedone_sdk.aggregator.serving.calls import BugCounter, persist, query_as_evaluation
+from fedone_sdk.aggregator.serving.calls import BugCounter, Companion, persist, query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms import stream_seed
@@ -53,18 +53,7 @@ class _ShownPrompt(NamedTuple):
     bias: Bias | None = None
 
 
-class _Measurement(NamedTuple):
-    """Result of a measurement.
-
-    Attributes:
-        outcomes: Results per example; None for a point of the curve.
-    """
-
-    value: float
-    outcomes: Outcomes | None
-
-
-class Evaluation:
+class Evaluation(Companion):
     """Measures a run's prompts on its dev split, concurrently with training.
 
     Results do not influence training, and queries are charged to a separate account.
@@ -81,11 +70,10 @@ class Evaluation:
         score: ScoreFunction | None = None,
         measure: MetricFunction | None = None,
         *,
-        replica: Callable[[], str],
         is_leader: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._replica, self._is_leader = replica, is_leader
-        self._run = run
+        super().__init__(run)
+        self._is_leader = is_leader
         self._backend = backend
         self._examples = examples
         self._score = score
@@ -106,7 +94,11 @@ class Evaluation:
         if change.ended or (change.reloaded and not self._run.state.running and self._is_waiting):
             self._points.put_nowait(None)  # The run has ended on some replica.
 
-    async def measure_run(self) -> None:
+    def on_restart(self) -> None:
+        """Measure the run, unless a pending measurement goes on with it."""
+        self._begin(self._measure_run())
+
+    async def _measure_run(self) -> None:
         """Measure "no prompt" and the untrained prompt, then the curve, then the final prompt.
 
         Returns when the run has ended or paused. After a pause, call it again.
@@ -160,9 +152,7 @@ class Evaluation:
         if found is not None:
             # After a rollback the round number belongs to another round.
             if self._run.state.rollbacks == rollbacks:
-                await persist(
-                    self._run, partial(self._run.record_metric, round_number, found.value)
-                )
+                await persist(self._run, partial(self._run.record_metric, round_number, found[0]))
         elif self._run.state.paused:
             self._points.put_nowait((round_number, shown, rollbacks))
 
@@ -171,17 +161,18 @@ class Evaluation:
     ) -> None:
         if getattr(self._run.state.metric, which) is not None:
             return
-        found = await self._measure(shown, self._examples, which)
+        found = await self._measure(shown, self._examples)
         if found is not None:
-            if found.outcomes is not None:
-                # Stored before the metric: a prompt with a metric is not measured again.
-                await persist(self._run, partial(self._run.record_outcomes, found.outcomes))
+            # Stored before the metric: a prompt with a metric is not measured again.
+            metric, prediction = found
+            outcomes = Outcomes.of(which, prediction)
+            await persist(self._run, partial(self._run.record_outcomes, outcomes))
             verdict = await self._verdict() if which == "after" else None
             measured = partial(
                 self._run.apply,
                 record_metric,
                 which=which,
-                value=found.value,
+                value=metric,
                 at=at,
                 verdict=verdict,
             )
@@ -198,9 +189,9 @@ class Evaluation:
             return None
 
     async def _measure(
-        self, shown: _ShownPrompt, examples: Sequence[Example], which: Which | None = None
-    ) -> _Measurement | None:
-        """Measure a prompt; None if the budget is exhausted or the model fails."""
+        self, shown: _ShownPrompt, examples: Sequence[Example]
+    ) -> tuple[float, Prediction] | None:
+        """Measure a prompt: metric and predictions; None without budget or if the model fails."""
         run = self._run
         if run.state.paused:
             return None
@@ -215,16 +206,13 @@ class Evaluation:
             queries = prediction_queries(
                 self._backend, task, prompt, examples, run.spec.method.batch_size
             )
-            answers = await query_as_evaluation(run, self._backend, queries, self._replica)
+            answers = await query_as_evaluation(run, self._backend, queries)
             await run.record_answers(answers)
             found = Prediction.of(
                 task, queries, answers, examples, score=self._score, measure=self._metric
             )
             self._bugs.reset(run)
-            if found.metric is None:
-                return None
-            outcomes = None if which is None else Outcomes.of(which, found)
-            return _Measurement(found.metric, outcomes)
+            return None if found.metric is None else (found.metric, found)
         except (BackendError, BudgetExhausted, SpecError) as exc:
             _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
             if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,8 @@ from fedone_sdk.aggregator.rounds.spending import (
 )
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runtime import in_thread_if_large
-from fedone_sdk.aggregator.serving.calls import BugCounter, CallBudget, Reservations
+from fedone_sdk.aggregator.serving.calls import BugCounter, CallBudget
+from fedone_sdk.aggregator.serving.reflections import is_proposable
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import (
     Answer,
@@ -71,9 +72,8 @@ class ModelGateway:
     after `_MOST_IN_VAIN` such failures the model counts as refusing.
     """
 
-    def __init__(self, backend: LLMBackend, replica: Callable[[], str]) -> None:
+    def __init__(self, backend: LLMBackend) -> None:
         self.backend = backend
-        self._replica = replica
         self._calls: dict[str, dict[str, asyncio.Task[Scores | Refused]]] = {}
         self._run_ids: dict[str, ServedRun] = {}
         self._pending: dict[asyncio.Task[Scores | Refused], ServedRun] = {}
@@ -169,6 +169,12 @@ class ModelGateway:
     @staticmethod
     def _num_queries(run: ServedRun, seat: Seat, message: Score) -> int:
         """Check the shape of a request's prompts; return their number."""
+        if message.proposal is not None:
+            if message.prompts is not None or not seat.reflects:
+                raise ProblemError("invalid_message", "proposal: the assignment asks for none")
+            if message.proposal.parent >= seat.num_samples:
+                raise ProblemError("invalid_message", "proposal.parent: is no prompt of it")
+            return 1
         if message.prompts is None:
             if run.spec.participation.exchange != "losses":
                 raise ProblemError("invalid_message", "prompts: are required in this exchange")
@@ -208,7 +214,7 @@ class ModelGateway:
         return [
             query_for(
                 run.spec.task,
-                run.shown(row),
+                run.shown(row, None if message.proposal is None else message.proposal.text),
                 message.examples,
                 backend=self.backend,
                 references=message.references,
@@ -228,9 +234,10 @@ class ModelGateway:
             )
         for number, example in enumerate(message.examples):
             if example.keys() != set(task.fields):
+                given = sorted(name[:100] for name in example)  # They may be 32 MiB long.
                 raise ProblemError(
                     "invalid_message",
-                    f"examples.{number}: has the fields {sorted(example)}, the task's are "
+                    f"examples.{number}: has the fields {given}, the task's are "
                     f"{list(task.fields)}",
                 )
         wanted = len(message.examples) if task.loss == "nll" else 0
@@ -243,57 +250,45 @@ class ModelGateway:
     async def _query_model(
         self, run: ServedRun, seat: Seat, message: Score, call: str
     ) -> Scores | Refused:
-        assignment_id, attempts = message.assignment_id, Reservations(self._replica)
-
-        async def reserve_more(worst: Usage) -> None:
-            await attempts.reserve_more(
-                worst.without_queries(),
-                lambda attempt: run.apply(
-                    reserve_call,
-                    assignment_id=assignment_id,
-                    call=call,
-                    attempt=attempt,
-                    worst=worst,
-                ),
-            )
-
-        async def settle(spent: Usage) -> None:
-            for attempt, used in attempts.shares(spent):
-                await run.apply(
-                    settle_call, assignment_id=assignment_id, attempt=attempt, used=used
-                )
-
-        call_budget = CallBudget(run.run_id, NOTHING, reserve_more)
+        work = message.assignment_id
+        call_budget = CallBudget(
+            run,
+            lambda attempt, worst: run.apply(
+                reserve_call, assignment_id=work, call=call, attempt=attempt, worst=worst
+            ),
+        )
         try:
             num_queries = self._num_queries(run, seat, message)
             self._check(run, message)
             try:
-                with self._admitted(run, assignment_id, call, num_queries):
+                with self._admitted(run, work, call, num_queries):
                     rows = await self._prompts(run, seat, message.prompts)
+                    if message.proposal is not None:
+                        if not await is_proposable(run, message.proposal.text, self.backend):
+                            raise ProblemError("invalid_message", "proposal.text: is no candidate")
+                        rows = [rows[message.proposal.parent]]
                     size = _rendered_size(run, message) * num_queries
                     queries = await in_thread_if_large(
                         size, self._queries, run, seat, message, rows
                     )
                     quotes = [await self.backend.quote(query) for query in queries]
                     worst = sum((quote.without_queries() for quote in quotes), NOTHING)
-                    await reserve_more(worst + Usage(queries=num_queries))
-                call_budget.granted = worst
+                    await call_budget.grant(worst + Usage(queries=num_queries))
                 answers = await score_all(
                     self.backend, [replace(query, payer=call_budget) for query in queries]
                 )
             except BackendBlocked:
-                await run.apply(
-                    return_queries, assignment_id=assignment_id, call=call, queries=num_queries
-                )
+                await run.apply(return_queries, assignment_id=work, call=call, queries=num_queries)
                 raise
             finally:
-                await settle(call_budget.spent)
+                for attempt, used in call_budget.shares(call_budget.spent):
+                    await run.apply(settle_call, assignment_id=work, attempt=attempt, used=used)
             size = 8 * num_queries * len(message.examples) * max(len(run.spec.task.labels), 1)
             model = self.backend.fingerprint
             scores = await in_thread_if_large(size, _scores, queries, answers, model)
         except BackendUnavailable as exc:
-            self._in_vain[assignment_id] += bool(call_budget.spent.requests)
-            if self._in_vain[assignment_id] >= _MOST_IN_VAIN:
+            self._in_vain[work] += bool(call_budget.spent.requests)
+            if self._in_vain[work] >= _MOST_IN_VAIN:
                 return Refused(exc.summary)
             raise ProblemError(
                 "backend_unavailable", exc.summary, retry_after_s=exc.retry_after_s

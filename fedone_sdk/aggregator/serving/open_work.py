@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
 
 from fedone_sdk.aggregator.rounds.seats import decline, renew
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.rounds.updates import accept
+from fedone_sdk.aggregator.serving.calls import Companion
+from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
+from fedone_sdk.aggregator.serving.reflections import Reflections, is_proposable
+from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import AlphaUpdate, Decline, LossesUpdate, Receipt, Renewal, Score, Scores
+from fedone_sdk.messages import (
+    AlphaUpdate,
+    Decline,
+    LossesUpdate,
+    Receipt,
+    Reflect,
+    Reflected,
+    Renewal,
+    Score,
+    Scores,
+)
 from fedone_sdk.stores import ClientRecord, ClosedWork, Store
+
+_log = structlog.get_logger(__name__)
 
 _MAX_REASON_CHARS = 200
 """Maximal length of an unfit client's reason."""
 
 
+@dataclass(kw_only=True, eq=False)
 class OpenWork:
     """The assignments that clients work on."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        runs: Mapping[str, ServedRun],
-        refresh: Callable[[], Awaitable[None]],
-        on_finished: Callable[[int], Awaitable[None]],
-        gateway: ModelGateway | None,
-    ) -> None:
-        self._store = store
-        self._runs = runs
-        self._refresh = refresh
-        self._on_finished = on_finished
-        self._gateway = gateway
+    store: Store
+    registry: RunRegistry
+    dispatcher: Dispatcher
+    gateway: ModelGateway | None
+    companions: Mapping[str, Sequence[Companion]]
 
     async def check_known(self, client: ClientRecord, assignment_id: str) -> None:
         """Refuse work that a client never had (``not_found``), before its body is read."""
@@ -50,8 +61,10 @@ class OpenWork:
             ProblemError: ``assignment_expired`` or ``lease_exhausted``.
         """
         refusal = self._lease_refusal(client, body_sha256)
-        if refusal is not None and self._store.shared:
-            await self._refresh()  # Another replica may have closed that work and assigned new one.
+        if refusal is not None and self.store.shared:
+            await (
+                self.registry.refresh()
+            )  # Another replica may have closed that work and assigned new one.
             refusal = self._lease_refusal(client, body_sha256)
         if refusal is not None:
             raise refusal
@@ -69,7 +82,7 @@ class OpenWork:
     def _held(self, client: ClientRecord) -> list[tuple[ServedRun, Seat]]:
         return [
             (run, seat)
-            for run in self._runs.values()
+            for run in self.dispatcher.runs_of(client.index)
             for seat in run.state.seats
             if (seat.client, seat.phase) == (client.index, "working")
         ]
@@ -89,6 +102,7 @@ class OpenWork:
         """
         held = await self._find_open(client, assignment_id)
         if held is not None:
+            message = await self._vetted(held[0], message)
             try:
                 receipt = await held[0].apply(
                     accept, assignment_id=assignment_id, update=message, body_sha256=body_sha256
@@ -100,7 +114,7 @@ class OpenWork:
                     raise
                 # Closed while this request waited for the lock, perhaps by the same update.
             else:
-                await self._on_finished(client.index)
+                await self.dispatcher.finish_work(client.index)
                 return receipt
         closed = await self._closed(client, assignment_id)
         if closed.receipt is None:
@@ -112,6 +126,18 @@ class OpenWork:
                 "update_conflict", f"another update was accepted for assignment {assignment_id}"
             )
         return Receipt.model_validate_json(closed.receipt)
+
+    async def _vetted(
+        self, run: ServedRun, message: AlphaUpdate | LossesUpdate
+    ) -> AlphaUpdate | LossesUpdate:
+        """Return an update without a proposal that cannot become a candidate."""
+        if isinstance(message, AlphaUpdate) or message.proposal is None:
+            return message
+        model = None if self.gateway is None else self.gateway.backend
+        if await is_proposable(run, message.proposal.text, model):
+            return message
+        _log.info("proposal dropped", run_id=run.run_id)
+        return message.model_copy(update={"proposal": None})
 
     async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
         """Give a client a full new deadline."""
@@ -132,11 +158,19 @@ class OpenWork:
     async def score(self, client: ClientRecord, message: Score, body_sha256: str) -> Scores:
         """Score prompts through the gateway, under the client's lease."""
         run, seat = await self.find(client, message.assignment_id)
-        if self._gateway is None:
+        if self.gateway is None:
             raise ProblemError("not_found", "this server has no gateway; score on the device")
         if message.prompts is None:
             await run.prefetch_prompts(seat)  # It may not be cached here.
-        return await self._gateway.score(run, seat, message, body_sha256)
+        return await self.gateway.score(run, seat, message, body_sha256)
+
+    async def reflect(self, client: ClientRecord, message: Reflect) -> Reflected:
+        """Let the run's proposer write a candidate for the client's assignment."""
+        run, seat = await self.find(client, message.assignment_id)
+        for companion in self.companions.get(run.run_id, ()):
+            if isinstance(companion, Reflections):
+                return await companion.reflect(seat, message)
+        raise ProblemError("not_found", "the run has no proposer; reflect on the device")
 
     async def find(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
         """Return the seat of a client's open assignment.
@@ -152,27 +186,26 @@ class OpenWork:
 
     async def _closed(self, client: ClientRecord, assignment_id: str) -> ClosedWork:
         """Return the record of a client's closed assignment, or ``not_found``."""
-        closed = await self._store.closed(assignment_id)
+        closed = await self.store.closed(assignment_id)
         if closed is None or closed.client_index != client.index:
             raise ProblemError("not_found", f"you have no assignment {assignment_id}")
         return closed
 
-    def seat_with(self, assignment_id: str) -> tuple[ServedRun, Seat] | None:
-        """Return the run and the seat of an open assignment of any client."""
-        for run in self._runs.values():
-            seat = run.state.seat_with(assignment_id)
-            if seat is not None:
+    def seat_with(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
+        """Return the run and the seat of a client's open assignment."""
+        for run, seat in self._held(client):
+            if seat.assignment_id == assignment_id:
                 return run, seat
         return None
 
     async def _find_open(
         self, client: ClientRecord, assignment_id: str
     ) -> tuple[ServedRun, Seat] | None:
-        found = self.seat_with(assignment_id)
-        if found is None and self._store.shared:
-            await self._refresh()  # Another replica may just have assigned it.
-            found = self.seat_with(assignment_id)
+        found = self.seat_with(client, assignment_id)
+        if found is None and self.store.shared:
+            await self.registry.refresh()  # Another replica may just have assigned it.
+            found = self.seat_with(client, assignment_id)
         if found is not None and not found[0].model_checked.is_set():
             await found[0].model_checked.wait()
-            found = self.seat_with(assignment_id)
-        return found if found is not None and found[1].client == client.index else None
+            found = self.seat_with(client, assignment_id)
+        return found

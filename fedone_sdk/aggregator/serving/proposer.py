@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import structlog
 
 from fedone_sdk.aggregator.rounds.lifecycle import propose
-from fedone_sdk.aggregator.serving.calls import query_as_evaluation
+from fedone_sdk.aggregator.serving.calls import Companion, query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms.observations import standings
-from fedone_sdk.backends import LLMBackend, Query
+from fedone_sdk.backends import LLMBackend, Query, written_query
 from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals
 from fedone_sdk.description import Description
 from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.spec.prompt import ProposerSpec
-from fedone_sdk.task import Part
+from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS
 
 _log = structlog.get_logger(__name__)
 
@@ -28,7 +28,7 @@ _SHOWN = 5
 """Number of best and of worst candidates in the proposer's prompt."""
 
 
-class Proposer:
+class Proposer(Companion):
     """Generates new candidates every few rounds.
 
     Its prompt has the task's description, templates and label words, and candidates with their mean
@@ -38,7 +38,6 @@ class Proposer:
         run: A run with a proposer.
         backend: The model that writes.
         model: The gateway's model, whose special tokens no candidate may hold.
-        replica: Returns the id of this replica.
 
     Raises:
         SpecError: The proposer writes no text.
@@ -50,7 +49,6 @@ class Proposer:
         backend: LLMBackend,
         *,
         model: LLMBackend | None,
-        replica: Callable[[], str],
     ) -> None:
         proposer, slot = run.spec.prompt.proposer, run.spec.prompt.proposed_slot
         if proposer is None or slot is None:
@@ -60,32 +58,17 @@ class Proposer:
                 f"prompt.proposer.backend: {backend.fingerprint} writes no text; kinds openai, "
                 "llama_cpp, transformers and vllm do"
             )
-        self._run = run
+        super().__init__(run)
         self._backend = backend
         self._model = model or backend
-        self._replica = replica
         self._spec: ProposerSpec = proposer
         self._slot = slot
-        self._task: asyncio.Task[None] | None = None
 
     def on_change(self, change: Change) -> None:
         """Start a proposal after a round, if one is due."""
-        if change.finished is None:
-            return
-        busy = self._task is not None and not self._task.done()
-        if not busy and (change.finished.report.round + 1) % self._spec.every == 0 and self._room():
-            self._task = asyncio.create_task(self._propose(), name=f"proposer {self._run.run_id}")
-
-    async def wait_idle(self) -> None:
-        """Wait until a pending call is answered and charged."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
-    async def aclose(self) -> None:
-        """Cancel a pending call; it is charged in full."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        finished = change.finished
+        if finished and (finished.report.round + 1) % self._spec.every == 0 and self._room():
+            self._begin(self._propose())
 
     def _room(self) -> bool:
         state = self._run.state
@@ -97,14 +80,12 @@ class Proposer:
         try:
             query = proposal_query(spec, self._slot, list(self._scored()))
             # Charged to evaluation, but not counted as an evaluation query.
-            (answer,) = await query_as_evaluation(
-                run, self._backend, [query], self._replica, counted=False
-            )
+            (answer,) = await query_as_evaluation(run, self._backend, [query], counted=False)
             texts = read_proposals(
                 (answer.texts[0] if answer.texts else None) or "",
                 known=run.vocabulary.candidates_of(self._slot),
                 count=self._spec.count,
-                max_chars=self._spec.max_chars,
+                max_chars=MAX_PROPOSAL_CHARS,
                 labels=spec.task.labels,
             )
             texts = tuple([text for text in texts if not await self._model.special_tokens(text)])
@@ -112,6 +93,9 @@ class Proposer:
             _log.info("candidates proposed", run_id=run.run_id, slot=self._slot, count=len(texts))
         except FedOneError as exc:
             _log.warning("no candidates proposed", run_id=run.run_id, reason=str(exc))
+        except Exception:
+            # A bug in a backend: the run continues.
+            _log.error("the proposer failed", traceback=traceback.format_exc())
 
     def _scored(self) -> Iterator[ScoredCandidate]:
         run = self._run
@@ -144,10 +128,6 @@ def proposal_query(spec: RunSpec, slot: str, scored: Sequence[ScoredCandidate]) 
         best=scored[:_SHOWN],
         worst=scored[_SHOWN:][-_SHOWN:],
         count=proposer.count,
-        max_chars=proposer.max_chars,
+        max_chars=MAX_PROPOSAL_CHARS,
     )
-    parts: list[Part] = []
-    for role, text in messages:
-        parts += [Part("role", role), Part("text", text)]
-    rendered = (*parts, Part("role", "assistant"))
-    return Query(inputs=(rendered,), want="text", max_tokens=proposer.max_tokens)
+    return written_query(messages, proposer.max_tokens)

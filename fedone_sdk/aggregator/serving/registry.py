@@ -6,7 +6,7 @@ import asyncio
 import json
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import structlog
@@ -63,7 +63,7 @@ class StoredRun:
                     [
                         *(seat["client"] for seat in document["seats"]),
                         *document["quarantined"],
-                        *(client for client, _ in document["releases"]),
+                        *map(int, document["releases"]),
                     ]
                 ),
                 summary=RunSummary(
@@ -98,6 +98,7 @@ class StoredRun:
         )
 
 
+@dataclass(kw_only=True, eq=False)
 class RunRegistry:
     """Loads runs on demand, and follows the runs that other replicas add and remove.
 
@@ -109,27 +110,19 @@ class RunRegistry:
         stored: Heads of all other runs in the store, by id.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        models: ModelChecks,
-        new_run: Callable[[RoundMachine, Vocabulary], ServedRun],
-        on_loaded: Callable[[ServedRun], None],
-        on_removed: Callable[[str, ServedRun | None], Awaitable[None]],
-        keeps: Callable[[str], bool],
-    ) -> None:
-        self.served: dict[str, ServedRun] = {}
-        self.stored: dict[str, StoredRun] = {}
-        self._store = store
-        self._models = models
-        self._new_run = new_run
-        self._on_loaded = on_loaded
-        self._on_removed = on_removed
-        self._keeps = keeps
-        self._loading: dict[str, asyncio.Task[ServedRun | None]] = {}
-        self._checks: dict[str, asyncio.Task[None]] = {}
-        self._check_slots = asyncio.Semaphore(_MAX_CHECKS)
+    store: Store
+    models: ModelChecks
+    new_run: Callable[[RoundMachine, Vocabulary], ServedRun]
+    on_loaded: Callable[[ServedRun], None]
+    on_removed: Callable[[str, ServedRun | None], Awaitable[None]]
+    keeps: Callable[[str], bool]
+    served: dict[str, ServedRun] = field(default_factory=dict, init=False)
+    stored: dict[str, StoredRun] = field(default_factory=dict, init=False)
+    _loading: dict[str, asyncio.Task[ServedRun | None]] = field(default_factory=dict, init=False)
+    _checks: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _check_slots: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(_MAX_CHECKS), init=False
+    )
 
     async def get_or_load(self, run_id: str) -> ServedRun | None:
         """Return the run of this name, loaded from the store if necessary; None if missing."""
@@ -144,7 +137,7 @@ class RunRegistry:
         return await asyncio.shield(loading)
 
     async def _read(self, run_id: str) -> ServedRun | None:
-        record = await self._store.run(run_id)
+        record = await self.store.run(run_id)
         if record is None or run_id in self.served:
             return self.served.get(run_id)
         run = await self._load(record)
@@ -156,7 +149,7 @@ class RunRegistry:
         ended = [
             run
             for run_id, run in self.served.items()
-            if not (run.live or self._keeps(run_id)) and run.model_checked.is_set()
+            if not (run.live or self.keeps(run_id)) and run.model_checked.is_set()
         ]
         for run in ended[:-_MAX_ENDED]:
             del self.served[run.run_id]
@@ -166,8 +159,8 @@ class RunRegistry:
         """Serve a stored run and start the check of its model if it is live."""
         spec = RunSpec.model_validate_json(record.spec)
         vocabulary = Vocabulary.parse(record.candidates)
-        machine = self._models.machine(record.run_id, spec, vocabulary)
-        run = self._new_run(machine, vocabulary)
+        machine = self.models.machine(record.run_id, spec, vocabulary)
+        run = self.new_run(machine, vocabulary)
         await run.load(record)
         self.served[run.run_id] = run
         stored = self.stored.pop(run.run_id, None)
@@ -176,7 +169,7 @@ class RunRegistry:
             self._checks[run.run_id] = asyncio.create_task(
                 self._check_model(run), name=f"model of {run.run_id}"
             )
-        self._on_loaded(run)
+        self.on_loaded(run)
         _log.info("run loaded", run_id=run.run_id, status=run.state.status)
         return run
 
@@ -185,7 +178,7 @@ class RunRegistry:
         try:
             async with self._check_slots:
                 try:
-                    await self._models.probe(run)
+                    await self.models.probe(run)
                 except (BackendError, SpecError) as exc:
                     await run.pause(exc)
                 await _check_same_model(run)
@@ -229,7 +222,7 @@ class RunRegistry:
 
     async def all_heads(self) -> dict[str, StoredRun]:
         """Return the heads of all runs in the store, by id."""
-        heads = await self._store.heads()
+        heads = await self.store.heads()
         size = sum(len(head.document) + len(head.spec) for head in heads)
         return await in_thread_if_large(size, _stored_runs, heads)
 
@@ -246,7 +239,7 @@ class RunRegistry:
     async def refresh(self) -> None:
         """Load the changes of other replicas."""
         known = self.served.keys() | self.stored.keys()
-        versions = await self._store.versions()
+        versions = await self.store.versions()
         for run_id in known - versions.keys():
             await self.remove(run_id)
         if any(self._is_change(run_id, version) for run_id, version in versions.items()):
@@ -265,7 +258,7 @@ class RunRegistry:
     async def remove(self, run_id: str) -> None:
         """Remove a run that was deleted by this or another replica."""
         self.stored.pop(run_id, None)
-        await self._on_removed(run_id, self.served.pop(run_id, None))
+        await self.on_removed(run_id, self.served.pop(run_id, None))
 
     @property
     def summaries(self) -> list[RunSummary]:

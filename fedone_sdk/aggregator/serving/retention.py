@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Set
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import structlog
@@ -46,27 +47,18 @@ class Retention(Spec):
         return any(days is not None for days in self.model_dump().values())
 
 
+@dataclass(kw_only=True, eq=False)
 class Sweeper:
     """Removes data whose retention period is over."""
 
-    def __init__(
-        self,
-        retention: Retention,
-        *,
-        store: Store,
-        clock: Clock,
-        runs: Callable[[], Awaitable[dict[str, StoredRun]]],
-        delete: Callable[[str, int], Awaitable[None]],
-        retire: Callable[[int], Awaitable[None]],
-    ) -> None:
-        self._retention = retention
-        self._store = store
-        self._clock = clock
-        self._runs = runs
-        self._delete = delete
-        self._retire = retire
-        # Run id -> version, log and closed work that were trimmed.
-        self._trimmed: dict[str, tuple[int, bool, bool]] = {}
+    retention: Retention
+    store: Store
+    clock: Clock
+    runs: Callable[[], Awaitable[dict[str, StoredRun]]]
+    delete: Callable[[str, int], Awaitable[None]]
+    retire: Callable[[int], Awaitable[None]]
+    # Run id -> version, log and closed work that were trimmed.
+    _trimmed: dict[str, tuple[int, bool, bool]] = field(default_factory=dict, init=False)
 
     async def run(self, is_leader: Callable[[], bool]) -> None:
         """Sweep now and then, on the replica that is the leader."""
@@ -81,7 +73,7 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """Remove expired data; a failure for one run does not stop the others."""
-        now, runs = self._clock.now(), await self._runs()
+        now, runs = self.clock.now(), await self.runs()
         for run_id, run in runs.items():
             ended_at = run.summary.ended_at
             if run.live or ended_at is None:
@@ -92,22 +84,22 @@ class Sweeper:
                 _log.error(
                     "a run cannot be removed", run_id=run_id, traceback=traceback.format_exc()
                 )
-        if self._retention.idle_clients_days is not None:
+        if self.retention.idle_clients_days is not None:
             # Not clients of live runs: re-enrolled they would have a new ledger and epsilon.
             known = {client for run in runs.values() if not run.final for client in run.clients}
-            await self._sweep_clients(now - self._retention.idle_clients_days * _DAY_S, known)
+            await self._sweep_clients(now - self.retention.idle_clients_days * _DAY_S, known)
 
     async def _sweep_run(self, run_id: str, run: StoredRun, age_s: float) -> None:
-        kept = self._retention
+        kept = self.retention
         if _is_older(age_s, kept.ended_runs_days):
-            await self._delete(run_id, run.version)
+            await self.delete(run_id, run.version)
             self._trimmed.pop(run_id, None)
             return
         log = run.final and _is_older(age_s, kept.logs_days)
         closed = _is_older(age_s, kept.closed_work_days)
         trimmed = run.version, log, closed
         if (log or closed) and self._trimmed.get(run_id) != trimmed:
-            await self._store.trim(run_id, log=log, closed=closed)
+            await self.store.trim(run_id, log=log, closed=closed)
             self._trimmed[run_id] = trimmed
             _log.info("run trimmed", run_id=run_id, log=log, closed=closed)
 
@@ -116,10 +108,10 @@ class Sweeper:
         while True:
             # The query returns spared clients again, so the limit grows by their number.
             limit = num_spared + _CLIENTS_AT_ONCE
-            idle = await self._store.idle_clients(before, limit)
+            idle = await self.store.idle_clients(before, limit)
             found = [index for index in idle if index not in known]
             for index in found:
-                await self._retire(index)
+                await self.retire(index)
             num_spared = len(idle) - len(found)
             if len(idle) < limit:
                 return

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
 
-from fedone_sdk.aggregator.cluster.signals import MAX_NAMED, RunChanged
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.lifecycle import (
     charge_lost_replicas,
@@ -37,6 +36,7 @@ from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large, run_shielded
 from fedone_sdk.aggregator.serving.feed import Change, Feed, Listener
 from fedone_sdk.aggregator.serving.run_view import Counters, RunView, reasons
+from fedone_sdk.aggregator.signals import MAX_NAMED, RunChanged
 from fedone_sdk.algorithms import State, dump_memory, load_memory
 from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
@@ -70,7 +70,12 @@ T = TypeVar("T")
 
 Handler = Callable[..., Result[Any]]
 
-_LOGGED = {"aside": "client set aside", "budget": "caps raised", "rollback": "run rolled back"}
+_LOGGED = {
+    "aside": "client set aside",
+    "budget": "caps raised",
+    "proposal": "candidate proposed",
+    "rollback": "run rolled back",
+}
 
 _phase = attrgetter("status", "paused", "ended_at")
 
@@ -125,7 +130,7 @@ class ServedRun(RunView):
         self._priced = priced
         self._service = service
         self._lock = asyncio.Lock()
-        self._arrays = arrays_of(self._state)
+        self._arrays = arrays_of(self.state)
         self._known_version = 0
         self.may_be_stale = False
         self.due: float | None = None
@@ -169,13 +174,18 @@ class ServedRun(RunView):
                     yield report
                 if feed.has_more:
                     continue
-                if not self._state.running:
+                if not self.state.running:
                     break
                 await feed.changed()
             result = await self.wait()
             for report in feed.take():
                 yield report
             yield result
+
+    @property
+    def replica(self) -> str:
+        """Id of this replica."""
+        return self._store.replica
 
     @property
     def counters(self) -> Counters:
@@ -189,8 +199,8 @@ class ServedRun(RunView):
             RunRecord(
                 run_id=self.run_id,
                 spec=self.spec.model_dump_json(),
-                candidates=self._vocabulary.dump(),
-                document=self._document(self._state, self._stored_counters),
+                candidates=self.described.dump(),
+                document=encode_document(self.state, counters=self._stored_counters),
                 arrays=encode_arrays(self._arrays),
                 version=0,
                 created_at=self._created_at,
@@ -200,7 +210,7 @@ class ServedRun(RunView):
     async def load(self, record: RunRecord) -> None:
         """Load a stored run."""
         await self._load_record(record)
-        self.was_stopped = self._state.can_resume
+        self.was_stopped = self.state.can_resume
 
     # Commits of other replicas
 
@@ -216,14 +226,10 @@ class ServedRun(RunView):
         if version > self._known_version:
             self._known_version, self.may_be_stale = version, True
 
-    def mark_stale(self) -> None:
-        """Make the next `catch_up` reload the run, because signals may have been lost."""
-        self.may_be_stale = True
-
     @property
     def is_stale(self) -> bool:
         """Whether the store may have a newer version than this copy."""
-        return self.may_be_stale or self._known_version > self._version
+        return self.may_be_stale or self._known_version > self.version
 
     async def catch_up(self) -> None:
         """Reload the state if it is stale."""
@@ -233,9 +239,9 @@ class ServedRun(RunView):
     async def _catch_up(self) -> None:
         async with self._lock:
             if self.is_stale:
-                before = self._state.round
+                before = self.state.round
                 await self._reload()
-                if self._state.round > before:  # By another replica.
+                if self.state.round > before:  # By another replica.
                     self._active_at = self._clock.now()
 
     async def _reload(self) -> None:
@@ -247,20 +253,20 @@ class ServedRun(RunView):
                 raise ProblemError("not_found", f"run {self.run_id!r} was deleted")
             await self._load_record(record)
         except BaseException:
-            self.mark_stale()
+            self.may_be_stale = True
             raise
         self._listener(self, Change(reloaded=True))
 
     async def _load_record(self, record: RunRecord) -> None:
         await self.read(record, log_pages(self._store, self.run_id, after=self._logged))
-        self._arrays = arrays_of(self._state)
+        self._arrays = arrays_of(self.state)
 
     def _on_new_state(self) -> None:
         super()._on_new_state()
-        self._known_version = max(self._known_version, self._version)
-        if self._known_version == self._version:  # Else a signal had a newer deadline.
-            self.due = self._state.next_deadline
-        if self._state.running:
+        self._known_version = max(self._known_version, self.version)
+        if self._known_version == self.version:  # Else a signal had a newer deadline.
+            self.due = self.state.next_deadline
+        if self.state.running:
             self.ended.clear()
         else:
             self.ended.set()
@@ -300,7 +306,7 @@ class ServedRun(RunView):
                     if await self._has_newer_version():
                         continue  # The refusal must come from the newest state.
                     raise
-                if result.state is self._state:
+                if result.state is self.state:
                     if result.reply is not None and await self._has_newer_version():
                         continue
                     return result
@@ -308,7 +314,7 @@ class ServedRun(RunView):
                     change = await self._commit(result)
                     break
                 except VersionConflict:
-                    self.mark_stale()
+                    self.may_be_stale = True
             self._emit(change, result)
         return result
 
@@ -321,7 +327,7 @@ class ServedRun(RunView):
             traceback="".join(traceback.format_exception(error)),
         )
         result = self.machine.step(
-            self._state, self._clock.now(), stop, status="failed", reason=str(error), keep=True
+            self.state, self._clock.now(), stop, status="failed", reason=str(error), keep=True
         )
         return replace(
             result, refusal=ProblemError("run_conflict", "the run has failed; the work is kept")
@@ -336,7 +342,7 @@ class ServedRun(RunView):
         """
         if handler is charge_lost_replicas:
             return {**data, "alive": data["alive"] | await self._store.alive()}
-        if handler is roll_back and 0 < data["to_round"] <= self._state.round:
+        if handler is roll_back and 0 < data["to_round"] <= self.state.round:
             return {**data, "method": await self._snapshot(data["to_round"])}
         if handler is assign and self.machine.remembers_clients:
             saved = await self._store.memory(self.run_id, data["client"])
@@ -346,8 +352,8 @@ class ServedRun(RunView):
     async def _step(self, handler: Handler, data: dict[str, Any]) -> Result[Any]:
         """Return the result of a handler, with the offers of the seats that are vacant by it."""
         now = self._clock.now()
-        result: Result[Any] = Result(state=self._state)
-        if handler is assign and self._state.seat_of(data["client"]) is None:
+        result: Result[Any] = Result(state=self.state)
+        if handler is assign and self.state.seat_of(data["client"]) is None:
             result = self._seated(result, now)  # The claiming client may be drawn at once.
         if self.machine.is_slow and handler in _SLOW:  # Would block the event loop.
             later = await in_thread(self.base.step, result.state, now, handler, **data)
@@ -388,20 +394,20 @@ class ServedRun(RunView):
         """Whether the store has a newer version that was not signalled yet."""
         if not self._store.shared:
             return False
-        if (await self._store.versions()).get(self.run_id, 0) <= self._version:
+        if (await self._store.versions()).get(self.run_id, 0) <= self.version:
             return False
-        self.mark_stale()
+        self.may_be_stale = True
         return True
 
     async def prefetch_prompts(self, seat: Seat) -> None:
         """Draw and cache the prompts of a seat in a thread if the draw is slow."""
         machine = self.machine
         if machine.losses_exchange and machine.is_slow:
-            await in_thread(machine.candidates, self._state, seat)
+            await in_thread(machine.candidates, self.state, seat)
 
     async def seat(self) -> None:
         """Offer vacant seats to available clients."""
-        if self.machine.needs_seating(self._state):
+        if self.machine.needs_seating(self.state):
             await self.apply(fill, **self._waiting())
 
     async def record_metric(self, round_number: int, value: float) -> None:
@@ -429,14 +435,14 @@ class ServedRun(RunView):
                 if self.is_stale:
                     await self._reload()
                 try:
-                    await self._store_commit(self._state, Change(), log=(entry,))
+                    await self._store_commit(self.state, Change(), log=(entry,))
                     return
                 except VersionConflict:
-                    self.mark_stale()
+                    self.may_be_stale = True
 
     async def _commit(self, result: Result[Any]) -> Change:
         """Store a result in one transaction; return the change."""
-        before, state, now = self._state, result.state, self._clock.now()
+        before, state, now = self.state, result.state, self._clock.now()
         closed = tuple(
             ClosedWork(
                 assignment_id=one.assignment_id,
@@ -510,13 +516,13 @@ class ServedRun(RunView):
         counters, fresh = self.counters, self._new_counters
         self._new_counters = Counters()
         commit = Commit(
-            document=self._document(state, counters),
+            document=encode_document(state, counters=counters),
             arrays=encoded,
             signal=self._signal(state, change) if self._store.shared else None,
             **changes,
         )
         try:
-            await self._store.commit(self.run_id, self._version, commit)
+            await self._store.commit(self.run_id, self.version, commit)
         except KeyError:
             raise ProblemError("not_found", f"run {self.run_id!r} was deleted") from None
         except VersionConflict:
@@ -524,14 +530,14 @@ class ServedRun(RunView):
             raise
         except BaseException:
             # The outcome is unknown if the store became unavailable: reload before the next event.
-            self.mark_stale()
+            self.may_be_stale = True
             raise
-        self._version += 1
+        self.version += 1
         self._stored_counters = counters
-        self._state, self._arrays = state, arrays
+        self.state, self._arrays = state, arrays
         self._on_new_state()
         if commit.log:
-            self._logged = self._version
+            self._logged = self.version
 
     @property
     def _num_bytes(self) -> int:
@@ -541,17 +547,13 @@ class ServedRun(RunView):
     def _signal(self, state: RunState, change: Change) -> str:
         changed = RunChanged(
             run_id=self.run_id,
-            version=self._version + 1,
+            version=self.version + 1,
             due=state.next_deadline,
             offered=change.offered if len(change.offered) <= MAX_NAMED else None,
             finished=change.finished is not None,
             status=state.status,
         )
         return changed.model_dump_json()
-
-    def _document(self, state: RunState, counters: Counters) -> str:
-        document = {**encode_document(state), "counters": counters.dump()}
-        return json.dumps(document, separators=(",", ":"))
 
     def _emit(self, change: Change, result: Result[Any]) -> None:
         for one in change.closed:
@@ -567,7 +569,7 @@ class ServedRun(RunView):
                 number = result.finished.report.round
                 _log.warning("client quarantined", run_id=self.run_id, round=number, **banned)
         if change.ended:
-            state = self._state
+            state = self.state
             # A provider's words may quote a text; the summary does not.
             reason = state.summary or state.reason
             facts = {"status": state.status} | ({} if reason is None else {"reason": reason})
@@ -588,7 +590,7 @@ class ServedRun(RunView):
             if answer.model is not None:
                 models[answer.model] = None
         for model in models:
-            if model not in self._state.models:
+            if model not in self.state.models:
                 _log.info("the provider reports its model", run_id=self.run_id, model=model)
                 await self.apply(record_model, model=model)
 

@@ -1,29 +1,34 @@
-"""A run as this process sees it: its state and history, and what is reported of them."""
+"""A run as this process sees it: its state and history, its reports, and its export."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.state import RunState, decode
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
+from fedone_sdk.backends import price_of
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import no_prompt, prompt_of
-from fedone_sdk.clock import Clock
-from fedone_sdk.errors import BackendError, SpecError, one_line
+from fedone_sdk.clock import Clock, SystemClock
+from fedone_sdk.errors import BackendError, ResultError, SpecError, one_line
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
-from fedone_sdk.evaluation.verdict import judge, not_measured, sentence
+from fedone_sdk.evaluation.verdict import judge, not_measured, sentence, with_lengths
 from fedone_sdk.messages import (
     CacheReport,
     Cap,
     CensoringReport,
+    Compared,
     LostWork,
     PromptReport,
+    Reflection,
     RoundReport,
     RunResult,
     RunSummary,
@@ -34,7 +39,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
-from fedone_sdk.stores import LogEntry, RunRecord
+from fedone_sdk.stores import LogEntry, RunRecord, Store, log_pages
 from fedone_sdk.task import TextPrompt
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -68,72 +73,51 @@ class Counters:
             **{name: getattr(self, name) + getattr(other, name) for name in names},
         )
 
-    def dump(self) -> dict[str, Any]:
-        """Return the counters as JSON values."""
-        traffic = {"communication": self.communication, "gateway": self.gateway}
-        return {**asdict(self), **{name: one.model_dump() for name, one in traffic.items()}}
 
-    @classmethod
-    def load(cls, document: Mapping[str, Any]) -> Counters:
-        """Return the counters of a `dump`."""
-        traffic = {
-            name: Traffic.model_validate(document[name]) for name in ("communication", "gateway")
-        }
-        return cls(**{**document, **traffic})
+_COUNTERS = TypeAdapter(Counters)
 
 
-@dataclass(frozen=True, slots=True)
-class _Metric:
-    round: int
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Rollback:
-    to_round: int
-
-
-_Line = tuple[int, RoundReport | LostWork | _Rollback | _Metric | None]
-"""The version of a log line, and its content if the run keeps it in memory."""
+_Line = tuple[LogEntry, Any]
+"""A line of the log, and its content if the run keeps it in memory."""
 
 
 def _parse_lines(entries: Iterable[LogEntry]) -> list[_Line]:
-    return [(entry.version, _parse_line(entry)) for entry in entries]
+    return [(entry, _parse_line(entry)) for entry in entries]
 
 
-def _parse_line(entry: LogEntry) -> RoundReport | LostWork | _Rollback | _Metric | None:
-    if entry.kind == "lost":
-        return LostWork.model_validate_json(entry.body)
-    if entry.kind not in ("round", "rollback", "metric"):
-        return None
-    body = json.loads(entry.body)
-    if entry.kind == "round":
-        return RoundReport.model_validate(body["report"])
-    if entry.kind == "rollback":
-        return _Rollback(body["round"])
-    return _Metric(body["round"], body["value"])
-
-
-def _total_size(entries: Iterable[LogEntry]) -> int:
-    return sum(len(entry.body) for entry in entries)
+def _parse_line(entry: LogEntry) -> Any:
+    match entry.kind:
+        case "lost":
+            return LostWork.model_validate_json(entry.body)
+        case "round":
+            return RoundReport.model_validate(json.loads(entry.body)["report"])
+        case "rollback" | "metric":
+            return json.loads(entry.body)
+    return None
 
 
 class RunView:
     """A copy of a run, and the reports that are made from it.
 
     Attributes:
+        base: The machine of the run's initial candidates. Another one of the same run replaces it
+            once the gateway's model is known.
+        described: The initial candidates, as the run's file describes them.
+        vocabulary: The current candidates.
+        state: This replica's copy of the state.
+        version: Version of the copy.
         history: One report per round.
         lost: The newest lost assignments, oldest first.
     """
 
     def __init__(self, machine: RoundMachine, vocabulary: Vocabulary, clock: Clock) -> None:
-        self._base = machine
-        self._vocabulary = vocabulary
+        self.base = machine
+        self.described = vocabulary
         self._proposed: tuple[tuple[str, str], ...] = ()
-        self._current_vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._clock = clock
-        self._state = machine.initial_state()
-        self._version = 0
+        self.state = machine.initial_state()
+        self.version = 0
         self._stored_counters = Counters()
         self._logged = -1
         self._created_at: float | None = None
@@ -152,45 +136,16 @@ class RunView:
         return self.base.spec
 
     @property
-    def base(self) -> RoundMachine:
-        """The machine of the run's initial candidates."""
-        return self._base
-
-    @property
     def machine(self) -> RoundMachine:
         """The machine of the current candidates."""
-        return self._base.at(self._state)
-
-    def use_machine(self, machine: RoundMachine) -> None:
-        """Replace the machine by one of the same run, after the gateway's model is known."""
-        self._base = machine
-
-    @property
-    def described(self) -> Vocabulary:
-        """The initial candidates, as the run's file describes them."""
-        return self._vocabulary
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The current candidates."""
-        return self._current_vocabulary
-
-    @property
-    def state(self) -> RunState:
-        """This replica's copy of the state."""
-        return self._state
+        return self.base.at(self.state)
 
     @property
     def live(self) -> bool:
         """Whether the run must be served: it is running or paused, or has open work."""
-        state = self._state
+        state = self.state
         open_work = state.seats or state.account.leases or state.evaluation.leases
         return state.running or state.paused or bool(open_work)
-
-    @property
-    def version(self) -> int:
-        """Version of this replica's copy."""
-        return self._version
 
     @property
     def counters(self) -> Counters:
@@ -203,32 +158,33 @@ class RunView:
         lines: list[_Line] = []
         async for page in log:
             page = [entry for entry in page if entry.version <= record.version]
-            lines += await in_thread_if_large(_total_size(page), _parse_lines, page)
+            size = sum(len(entry.body) for entry in page)
+            lines += await in_thread_if_large(size, _parse_lines, page)
         document = json.loads(record.document)
-        counters = Counters.load(document.pop("counters"))
+        counters = _COUNTERS.validate_python(document.pop("counters"))
         state = await in_thread_if_large(len(record.arrays), decode, document, record.arrays)
-        self._stored_counters, self._state = counters, state
-        self._version, self._created_at = record.version, record.created_at
+        self._stored_counters, self.state = counters, state
+        self.version, self._created_at = record.version, record.created_at
         self._on_new_state()
         self._add_lines(lines)
 
     def _on_new_state(self) -> None:
-        if self._proposed != self._state.proposed:
-            self._proposed = self._state.proposed
-            self._current_vocabulary = self._vocabulary.with_candidates(self._proposed)
+        if self._proposed != self.state.proposed:
+            self._proposed = self.state.proposed
+            self.vocabulary = self.described.with_candidates(self._proposed)
 
     def _add_lines(self, lines: Iterable[_Line]) -> None:
-        for version, line in lines:
-            match line:
-                case RoundReport():
-                    self.history.append(line)
-                case LostWork():
-                    self.lost.append(line)
-                case _Rollback():
-                    del self.history[line.to_round :]
-                case _Metric():
-                    self._add_metric(line.round, line.value)
-            self._logged = version
+        for entry, content in lines:
+            match entry.kind:
+                case "round":
+                    self.history.append(content)
+                case "lost":
+                    self.lost.append(content)
+                case "rollback":
+                    del self.history[content["round"] :]
+                case "metric":
+                    self._add_metric(content["round"], content["value"])
+            self._logged = entry.version
 
     def _add_metric(self, round_number: int, value: float) -> None:
         self.history = [
@@ -239,7 +195,7 @@ class RunView:
     @property
     def summary(self) -> RunSummary:
         """Summary of the run."""
-        state = self._state
+        state = self.state
         return RunSummary(
             run_id=self.run_id,
             status=state.status,
@@ -257,35 +213,45 @@ class RunView:
 
     @property
     def _newest_metric(self) -> float | None:
-        if self._state.metric.after is not None:
-            return self._state.metric.after
+        if self.state.metric.after is not None:
+            return self.state.metric.after
         measured = (r.metric for r in reversed(self.history) if r.metric is not None)
-        return next(measured, self._state.metric.before)
+        return next(measured, self.state.metric.before)
 
     @property
     def task(self) -> RunTask:
         """Description of the run for clients."""
         method = self.spec.method
         return RunTask(
-            # Devices do not use the description.
-            task=self.spec.task.model_copy(update={"description": None}),
+            # Only a reflection uses the description.
+            task=self.spec.task
+            if self.spec.prompt.reflects
+            else self.spec.task.model_copy(update={"description": None}),
             method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
             prompt_len=self.spec.prompt.length,
             vocab_size=self.machine.vocab_size,
             blank=self.vocabulary.blank,
             layout=self.machine.layout,
             vocabulary_sha256=self.vocabulary.sha256,
-            vocabulary_version=len(self._state.proposed),
+            vocabulary_version=len(self.state.proposed),
             gateway=self.machine.gateway_model is not None,
-            model=self._state.model,
+            model=self.state.model,
             loss_clip=self.machine.loss_clip,
             privacy=self.spec.privacy,
             calibration=self.spec.calibration,
+            reflection=self._reflection,
         )
+
+    @property
+    def _reflection(self) -> Reflection | None:
+        prompt = self.spec.prompt
+        if prompt.proposer is None or prompt.proposed_slot is None or not prompt.reflects:
+            return None
+        return Reflection(slot=prompt.proposed_slot, gateway=prompt.proposer.backend is not None)
 
     def vocabulary_list(self, after: int = 0) -> VocabularyList:
         """Return all candidates, or only those added after a version."""
-        proposed = self._state.proposed
+        proposed = self.state.proposed
         if after:
             return VocabularyList(appended=proposed[after:], version=len(proposed))
         found = self.vocabulary
@@ -293,18 +259,19 @@ class RunView:
 
     def prompt(self, state: RunState | None = None) -> PromptReport:
         """Return the deployable prompt of a state, by default the current one."""
-        state = state or self._state
+        state = state or self.state
         bias = self.machine.bias(state)
         indices = self.machine.method.prompt(state.method).tolist()
         return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
-    def shown(self, indices: Sequence[int]) -> TextPrompt:
-        """Return the prompt of candidate indices as input of the task."""
-        return prompt_of(self.spec.task, self.vocabulary, indices)
+    def shown(self, indices: Sequence[int], proposed: str | None = None) -> TextPrompt:
+        """Return the prompt of candidate indices, with `proposed` as text of the proposed slot."""
+        changed = None if proposed is None else {self.spec.prompt.proposed_slot or "": proposed}
+        return prompt_of(self.spec.task, self.vocabulary, indices, changed)
 
     def result(self) -> RunResult:
         """Return the current or final result of the run."""
-        state, counters = self._state, self.counters
+        state, counters = self.state, self.counters
         # What open work has sent to the gateway is spent, though its lease is not closed.
         asked = sum(
             (one.used + one.max_pending for one in state.seats if one.phase == "working"), NOTHING
@@ -346,19 +313,29 @@ class RunView:
         found = judge(
             self.spec.task,
             outcomes,
-            plain_bias=self.machine.plain_bias(self._state),
+            plain_bias=self.machine.plain_bias(self.state),
             empty=self._is_blank,
             measure=measure,
         )
-        return self._with_text(found)
+        method, bare = self.machine.method, no_prompt(self.spec.task, self.vocabulary)
+        prompts: dict[Compared, TextPrompt] = {
+            "no_prompt": bare,
+            "no_prompt_biased": bare,
+            "untrained": self.shown(method.prompt(method.init()).tolist()),
+            "tuned": self._deployable,
+        }
+        return self._with_text(with_lengths(found, prompts, price_of(self.spec.backend)))
+
+    @property
+    def _deployable(self) -> TextPrompt:
+        return self.shown(self.machine.method.prompt(self.state.method).tolist())
 
     @property
     def _is_blank(self) -> bool:
-        indices = self.machine.method.prompt(self._state.method).tolist()
-        return self.shown(indices) == no_prompt(self.spec.task, self.vocabulary)
+        return self._deployable == no_prompt(self.spec.task, self.vocabulary)
 
     def _verdict(self) -> Verdict | None:
-        state = self._state
+        state = self.state
         if state.verdict is not None:
             return self._with_text(state.verdict)
         if state.running or state.paused or state.metric.after is not None:
@@ -370,7 +347,7 @@ class RunView:
         return not_measured("the final prompt is not evaluated yet")
 
     def _with_text(self, verdict: Verdict) -> Verdict:
-        state, priced = self._state, not self.counters.unpriced
+        state, priced = self.state, not self.counters.unpriced
         text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
         return verdict.model_copy(update={"text": text})
 
@@ -383,3 +360,48 @@ def reasons(cause: Exception | str) -> tuple[str, str | None]:
         return one_line("; ".join(cause.problems)), None
     summary = cause.summary if isinstance(cause, BackendError) else str(cause)
     return one_line(cause), one_line(summary)
+
+
+# Export: the first line has the kind ``run``: the description, the candidates and the untrained
+# prompt. The lines of the run's log follow, oldest first, each with its kind. The last line has the
+# kind ``result`` and the keys of a `RunResult`.
+
+
+async def open_run(store: Store, run_id: str) -> RunView:
+    """Return a stored run that this process does not serve; a `ResultError` if there is none."""
+    record = await store.run(run_id)
+    if record is None:
+        raise ResultError(f"there is no run {run_id!r} in the store")
+    vocabulary = Vocabulary.parse(record.candidates)
+    machine = RoundMachine.of(run_id, RunSpec.model_validate_json(record.spec), vocabulary)
+    run = RunView(machine, vocabulary, SystemClock())
+    await run.read(record, log_pages(store, run_id))
+    return run
+
+
+async def export_run(store: Store, run: RunView) -> AsyncIterator[bytes]:
+    """Yield a run as JSON lines, at its current version."""
+    result, version = run.result(), run.version
+    untrained = run.prompt(run.machine.initial_state())
+    # With the first page, so that a store that is away is an error and not a cut answer.
+    waiting = _line(
+        kind="run",
+        created_at=run.summary.created_at,
+        spec=run.spec.model_dump(mode="json"),
+        candidates=json.loads(run.vocabulary.dump()),
+        untrained=untrained.model_dump(mode="json"),
+    )
+    async for page in log_pages(store, run.run_id):
+        entries = [entry for entry in page if entry.version <= version]
+        size = sum(len(entry.body) for entry in entries)
+        yield waiting + await in_thread_if_large(size, _lines, entries)
+        waiting = b""
+    yield waiting + _line(kind="result", **result.model_dump(mode="json"))
+
+
+def _lines(entries: Iterable[LogEntry]) -> bytes:
+    return b"".join(_line(kind=entry.kind, **json.loads(entry.body)) for entry in entries)
+
+
+def _line(**document: Any) -> bytes:
+    return f"{json.dumps(document, ensure_ascii=False)}\n".encode()

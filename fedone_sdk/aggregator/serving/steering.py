@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
@@ -25,27 +26,17 @@ _RETURN_TIMEOUT_S = 5.0
 """Maximal wait for updates whose queries are answered, when a run stops gently, seconds."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Steering:
     """Operations of operators on the runs of a service."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        access: Access,
-        dispatcher: Dispatcher,
-        models: ModelChecks,
-        gateway: ModelGateway | None,
-        listeners: list[Listener],
-        restart: Callable[[ServedRun], None],
-    ) -> None:
-        self._store = store
-        self._access = access
-        self._dispatcher = dispatcher
-        self._models = models
-        self._gateway = gateway
-        self._listeners = listeners
-        self._restart = restart
+    store: Store
+    access: Access
+    dispatcher: Dispatcher
+    models: ModelChecks
+    gateway: ModelGateway | None
+    listeners: list[Listener]
+    restart: Callable[[ServedRun], None]
 
     async def stop(
         self,
@@ -60,7 +51,7 @@ class Steering:
         `gently` first waits for pending calls and their updates, so that leases are settled with
         their actual cost. `keep` keeps the open work of the round, with its leases, for a resume.
         """
-        with self._dispatcher.closing(run):
+        with self.dispatcher.closing(run):
             if gently:
                 await self._wait_for_updates(run)
             if run.state.running or not gently:
@@ -68,14 +59,14 @@ class Steering:
 
     async def _wait_for_updates(self, run: ServedRun) -> None:
         """Wait until pending calls have ended and answered work is returned."""
-        if self._gateway is not None:
-            await self._gateway.wait_idle(run)
+        if self.gateway is not None:
+            await self.gateway.wait_idle(run)
         news = asyncio.Event()
 
         def listener(of: ServedRun, change: Change) -> None:
             news.set()
 
-        self._listeners.append(listener)
+        self.listeners.append(listener)
         try:
             async with asyncio.timeout(_RETURN_TIMEOUT_S):
                 while run.state.running and any(map(run.state.is_answered, run.state.seats)):
@@ -84,7 +75,7 @@ class Steering:
         except TimeoutError:
             _log.warning("answered work was not returned", run_id=run.run_id)
         finally:
-            self._listeners.remove(listener)
+            self.listeners.remove(listener)
 
     async def resume(self, run: ServedRun) -> None:
         """Resume a stopped run, with the current model.
@@ -93,10 +84,10 @@ class Steering:
             ProblemError: ``run_conflict`` if it is running or has ended for good,
                 ``backend_blocked`` or ``backend_unavailable`` if the model is unavailable.
         """
-        self._models.reset()
+        self.models.reset()
         await run.catch_up()
         if run.state.can_resume:  # Else the machine refuses with the reason.
-            await self._models.check_available(run)
+            await self.models.check_available(run)
         model = run.state.model
         await run.apply(resume)
         if model is not None and run.state.model != model:
@@ -106,7 +97,7 @@ class Steering:
                 before=model,
                 now=run.state.model,
             )
-        self._restart(run)
+        self.restart(run)
 
     async def raise_caps(self, run: ServedRun, caps: Budget) -> None:
         """Raise caps of a run; a run with an exhausted budget continues.
@@ -122,16 +113,16 @@ class Steering:
             await self._check_resumable(run)
         await run.apply(raise_caps, caps=caps)
         if ended:
-            self._restart(run)
+            self.restart(run)
 
     async def _check_resumable(self, run: ServedRun) -> None:
         """Refuse to continue an ended run whose log, clients or model are missing."""
         if len(run.history) < run.state.round:
             raise ProblemError("run_conflict", "the log of the run was removed: it cannot continue")
         for name in run.history[-1].client_id.split(",") if run.history else ():
-            if await self._store.client_named(name) is None:
+            if await self.store.client_named(name) is None:
                 raise ProblemError("run_conflict", "the clients of the run are in another store")
-        await self._models.check_available(run)
+        await self.models.check_available(run)
         before, now = run.state.model, run.base.gateway_model
         if before and now and before != now:
             raise ProblemError(
@@ -151,12 +142,12 @@ class Steering:
 
     async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:
         """Put a client of a run in quarantine. Unknown: ``not_found``."""
-        client = await self._access.by_name(client_id)
+        client = await self.access.by_name(client_id)
         await run.apply(quarantine, client=client.index, reason=reason)
         _log.warning("client quarantined", run_id=run.run_id, client=client.index, reason=reason)
 
     async def release(self, run: ServedRun, client_id: str) -> None:
         """Release a client from quarantine. Unknown: ``not_found``."""
-        client = await self._access.by_name(client_id)
+        client = await self.access.by_name(client_id)
         await run.apply(lift_quarantine, client=client.index)
         _log.warning("client released", run_id=run.run_id, client=client.index)

@@ -102,7 +102,7 @@ _MAX_SIGNALS = 256
 
 
 class PostgresDatabase:
-    """A `Database` on a server.
+    """A PostgreSQL database on a server.
 
     Statements use a connection pool. The session is one more connection, which represents this
     replica.

@@ -52,7 +52,7 @@ class _Write:
 
 
 class SqliteDatabase(Alone):
-    """A `Database` in a file.
+    """A SQLite database in a file.
 
     Each transaction runs in a thread. All writes use one connection. Queued writes share one
     transaction, hence one flush to disk, each with its own savepoint. Reads use separate

@@ -163,21 +163,11 @@ def client_named(connection: Connection, client_id: str) -> ClientRecord | None:
     return _client(connection, t.clients.c.client_id == client_id)
 
 
-def set_credential(
-    connection: Connection, index: int, credential_sha256: str, previous_sha256: str | None
-) -> None:
-    change_client(
-        connection, index, credential_sha256=credential_sha256, previous_sha256=previous_sha256
-    )
-
-
-def revoke_client(connection: Connection, index: int, now: float) -> None:
-    first = func.coalesce(t.clients.c.revoked_at, now)
-    change_client(connection, index, revoked_at=first)
-
-
-def see_client(connection: Connection, index: int, now: float) -> None:
-    change_client(connection, index, seen_at=now)
+def change_client(connection: Connection, /, index: int, **changes: Any) -> None:
+    """Change fields of a client, or raise ``IndexError``."""
+    of_index = t.clients.c.index == index
+    if connection.execute(update(t.clients).where(of_index).values(**changes)).rowcount != 1:
+        raise IndexError(f"there is no client {index}")
 
 
 def idle_clients(connection: Connection, before: float, limit: int) -> list[int]:
@@ -198,13 +188,6 @@ def retire_client(connection: Connection, index: int, now: float) -> None:
         credential_sha256=literal(NO_CREDENTIAL) + c.client_id,
         revoked_at=func.coalesce(c.revoked_at, now),
     )
-
-
-def change_client(connection: Connection, index: int, **changes: Any) -> None:
-    """Change fields of a client, or raise ``IndexError``."""
-    of_index = t.clients.c.index == index
-    if connection.execute(update(t.clients).where(of_index).values(**changes)).rowcount != 1:
-        raise IndexError(f"there is no client {index}")
 
 
 def _token(connection: Connection, which: Any) -> TokenRecord | None:

@@ -7,8 +7,7 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL, make_url
@@ -16,7 +15,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.util import greenlet_spawn
 
 from fedone_sdk.errors import FedOneError, SpecError
-from fedone_sdk.stores.base import Replica, Signals, Store
+from fedone_sdk.stores.base import Signals, Store
 from fedone_sdk.stores.records import Commit, Member, check_run_of
 from fedone_sdk.stores.sql import schema, statements
 from fedone_sdk.stores.sql.postgres import PostgresDatabase
@@ -25,63 +24,6 @@ from fedone_sdk.stores.sql.sqlite import SqliteDatabase
 P = ParamSpec("P")
 T = TypeVar("T")
 M = TypeVar("M")
-
-
-class Database(Replica, Protocol):
-    """Transactions and database-specific operations.
-
-    `read`, `write` and `commit` raise the errors of their work, and `FedOneError` if the database
-    is not available.
-    """
-
-    async def open(self, *, serving: bool, upgrading: bool) -> None:
-        """Connect; see `SqlStore`."""
-        ...
-
-    @property
-    def where(self) -> str:
-        """Its place, without secrets."""
-        ...
-
-    def alone(self, *, empty: bool) -> AbstractAsyncContextManager[Connection]:
-        """Return a connection in a transaction while no server uses the database.
-
-        Args:
-            empty: Whether to create the tables of an empty database.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Disconnect after pending writes."""
-        ...
-
-    async def schema(self) -> str | None:
-        """See `SqlStore.schema`."""
-        ...
-
-    async def ping(self) -> None:
-        """Raise `FedOneError` if the database is not available."""
-        ...
-
-    async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`."""
-        ...
-
-    async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
-        """Run `work` in a transaction, which may be repeated; an error rolls it back.
-
-        Work that has started is completed even if the caller is cancelled. Signals are published in
-        the same transaction, which is durable no later than any later write.
-        """
-        ...
-
-    async def erase(self) -> None:
-        """Remove what was deleted from the files of the database, as far as that is possible."""
-        ...
-
-    async def commit(self, run_id: str, version: int, commit: Commit) -> None:
-        """See `Store.commit`."""
-        ...
 
 
 def _reads(
@@ -186,7 +128,7 @@ class SqlStore:
             ) from None
         self._url = url
         self._serving = serving
-        self._database: Database
+        self._database: SqliteDatabase | PostgresDatabase
         if url.drivername in ("sqlite", "sqlite+aiosqlite"):
             self._database = SqliteDatabase(url, busy_timeout_s=busy_timeout_s)
         elif url.drivername in ("postgresql", "postgresql+asyncpg"):
@@ -282,9 +224,7 @@ class SqlStore:
     client = _reads(statements.client)
     client_at = _reads(statements.client_at)
     client_named = _reads(statements.client_named)
-    set_credential = _writes(statements.set_credential)
-    revoke_client = _writes(statements.revoke_client)
-    see_client = _writes(statements.see_client)
+    change_client = _writes(statements.change_client)
     idle_clients = _reads(statements.idle_clients)
     retire_client = _erases(_writes(statements.retire_client))
 

@@ -7,9 +7,9 @@ import pytest
 
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.algorithms.calibration import fitted_bias
-from fedone_sdk.algorithms.draws import Draws
 from fedone_sdk.algorithms.evaluator import Estimates, Evaluator, updated
 from fedone_sdk.algorithms.gaussian_process import PRIOR, Features, Hyperparameters
+from fedone_sdk.algorithms.method import Holder
 from fedone_sdk.algorithms.observations import Observations
 from fedone_sdk.algorithms.space import Space
 from tests.benchmarks.attacks import ATTACKS
@@ -105,6 +105,20 @@ def test_one_client_alone_makes_no_incumbent() -> None:
     assert observed.prompts[evaluator.incumbent(evaluator.estimates())].tolist() == [1]
 
 
+def test_the_same_rows_again_confirm_nothing() -> None:
+    """A client that holds one mini-batch confirms once, however often it is visited."""
+    space = Features(Space.of([(1, 4, 0)]))
+    observed = Observations.empty(1)
+    for number, client in enumerate((5, 5, 5, 5, 6)):
+        losses = ClassLosses.plain(np.array([1.0, 0.5]))
+        observed = observed.with_batch(np.array([[0], [1]]), losses, Holder(client, whole=True))
+        evaluator, _ = updated(observed, space, PRIOR)
+        observed = evaluator.observed
+        best = observed.prompts[evaluator.incumbent(evaluator.estimates())]
+        assert best.tolist() == [int(number == 4)]
+    assert observed.trusted_evaluations.max() <= 2.0
+
+
 def test_draws_have_the_posterior_as_their_mean_and_spread() -> None:
     space = Space.of([(1, 3, 0), (1, 3, None), (2, 4, 0)])
     features, rng = Features(space), np.random.default_rng(0)
@@ -114,44 +128,24 @@ def test_draws_have_the_posterior_as_their_mean_and_spread() -> None:
         losses = prompts[:, 0] + 0.3 * rng.normal(size=len(prompts))
         observed = observed.with_batch(prompts, ClassLosses.plain(losses))
     evaluator = Evaluator.of(observed, features, Hyperparameters(1.0, 0.0, 0.0, 0.0, 0.0))
-    draws = Draws.of(evaluator, 20_000, rng)
-    posterior = evaluator.classes[0]
+    size = len(observed.prompts)
+    new = np.array([[first, 2, 3, 3] for first in range(3)])
+    drawn = evaluator.draws(new, 20_000, rng)
+    posterior, kernel = evaluator.classes[0], evaluator.kernel
     assert posterior is not None
-    spread = np.sqrt(posterior.noise * np.diagonal(posterior.unit))
-    error = (draws.observed.mean(axis=0) - posterior.mean) / spread
-    assert np.abs(error).max() < 0.05
-    assert draws.observed.std(axis=0) == pytest.approx(spread, rel=0.03)
-    found = np.cov(draws.observed.T)
-    assert np.abs(found - posterior.noise * posterior.unit).max() < 0.05 * spread.max() ** 2
-    # The lowest prompts of draws are prompts, and mostly have the first candidate.
-    start, changed = space.compact(space.random(1, rng))[0], rng.random((20_000, 4)) < 0.9
-    lowest = draws.lowest(start, changed, rng)
-    assert space.holds(lowest)
-    assert np.array_equal(space.compact(lowest), lowest)
-    assert (lowest[changed[:, 0], 0] == 0).mean() > 0.9
-    known = (lowest[:, None] == observed.prompts).all(axis=2).any(axis=1)
-    kept = np.where(changed[:, :2], start[:2], lowest[:, :2]) == start[:2]
-    assert kept[~known].all()
-    assert not known.all()
-
-
-def test_the_lowest_prompt_is_that_of_all() -> None:
-    space = Space.of([(1, 3, 0), (1, 4, None), (1, 3, None)])
-    rng = np.random.default_rng(0)
-    every = np.array(np.meshgrid(*map(np.arange, space.sizes), indexing="ij")).reshape(3, -1).T
-    observed = Observations.empty(3)
-    for _ in range(4):
-        prompts = np.unique(space.random(6, rng), axis=0)
-        observed = observed.with_batch(prompts, ClassLosses.plain(rng.normal(size=len(prompts))))
-    values = Hyperparameters(2.0, 2.0, -12.0, 0.0, 0.0)
-    draws = Draws.of(Evaluator.of(observed, Features(space), values), 50, rng)
-    found = draws.lowest(every[0], np.ones((50, 3), dtype=bool), rng)
-    columns = Features(space).present(every).astype(float)
-    worth = draws.single @ columns.T
-    worth += 0.5 * np.einsum("pf,dfg,pg->dp", columns, draws.pairs, columns)
-    places = np.ravel_multi_index(tuple(found.T), space.sizes)
-    lost = worth[np.arange(50), places] - worth.min(axis=1)
-    assert (lost < 0.3 * worth.std()).mean() > 0.9
+    # The textbook form: conditions on all losses, with intercepts of a huge variance.
+    prior = kernel.matrix(features.present(np.concatenate([observed.prompts, new])))
+    prior[range(size, size + 3), range(size, size + 3)] -= kernel.same
+    gain = prior[size:, :size] @ evaluator.inverse
+    mean = np.append(posterior.mean, gain @ posterior.mean)
+    known = np.concatenate([np.eye(size), gain])
+    covariance = prior - known @ (prior[:size, :size] - posterior.unit) @ known.T
+    covariance *= posterior.noise
+    spread = np.sqrt(np.diagonal(covariance))
+    assert np.abs((drawn.mean(axis=0) - mean) / spread).max() < 0.05
+    assert np.abs(np.cov(drawn.T) - covariance).max() < 0.05 * spread.max() ** 2
+    # The first candidates are the best, of prompts that were not observed too.
+    assert drawn.mean(axis=0)[size:].argmin() == 0
 
 
 @pytest.mark.parametrize("mixed", [1, 2])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedone_sdk.algorithms import ClassLosses
+from fedone_sdk.algorithms.method import Holder
 from fedone_sdk.algorithms.observations import Observations
 from fedone_sdk.algorithms.space import Space
 
@@ -40,6 +41,28 @@ def test_equal_prompts_share_a_row_and_count_once() -> None:
     assert observed.means[1].tolist() == losses_of(3).means[2].tolist()
 
 
+def test_the_same_rows_are_counted_once() -> None:
+    """In the evidence for a prompt, and in the shares of the classes."""
+    observed = Observations.empty(2, 2, 2)
+    whole, part = Holder(3, whole=True), Holder(4, whole=False)
+    for prompts, holder in (
+        (rows((0, 0), (1, 1)), whole),
+        (rows((0, 0), (1, 1)), part),
+        (rows((2, 1), (0, 0)), whole),
+        (rows((0, 0), (1, 1)), part),
+    ):
+        observed = observed.with_batch(prompts, losses_of(2), holder)
+    assert observed.trusted_evaluations.tolist() == [[3.0, 3.0], [3.0, 3.0], [1.0, 1.0]]
+    assert observed.answered(whole).all()
+    assert not observed.answered(part).any()
+    assert not observed.answered(None).any()
+    one = replace(losses_of(1), counts=np.array([0, 9]))
+    once = observed.with_batch(rows((0, 0)), one, Holder(5, whole=True))
+    again = once.with_batch(rows((0, 0)), one, Holder(5, whole=True))
+    assert again.class_share.tolist() == once.class_share.tolist()
+    assert once.with_batch(rows((0, 0)), one, part).class_share[1] > once.class_share[1]
+
+
 def test_the_oldest_losses_are_dropped_with_their_prompts() -> None:
     observed = several()
     assert observed.last_met().tolist() == [1, 2, 1, 1, 2]
@@ -48,7 +71,6 @@ def test_the_oldest_losses_are_dropped_with_their_prompts() -> None:
     assert few.rows.tolist() == [1, 0, 2]
     assert few.batches.tolist() == [0, 1, 1]
     assert few.examples.tolist() == [[1, 2]] * 2
-    assert few.shares.tolist() == observed.shares.tolist()
 
 
 def test_the_latest_mini_batches_stay_whole() -> None:
@@ -105,7 +127,7 @@ def test_a_memory_is_read_back_or_refused() -> None:
         ("trust", np.zeros(3)),
         ("trust", np.full(3, 1.5)),
         ("biases", np.full((5, 2), np.nan)),
-        ("shares", np.zeros(3)),
+        ("clients", np.zeros(3)),
     ):
         with pytest.raises(ValueError, match="memory"):
             Observations.remembered({**observed.memory(), name: np.asarray(value)}, SPACE, 2, 2)

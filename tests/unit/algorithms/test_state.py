@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import hashlib
 import pickle
 
@@ -59,12 +58,6 @@ def test_equal_states_have_equal_bytes() -> None:
         memory={key: state.memory[key] for key in reversed(state.memory)},
     )
     assert dump_state(reordered) == dump_state(state)
-
-
-def test_survives_pickle_and_deepcopy() -> None:
-    state = example()
-    assert same(pickle.loads(pickle.dumps(state)), state)
-    assert same(copy.deepcopy(state), state)
 
 
 def test_owns_its_arrays() -> None:

@@ -2,15 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import math
-import os
 import random
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from collections import Counter
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -19,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fedone_sdk
 from fedone_sdk.backends import Answer, AnswerCache, LLMBackend, ModelClient, Query, answers
 from fedone_sdk.backends.base import RateLimits
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Usage
@@ -470,62 +465,3 @@ class TestFile:
         file.write_bytes(content)
         with pytest.raises(SpecError, match=r"malformed|damaged"):
             Caching(Oracle(), file=file)
-
-
-CHILD = """
-import asyncio, math, random, sys
-from pathlib import Path
-from fedone_sdk.backends import Answer, AnswerCache, LLMBackend, ModelClient, Query, answers
-from fedone_sdk.budget import Usage
-from fedone_sdk.task import Part
-
-class Told(LLMBackend):
-    fingerprint = "told"
-    async def score(self, query):
-        row = -math.sqrt(int(query.inputs[0][0].text))
-        return Answer(log_probs=((row,),), usage=Usage(requests=1))
-
-async def main():
-    cached = ModelClient(Told(), cache=AnswerCache(Path(sys.argv[1]), max_entries=1))
-    async def some(numbers):
-        for number in numbers:
-            part = (Part("field", str(number)), Part("mask", ""))
-            await cached.score(Query(inputs=(part,), label_words=(" bad", " good")))
-            print(number, flush=True)
-    rng = random.Random(sys.argv[2])
-    await asyncio.gather(*(some(rng.sample(range(5000), 5000)) for _ in range(8)))
-
-asyncio.run(main())
-"""
-
-
-def test_what_was_reported_before_a_kill_is_there_after(tmp_path: Path) -> None:
-    file = tmp_path / "answers.db"
-    environment = {**os.environ, "PYTHONPATH": str(Path(fedone_sdk.__file__).parents[1])}
-
-    async def replay(numbers: set[int]) -> None:
-        async with Caching(Told(None), file=file) as cached:
-            for number in numbers:
-                assert (await cached.score(ask(str(number)))).log_probs == ((-math.sqrt(number),),)
-
-    rng = random.Random(3)
-    reported: set[int] = set()
-    for trial in range(3):
-        with ExitStack() as stack:
-            children = []
-            for child in range(3):
-                code = [sys.executable, "-c", CHILD, str(file), f"{trial}.{child}"]
-                process = subprocess.Popen(code, stdout=subprocess.PIPE, text=True, env=environment)
-                stack.enter_context(process)
-                stack.callback(process.kill)
-                children.append(process)
-            for process in children:
-                assert process.stdout is not None
-                for _ in range(rng.randrange(1, 120)):
-                    reported.add(int(process.stdout.readline()))
-                process.kill()
-                # A line that the kill cut short was not reported.
-                lines = process.stdout.read().splitlines(keepends=True)
-                reported.update(int(line) for line in lines if line.endswith("\n"))
-        asyncio.run(replay(reported))
-    assert len(reported) > 100

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from structlog.testing import capture_logs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from fedone_sdk.backends.chat import TemplateWarning, messages_of
+from fedone_sdk.backends.chat import messages_of
 from fedone_sdk.backends.fitting import CausalEncoder
 from fedone_sdk.errors import BackendError, LabelWordError
 from fedone_sdk.task import Rendered, TaskSpec, answer_word, form_of, render
@@ -121,21 +120,6 @@ def test_special_tokens_in_texts_and_candidates_stay_text(tokenizer: Path, templ
         )
 
 
-def test_a_frame_is_learned_once_per_roles(tokenizer: Path) -> None:
-    asked: list[tuple[str, ...]] = []
-    apply = applied(CHATML)
-
-    def counted(messages: list[dict[str, str]]) -> str:
-        asked.append(tuple(message["role"] for message in messages))
-        return apply(messages)
-
-    encoder = CausalEncoder(tokenizer, 512, counted)
-    for prompt in ("", "Be brief.", "Judge."):
-        for text in ("one", "two"):
-            encoder.encode(rendered(ASKED, prompt, text))
-    assert asked == [("user",)] * 2 + [("system", "user")] * 2
-
-
 def test_too_long_inputs_lose_the_ends_of_their_fields_alone(tokenizer: Path) -> None:
     encoder = CausalEncoder(tokenizer, 60, applied(CHATML))
     ids = encoder.encode(rendered(ASKED, "Be brief.", "film " * 200), reserve=1)
@@ -181,7 +165,7 @@ class TestLabelWords:
         encoder = CausalEncoder(tokenizer, 512, applied(CHATML))
         (word,) = encoder.spelled((" wonderful",), form_of(ASKED))
         with pytest.raises(LabelWordError, match=r"'wonderful' is \d tokens"):
-            encoder.label_id(word)
+            encoder.label_ids((word,))
 
 
 class TestRefused:
@@ -194,21 +178,6 @@ class TestRefused:
         encoder = CausalEncoder(tokenizer, 512, applied(silent))
         with pytest.raises(BackendError, match="a message of the role 'system' once"):
             encoder.encode(rendered(ASKED, "Be brief.", "a film"))
-
-
-class TestWarning:
-    def test_a_raw_template_on_a_chat_model_is_logged_once(self) -> None:
-        raw = TaskSpec(template="{prompt}{text} It was", labels={0: " bad", 1: " good"})
-        warning = TemplateWarning("smol")
-        with capture_logs() as logs:
-            warning.check(())
-            warning.check(form_of(ASKED))
-            assert logs == []
-            warning.check(form_of(raw))
-            warning.check(form_of(raw))
-        (line,) = logs
-        assert line["event"] == "raw_template_on_chat_model"
-        assert "chat: {user:" in line["change"]
 
 
 def test_a_system_message_without_content_is_left_out() -> None:

@@ -149,20 +149,19 @@ def test_a_label_word_is_what_follows_a_text_not_what_starts_one(tmp_path: Path)
     file = words(tmp_path, start="<s>", metaspace=True)
     assert len(tokenizers.Tokenizer.from_file(str(file)).encode(" great").ids) == 3
     encoder = CausalEncoder(file, 128)
-    assert encoder.label_id(" great") == 3
-    assert encoder.label_id("great") == 6
+    assert encoder.label_ids((" great", "great")) == [[3], [6]]
     assert encoder.continuation(" great movie") == [3, 4]
     with pytest.raises(LabelWordError) as caught:
-        encoder.label_id(" great movie")
+        encoder.label_ids((" great movie",))
     assert caught.value.tokens == ["\u2581great", "\u2581movie"]
     with pytest.raises(LabelWordError):
-        encoder.label_id("")
+        encoder.label_ids(("",))
 
 
 def test_a_byte_level_label_word_needs_no_text_before_it() -> None:
     causal, cloze = CausalEncoder(TOKENIZER, 128), ClozeEncoder(TOKENIZER, 128)
-    for word in (" great", " terrible", "great", "\n"):
-        assert causal.label_id(word) == cloze.label_id(word)
+    label_words = (" great", " terrible", "great", "\n")
+    assert causal.label_ids(label_words) == cloze.label_ids(label_words)
 
 
 def test_a_causal_input_has_no_mask_and_is_not_empty() -> None:

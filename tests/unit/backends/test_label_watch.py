@@ -151,14 +151,6 @@ async def test_a_run_stops_after_33_paid_answers_until_it_is_reset(server: FakeO
         assert (await asked.score(query(204))).censored == 2
 
 
-async def test_runs_with_other_label_words_go_on(server: FakeOpenAI) -> None:
-    async with backend(server) as asked:
-        await ask_each(asked.score, map(query, range(40)), concurrency=1)
-        with pytest.raises(LabelsNotShown):
-            await asked.score(query(41))
-        assert (await asked.score(query(41, SEEN))).censored == 0
-
-
 async def test_answers_from_the_cache_do_not_count_again(
     server: FakeOpenAI, tmp_path: Path
 ) -> None:

@@ -133,13 +133,6 @@ def test_the_mask_alone_is_an_input(model: _MaskedModel) -> None:
     assert len(model.log_probs([cloze], [5])) == 1
 
 
-async def test_the_worst_case_covers_a_too_long_batch(backend: OnnxBackend) -> None:
-    answer = await backend.score(ask(*[" word" * 500] * 3))
-    worst = backend.worst_case(3)
-    assert worst == Usage(queries=1, requests=1, prompt_tokens=384)
-    assert answer.usage.prompt_tokens == 384
-
-
 def test_the_fingerprint_names_the_bytes(tmp_path: Path) -> None:
     content = [(EMBEDDED / name).read_bytes() for name in ("model.int8.onnx", "tokenizer.json")]
     expected = sha256(b"".join(content)).hexdigest()[:16]

@@ -2,18 +2,71 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from decimal import Decimal
 
 import pytest
 
-from fedone_sdk.backends import ModelClient
+from fedone_sdk.backends import ModelClient, Query
 from fedone_sdk.backends.openai import OpenAIBackend
 from fedone_sdk.backends.surplus import Surplus
-from fedone_sdk.budget import Budget, Usage
+from fedone_sdk.budget import Budget, BudgetGuard, Price, Usage
+from fedone_sdk.errors import BudgetExhausted
 from fedone_sdk.local.federation import Federation, simulate
 from fedone_sdk.spec import LimitsSpec, RetrySpec, RunSpec
-from tests.attacks.providers import Bills, Tokens, billed_under, reasons, under_reports
+from fedone_sdk.task import Part
 from tests.fake_openai import FakeOpenAI
+
+LABELS = (" terrible", " great")
+PRICE = Price(prompt=Decimal(5), completion=Decimal(15))
+Tokens = tuple[int, int]
+Bills = Callable[[int, Tokens], tuple[Tokens, Tokens]]
+
+
+def under_reports(share: float) -> Bills:
+    return lambda _, tokens: (tokens, (int(tokens[0] * share), int(tokens[1] * share)))
+
+
+def reasons(hidden: int, growth: int) -> Bills:
+    """Hidden reasoning, of some more tokens with each request."""
+
+    def bills(number: int, tokens: Tokens) -> tuple[Tokens, Tokens]:
+        more = tokens[0], tokens[1] + hidden + growth * number
+        return more, more
+
+    return bills
+
+
+async def billed_under(cap: Budget, bills: Bills, concurrency: int) -> list[Usage]:
+    """What a real server bills for each request until the cap ends them."""
+    guard = BudgetGuard(cap)
+    async with FakeOpenAI(bills=bills) as server:
+        adapter = OpenAIBackend(
+            "fake-1", base_url=server.base_url, api_key_env=None, max_input_tokens=64
+        )
+        limits = LimitsSpec(concurrency=concurrency)
+        async with ModelClient(adapter, retry=RetrySpec(), limits=limits, price=PRICE) as backend:
+
+            async def ask(number: int) -> bool:
+                part = Part("field", f"review {number} was")
+                query = Query(inputs=((part,),), label_words=LABELS, payer=guard)
+                try:
+                    await backend.score(query)
+                except BudgetExhausted:
+                    return False
+                return True
+
+            number = 0
+            while all(await asyncio.gather(*(ask(number + more) for more in range(64)))):
+                number += 64
+                assert number < 2_000
+    return [
+        PRICE.priced(
+            Usage(prompt_tokens=one.prompt_tokens, completion_tokens=one.completion_tokens)
+        )
+        for one in server.received
+    ]
 
 
 def over_reports(times: int) -> Bills:

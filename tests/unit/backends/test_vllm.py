@@ -18,6 +18,8 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
+    BackendRefused,
+    BackendUnavailable,
     LabelWordError,
     SpecError,
 )
@@ -90,7 +92,7 @@ async def test_a_query_is_one_request_for_exact_label_log_probs(
     assert answer.usage == Usage(
         requests=1, prompt_tokens=sum(map(len, prompts)), completion_tokens=2
     )
-    assert answer.model == "vllm-0.32.0-abc"
+    assert answer.model == "/models/tiny (system_fingerprint vllm-0.32.0-abc)"
 
 
 async def test_labels_of_several_tokens_are_sent_after_each_input(server: FakeVllm) -> None:
@@ -235,7 +237,7 @@ async def test_a_masked_model_is_queried_through_the_plugin(server: FakeVllm) ->
         tuple(log_prob(ids, label) for label in labels) for ids in (first, second)
     )
     assert answer.usage == Usage(requests=1, prompt_tokens=len(first) + len(second))
-    assert answer.model == "vllm-0.32.0"
+    assert answer.model == "/models/tiny (system_fingerprint vllm-0.32.0)"
 
 
 async def test_a_masked_model_needs_its_file_and_the_plugin(
@@ -317,6 +319,26 @@ async def test_an_answer_without_the_log_probs_is_one_clear_error(
     with pytest.raises(BackendBlocked, match="update the server") as caught:
         await backend.score(ask(" a"))
     assert caught.value.usage == (await backend.quote(ask(" a"))).without_queries()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ({"error": {"message": "the words", "code": 503}}, BackendUnavailable),
+        ({"error": "the words"}, BackendRefused),
+        ({"object": "error", "message": "the words", "code": 400}, BackendRefused),
+        ({"object": "error", "message": "the words", "code": 401}, BackendBlocked),
+    ],
+)
+async def test_an_error_in_place_of_an_answer_is_what_it_says(
+    server: FakeVllm, backend: VllmBackend, answer: object, error: type[BackendError]
+) -> None:
+    await backend.check(LABELS)
+    server.overrides["/v1/completions"] = lambda: answer
+    with pytest.raises(error) as caught:
+        await backend.score(ask(" a"))
+    assert ("the words" in caught.value.said) is (error is not BackendBlocked)
+    assert caught.value.usage == Usage(requests=1)
 
 
 def test_a_tokeniser_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:

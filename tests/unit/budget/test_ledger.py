@@ -283,34 +283,6 @@ class TestGuard:
         assert not account.leases
         assert 10 <= account.spent.requests <= 20
 
-    async def test_a_ledger_of_ones_own_may_block(self) -> None:
-        loop_thread = threading.current_thread()
-        threads: set[threading.Thread] = set()
-
-        class Own:
-            def __init__(self) -> None:
-                self.inner = MemoryLedger()
-
-            def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
-                threads.add(threading.current_thread())
-                self.inner.reserve(lease_id, worst, cap)
-
-            def settle(self, lease_id: str, used: Usage) -> None:
-                threads.add(threading.current_thread())
-                self.inner.settle(lease_id, used)
-
-            def account(self, cap: Budget | None) -> Account:
-                return self.inner.account(cap)
-
-        guard = BudgetGuard(Budget(requests=1), ledger=Own())
-        async with guard.reserve(ONE):
-            with pytest.raises(BudgetExhausted):
-                async with guard.reserve(ONE):
-                    pytest.fail("it does not fit")
-        assert (await guard.account()).spent == ONE
-        assert threads
-        assert loop_thread not in threads
-
 
 def test_a_lease_that_is_closed_and_opened_again_in_one_transaction(tmp_path: Path) -> None:
     path = tmp_path / "budget.db"

@@ -21,7 +21,7 @@ def test_the_shipped_table_has_date_and_source_of_each_price() -> None:
     assert (table["currency"], table["per"]) == ("USD", 1_000_000)
     assert len(table["models"]) >= 9
     for name, row in table["models"].items():
-        assert set(row) - {"tiers"} == {"prompt", "completion", "source"}, name
+        assert set(row) - {"tiers", "cached", "flex"} == {"prompt", "completion", "source"}, name
         assert row["source"].startswith("https://")
         # As text: a float in JSON would not be the price that is printed.
         assert isinstance(row["prompt"], str)
@@ -66,6 +66,28 @@ def test_a_snapshot_costs_what_its_model_costs(model: str, prompt: str, completi
 )
 def test_no_price_is_guessed(model: str) -> None:
     assert known_price(model) is None
+
+
+@given(st.integers(0, 400_000), st.floats(0, 1), st.sampled_from(["gpt-6-luna", "gpt-4o-mini"]))
+def test_cached_tokens_and_flex_cost_less_and_never_more_than_the_quote(
+    tokens: int, share: float, model: str
+) -> None:
+    price = known_price(model)
+    assert price is not None
+    usage, cached = (
+        Usage(requests=1, prompt_tokens=tokens, completion_tokens=3),
+        int(share * tokens),
+    )
+    quote, paid = price.priced(usage).usd, price.priced(usage, cached_tokens=cached).usd
+    assert paid <= quote
+    if cached == tokens <= 1023:
+        assert price.cached is not None
+        assert paid == (tokens * price.cached + 3 * price.completion).scaleb(-6)
+    flex = price.in_flex()
+    assert (flex is None) is (model == "gpt-4o-mini")
+    if flex is not None:
+        assert flex.priced(usage, cached_tokens=cached).usd == paid / 2
+        assert flex.in_flex() is None
 
 
 def test_money_is_counted_exactly() -> None:

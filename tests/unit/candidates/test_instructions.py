@@ -8,7 +8,12 @@ import pytest
 from pydantic import ValidationError
 
 from fedone_paper.glue import GLUE_TASKS, glue_task
-from fedone_sdk.candidates import Description, fill, instruction_candidates
+from fedone_sdk.candidates import (
+    Description,
+    code_candidates,
+    fill,
+    instruction_candidates,
+)
 
 SST2 = glue_task("sst2").description
 
@@ -67,6 +72,15 @@ def test_a_question_replaces_the_default_one() -> None:
 def test_size_keeps_the_first() -> None:
     texts = instruction_candidates(description=SST2, labels=["0", "1"])
     assert instruction_candidates(description=SST2, labels=["0", "1"], size=9) == texts[:9]
+
+
+def test_codes_are_explained() -> None:
+    names = {"card_fee": "card_fee", "7": "lost card!"}
+    labels = {"card_fee": " A", "7": " B"}
+    texts = dict(enumerate(code_candidates(names)))
+    lines, listed, _ = fill({str(key): text for key, text in texts.items()}, labels).values()
+    assert lines == "A: card fee\nB: lost card\n"
+    assert listed == "Answer A for card fee or B for lost card.\n"
 
 
 def test_a_task_without_labels() -> None:

@@ -19,6 +19,7 @@ SOURCE: TypeAdapter[Any] = TypeAdapter(
     [
         ({"kind": "instructions"}, InstructionsSource()),
         ({"kind": "instructions", "size": 12}, InstructionsSource(size=12)),
+        ({"kind": "codes"}, InstructionsSource(kind="codes")),
         (
             {"kind": "demonstrations", "file": "public.jsonl", "shots": [0, 2, 4]},
             DemonstrationsSource(file="public.jsonl", shots=(0, 2, 4), blocks=4),

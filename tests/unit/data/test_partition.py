@@ -11,11 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.data import dirichlet, iid, k_shot, partition_clients
+from fedone_sdk.data import Partition, dirichlet, iid, partition_clients
 from fedone_sdk.data.partition import _dirichlet_draw, _round_shares
 from fedone_sdk.errors import DataError
 
 SEEDS = st.integers(0, 2**53 - 1)
+
+
+def k_shot(labels: Any, num_clients: int, shots: int, seed: int) -> Partition:
+    return partition_clients(labels, num_clients=num_clients, shots=shots, seed=seed)
 
 
 def rows_of(shards: list[list[int]]) -> list[int]:
@@ -53,18 +57,9 @@ def skew(shards: list[list[int]], labels: list[int]) -> float:
 @pytest.mark.parametrize("shots", [None, 16])
 def test_skew_grows_as_alpha_falls(shots: int | None) -> None:
     labels = [row % 2 for row in range(4000)]
-    examples = [{"label": label} for label in labels]
     skews = []
     for alpha in (0.01, 0.1, 1.0, 10.0, 1000.0):
-        partition = partition_clients(
-            examples,
-            label_of=lambda example: int(example["label"]),
-            num_clients=50,
-            shots=shots,
-            kind="dirichlet",
-            alpha=alpha,
-            seed=3,
-        )
+        partition = partition_clients(labels, num_clients=50, shots=shots, alpha=alpha, seed=3)
         skews.append(skew(partition.shards, labels))
     assert skews == sorted(skews, reverse=True)
     assert skews[0] > 0.4
@@ -132,25 +127,22 @@ def test_k_shot_with_few_rows(num_clients: int, shots: int, labels: list[str], s
 
 @given(st.integers(1, 9), st.integers(1, 6), st.floats(0.01, 100), SEEDS)
 def test_dirichlet_shots(num_clients: int, shots: int, alpha: float, seed: int) -> None:
-    examples = [{"label": str(row % 3)} for row in range(60)]
+    labels = [str(row % 3) for row in range(60)]
     arguments: dict[str, Any] = {
-        "label_of": lambda example: example["label"], "num_clients": num_clients,
-        "shots": shots, "kind": "dirichlet", "alpha": alpha, "seed": seed,
+        "num_clients": num_clients, "shots": shots, "alpha": alpha, "seed": seed,
     }  # fmt: skip
-    partition = partition_clients(examples, **arguments)
-    assert partition == partition_clients(examples, **arguments)
+    partition = partition_clients(labels, **arguments)
+    assert partition == partition_clients(labels, **arguments)
     # A class of 20 rows is never less than one client's 6 * 3 wanted rows.
     assert all(len(set(shard)) == len(shard) == 3 * shots for shard in partition.shards)
     rows = rows_of(partition.shards)
     assert partition.reused_rows == (len(rows) > len(set(rows)))
 
 
-@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
-def test_composition_without_shots_uses_every_row_once(kind: Any) -> None:
-    examples = [{"label": row % 2} for row in range(30)]
-    partition = partition_clients(
-        examples, label_of=lambda e: e["label"], num_clients=7, shots=None, kind=kind, seed=5
-    )
+@pytest.mark.parametrize("alpha", [None, 1.0])
+def test_composition_without_shots_uses_every_row_once(alpha: float | None) -> None:
+    labels = [row % 2 for row in range(30)]
+    partition = partition_clients(labels, num_clients=7, alpha=alpha, seed=5)
     assert rows_of(partition.shards) == list(range(30))
     assert not partition.reused_rows
     assert len(partition.shards) == 7
@@ -171,17 +163,3 @@ def test_too_few_rows_are_reported_with_their_number() -> None:
         dirichlet([0, 1, 1], 4, 1.0, 0)
     with pytest.raises(DataError, match=r"0 rows"):
         k_shot([], 2, 1, 0)
-
-
-def test_bad_arguments() -> None:
-    arguments: dict[str, Any] = {"label_of": lambda e: e["label"], "seed": 0}
-    one = [{"label": 0}]
-    with pytest.raises(ValueError, match="num_clients"):
-        iid(3, 0, 0)
-    with pytest.raises(ValueError, match="shots"):
-        k_shot([0], 1, 0, 0)
-    for alpha in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="alpha"):
-            dirichlet([0], 1, alpha, 0)
-    with pytest.raises(ValueError, match="kind"):
-        partition_clients(one, num_clients=1, shots=1, kind="other", **arguments)  # type: ignore[arg-type]

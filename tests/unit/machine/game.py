@@ -91,7 +91,7 @@ def plain(value: object) -> Any:
 
 
 def saved_and_loaded(state: RunState) -> RunState:
-    return decode(json.loads(json.dumps(encode_document(state))), encode_arrays(arrays_of(state)))
+    return decode(json.loads(encode_document(state)), encode_arrays(arrays_of(state)))
 
 
 class Game:

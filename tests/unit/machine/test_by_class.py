@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedone_sdk.aggregator.rounds import MIN_SAMPLES
 from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.calibration import class_means, loss_terms, num_groups
@@ -350,19 +349,6 @@ class TestSearchThatEnds:
         assert game.state.reason == (
             f"the search ended by itself; {400 - spent} of 400 queries are left"
         )
-
-    def test_a_race_asks_for_fewer_prompts(self) -> None:
-        game = Game(self.spec())
-        play_to_the_end(game)
-        queries = [report.queries for report in game.reports]
-        assert queries[0] == 4
-        assert min(queries) == MIN_SAMPLES
-        assert queries == sorted(queries, reverse=True)
-
-    def test_without_a_race_all_is_spent(self) -> None:
-        game = Game(self.spec(race=0, rounds=5))
-        play_to_the_end(game)
-        assert (game.state.reason, game.spent.queries) == (None, 20)
 
     def test_what_is_planned(self) -> None:
         def planned(**more: Any) -> tuple[int, int]:

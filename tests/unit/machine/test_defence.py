@@ -10,13 +10,12 @@ import pytest
 
 from fedone_sdk.aggregator.rounds.lifecycle import resume, roll_back
 from fedone_sdk.aggregator.rounds.seats import fill, lift_quarantine
-from fedone_sdk.aggregator.routes.monitoring import client_influences
+from fedone_sdk.aggregator.routes.reports import client_influences
 from fedone_sdk.algorithms import State, aggregate, alpha_sha256
 from fedone_sdk.algorithms.defence import ledger
-from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import AlphaAssignment, AlphaUpdate, LossesUpdate
 from fedone_sdk.messages.array import from_wire, to_wire
-from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.spec import RunSpec
 from tests.unit.machine.game import Game, answer_to, both, refusal, spec_of
 
 CLIENTS = (0, 1, 2, 3)
@@ -98,23 +97,6 @@ def test_an_attacker_is_held_back_and_quarantined_and_the_others_continue(exchan
     assert ATTACKER not in after
     assert by_client[ATTACKER].outliers >= 2
     assert not any(line.outliers for client, line in by_client.items() if client != ATTACKER)
-
-
-@both
-def test_honest_clients_are_left_alone(exchange: str) -> None:
-    game = Game(defended(exchange))
-    play(game)
-    assert game.state.quarantined == frozenset()
-
-
-@both
-def test_what_is_held_back_moves_nothing(exchange: str) -> None:
-    game = Game(defended(exchange))
-    play(game, attackers=(ATTACKER,))
-    digests = [record["alpha_sha256"] for record in records(game)]
-    held = [r["round"] for r in records(game) if r["defence"][0]["outlier"]]
-    assert held
-    assert all(digests[number] == digests[number - 1] for number in held)
 
 
 def test_a_released_client_returns_to_quarantine_only_at_the_next_attack() -> None:
@@ -253,46 +235,6 @@ def test_a_majority_is_never_put_out() -> None:
 
 
 # Specs
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"defence": "strict"}, "defence: "),
-        ({"defence": {"outliers": 2}}, "defence.outliers: needs kind standard"),
-        ({"defence": {"trust_region": 0}}, "defence.trust_region: unknown key"),
-        (
-            {"defence": "standard", "participation": {"selection": "proportional"}},
-            "participation.selection: must be uniform",
-        ),
-        (
-            {
-                "defence": "standard",
-                "participation": {"clients_per_round": 2, "aggregation": "examples"},
-            },
-            "participation.aggregation: must be plain",
-        ),
-        (
-            {
-                "privacy": {"target": "alpha", "clip": 1, "noise_multiplier": 1},
-                "participation": {"exchange": "losses"},
-            },
-            "privacy.target: alpha needs",
-        ),
-    ],
-)
-def test_impossible_specs(changes: dict[str, Any], line: str) -> None:
-    raw = {
-        "task": {
-            "template": "{prompt} {sentence} It was {mask}.",
-            "labels": {0: " terrible", 1: " great"},
-        },
-        "prompt": {"vocabulary": {"kind": "list", "candidates": ["a", "b"]}},
-        **changes,
-    }
-    with pytest.raises(SpecError) as caught:
-        validate_spec(RunSpec, raw, source="RUN.yaml")
-    assert caught.value.problems[0].startswith(line), caught.value.problems
 
 
 def test_the_standard_fills_in_what_is_not_named() -> None:

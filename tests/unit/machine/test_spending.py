@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -37,26 +36,22 @@ from tests.unit.machine.game import (
 
 class TestBudget:
     @both
-    def test_no_multiple_of_a_full_round(self, exchange: str) -> None:
-        """The last round asks for fewer prompts."""
-        game = Game(spec_of(rounds=9, budget={"queries": 10}, participation={"exchange": exchange}))
+    @pytest.mark.parametrize(
+        ("rounds", "cap", "queries", "status"),
+        [
+            (9, 10, [4, 4, 2], "budget_exhausted"),
+            (9, 9, [4, 4], "budget_exhausted"),  # One query is of no use.
+            (3, 12, [4, 4, 4], "completed"),
+        ],
+    )
+    def test_the_last_round_asks_for_what_is_left(
+        self, exchange: str, rounds: int, cap: int, queries: list[int], status: str
+    ) -> None:
+        participation = {"exchange": exchange}
+        game = Game(spec_of(rounds=rounds, budget={"queries": cap}, participation=participation))
         game.play()
-        assert [report.queries for report in game.reports] == [4, 4, 2]
-        assert game.state.status == "budget_exhausted"
-        assert game.spent.queries == 10
-
-    @both
-    def test_one_query_left_is_of_no_use(self, exchange: str) -> None:
-        game = Game(spec_of(rounds=9, budget={"queries": 9}, participation={"exchange": exchange}))
-        game.play()
-        assert [report.queries for report in game.reports] == [4, 4]
-        assert (game.state.status, game.spent.queries) == ("budget_exhausted", 8)
-
-    @both
-    def test_the_cap_exactly_on_the_last_round_completes(self, exchange: str) -> None:
-        game = Game(spec_of(rounds=3, budget={"queries": 12}, participation={"exchange": exchange}))
-        game.play()
-        assert (game.state.status, game.spent.queries) == ("completed", 12)
+        assert [report.queries for report in game.reports] == queries
+        assert (game.state.status, game.spent.queries) == (status, sum(queries))
 
     @pytest.mark.parametrize(
         ("cap", "steps", "samples"),
@@ -421,8 +416,10 @@ async def test_a_replica_looks_again_before_it_refuses_a_call() -> None:
     async def refresh() -> None:
         run.state = game.state
 
-    parts: Any = {"store": SimpleNamespace(shared=True), "runs": {"run": run}}
-    work = OpenWork(**parts, refresh=refresh, on_finished=AsyncMock(), gateway=None)
+    registry = SimpleNamespace(refresh=refresh)
+    dispatcher = SimpleNamespace(runs_of=lambda client: [run])
+    parts: Any = {"store": SimpleNamespace(shared=True), "registry": registry}
+    work = OpenWork(**parts, dispatcher=dispatcher, gateway=None, companions={})
     first = game.take([0])
     await work.check_lease(client, "a")
     game.gateway(first, SAMPLES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,23 +18,6 @@ PILOT_SEED = 10_007
 
 def measured(value: float, **more: Any) -> Result:
     return {"metric": {"name": "accuracy", "after": value}, **more}
-
-
-def federated(value: float) -> Result:
-    return measured(
-        value,
-        status="completed",
-        rounds=100,
-        reused_rows=False,
-        curve=[
-            {"round": -1, "queries": 0, "metric": 0.5},
-            {"round": 9, "queries": 200, "metric": value},
-        ],
-        communication={"upload_bytes": 2**20, "download_bytes": 2**19, "messages": 1},
-        spent={"queries": 2000},
-        cache={"hits": 7},
-        wall_s=12.0,
-    )
 
 
 @pytest.fixture
@@ -154,30 +136,3 @@ def test_a_gguf_model_continues_a_template(glue: Path) -> None:
     assert run["prompt"] == {"slots": [{"name": "instruction", "candidates": "instructions"}]}
     assert "learning_rate" not in run["method"]
     assert trials["sst2_gs-bdpl_s0"].options["run"]["method"]["learning_rate"] == 0.01
-
-
-def test_the_report_says_what_was_found(settings: Settings) -> None:
-    found: dict[str, Result] = {
-        "sst2_no-prompt": measured(0.8),
-        "sst2_manual": measured(0.75),
-        "sst2_in-context_s0": measured(0.6, demonstrations=2),
-        "sst2_in-context_s1": measured(0.7, demonstrations=5),
-        "sst2_gs-bdpl_s0": federated(0.70),
-        "sst2_gs-bdpl_s1": federated(0.74),
-        "sst2_gs-bdpl_s2": {**federated(0.78), "status": "stopped", "reused_rows": True},
-        **{f"pilot_sst2_gs-bdpl_{rate:g}": measured(rate) for rate in RATES},
-    }
-    report = find_study("table1").report(settings, found)
-    rows = dict(re.findall(r"^\| ([\w -]+?) \| (.*?) \|", report.markdown, re.MULTILINE))
-    assert rows["No prompt"] == "80.0"
-    assert rows["In-context learning"] == "65.0 ± 7.1"
-    assert rows["Prompt without training"] == "-"
-    assert "| FedOne-GS-BDPL | 74.0 ± 4.0 |\n" in report.markdown
-    assert "| FedOne-GS-BDPL | 0.0003 |" in report.markdown
-    assert (
-        "| FedOne-GS-BDPL | 2000 ± 0 | 7 ± 0 | 1.00 ± 0.00 | 0.50 ± 0.00 | 12 ± 0 |"
-        in report.markdown
-    )
-    assert "| FedOne-BDPL | - |" in report.markdown
-    assert "Clients share rows, drawn with replacement, in SST-2" in report.markdown
-    assert "FedOne-GS-BDPL on SST-2: a run ended as stopped after 100 rounds." in report.markdown

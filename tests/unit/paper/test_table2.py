@@ -73,19 +73,6 @@ def test_counts_that_are_not_the_papers(tmp_path: Path) -> None:
     assert megabytes(count(tmp_path, P_TUNING, rounds=2), 50) == "750.00"
 
 
-def test_the_losses_exchange_sends_no_alpha(tmp_path: Path) -> None:
-    found = {
-        each: count(tmp_path, GS_BDPL, rounds=4, exchange=each) for each in ("alpha", "losses")
-    }
-    assert found["losses"]["elements_up"] == found["losses"]["elements_down"] == 0
-    assert found["losses"]["queries"] == found["alpha"]["queries"]
-    sent = {
-        each: result["communication"]["upload_bytes"] + result["communication"]["download_bytes"]
-        for each, result in found.items()
-    }
-    assert sent["alpha"] > 4 * 2 * 4000 * 4 > sent["losses"]
-
-
 def test_the_papers_numbers_stand_beside_ours_at_its_own_shapes() -> None:
     experiment, settings = find_study("table2"), Settings()
     counted = {

@@ -87,26 +87,6 @@ def test_corollaries_follow_from_the_theorem(k: int) -> None:
     assert queries(k, c1, c2, 20) == pytest.approx(20 * steps * k)
 
 
-def test_the_learning_rate_of_the_proof_is_too_large() -> None:
-    """Its step needs -1 + lambda L eta + 2 eta^2 L^2 E (1 + 1/K*) <= 0, false at 1 / (L lambda)."""
-    for smooth, diversity, steps, k in product((1.0, 50.0), (1.0, 4.0), (1, 5), (1, 10)):
-        a, b = 2 * smooth**2 * steps * (1 + 1 / k), diversity * smooth
-        assert -1 + b / (smooth * diversity) + a / (smooth * diversity) ** 2 > 0
-        largest = (-b + math.sqrt(b**2 + 4 * a)) / (2 * a)  # the paper's eta*
-        assert largest < 1 / (smooth * diversity)
-
-
-@pytest.mark.parametrize(("exponent", "factor"), [(0.25, 1.5), (0.75, 2.5)])
-def test_queries_that_grow_with_the_steps_move_the_least_point(
-    exponent: float, factor: float
-) -> None:
-    """I = T^(1/4) prompts, and B = T^(1/2) examples of each: Q = K* T^(1 + exponent)."""
-    c1, c2 = 2.0, 3.0
-    grid = np.linspace(0.1, 10, 20_000)
-    spent = grid * (c1 + c2 / grid) ** (2 * (1 + exponent))
-    assert grid[np.argmin(spent)] == pytest.approx(factor * c2 / c1, rel=1e-3)
-
-
 def test_where_two_clients_would_then_ask_less_than_one() -> None:
     """With G small: by prompts from E = 15 on, by example calls at E = 1 already."""
 

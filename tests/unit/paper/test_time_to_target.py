@@ -45,16 +45,6 @@ class TestSampled:
 
 
 class TestTimeToTarget:
-    def test_measures_the_start_and_every_so_many_queries(
-        self, settings: Settings, tmp_path: Path
-    ) -> None:
-        found = measured(settings, tmp_path, Probing(queries=8, prompts=4, rows=4, prompt_rows=8))
-        assert [point["queries"] for point in found["curve"]] == [0, 8, 16, 24]
-        assert [point["round"] for point in found["curve"]] == [0, 2, 4, 6]
-        assert (found["status"], found["rounds"]) == ("completed", ROUNDS)
-        assert found["spent"]["queries"] == ROUNDS * 4
-        assert found["reached"] == {}
-
     def test_does_not_hang_on_how_often_it_is_measured(
         self, settings: Settings, tmp_path: Path
     ) -> None:

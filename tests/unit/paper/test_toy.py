@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import struct
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +33,6 @@ def digits() -> Digits:
     return load_digits()
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    return Workspace(inputs={}, folder=tmp_path)
-
-
 def toy(clients: int, seed: int = 0, **changed: Any) -> Toy:
     return Toy(clients_per_round=clients, seed=seed, **{**SMALL, **changed})
 
@@ -54,24 +48,6 @@ class TestClients:
         assert clients.cost([0]) == 2 * 9
         assert clients.cost([0, 4]) == 2 * (9 + 9)
 
-    def test_one_client_goes_down_the_gradient(self, digits: Digits) -> None:
-        settings = toy(1, local_epochs=1, batch_size=10**6)
-        clients = ToyClients(settings, digits)
-        start = clients.network.init(np.random.default_rng(0))
-        moved = clients.round(start, [2], 0)
-        rows = clients.shards[2]
-        images, labels = digits.train_images[rows], digits.train_labels[rows]
-        before, gradient = clients.network.loss_and_gradient(
-            start, images, labels, np.ones((len(rows), 8), np.float32)
-        )
-        after, _ = clients.network.loss_and_gradient(
-            moved, images, labels, np.ones((len(rows), 8), np.float32)
-        )
-        assert after < before
-        direction = (start - moved) / settings.learning_rate
-        cosine = direction @ gradient / np.linalg.norm(direction) / np.linalg.norm(gradient)
-        assert cosine > 0.8  # dropout changes it, the sign does not
-
     def test_a_round_is_the_mean_weighted_by_rows(self, digits: Digits) -> None:
         clients = ToyClients(toy(2, dirichlet_alpha=0.5), digits)
         start = clients.network.init(np.random.default_rng(0))
@@ -82,30 +58,8 @@ class TestClients:
         expected = np.average(np.stack([one, other]).astype(np.float64), axis=0, weights=held)
         np.testing.assert_allclose(both, expected, rtol=1e-6)
 
-    def test_rounds_stop_before_they_pass_the_cap(self, digits: Digits) -> None:
-        clients = ToyClients(toy(2, max_queries=100), digits)
-        rounds = list(clients.rounds())
-        assert len(rounds) == 100 // clients.cost(rounds[0]) == 2
-        assert all(chosen == sorted(set(chosen)) and len(chosen) == 2 for chosen in rounds)
-
 
 class TestRun:
-    def test_it_learns_and_is_the_same_again(self, workspace: Workspace) -> None:
-        options = asdict(toy(1, learning_rate=0.1))
-        first = run_toy(options, workspace)
-        assert first == run_toy(options, workspace)
-        assert first["accuracy"][0] < 0.3 < 0.8 < first["accuracy"][-1]
-        assert first["queries"][0] == 0
-        assert first["visits"] == first["rounds"] == 400 // 18
-        assert first["queries"][-1] <= 400
-        assert first["rows"] == [287, 288, 288]
-        assert first["pixels"] == 64
-
-    def test_it_is_measured_when_queries_are_due(self, workspace: Workspace) -> None:
-        queries = run_toy(asdict(toy(2)), workspace)["queries"]
-        # Rounds of 36 queries; the first that ends past each multiple of 50.
-        assert queries == [0, 72, 108, 180, 216, 252, 324, 360]
-
     @pytest.mark.parametrize("packed", [False, True])
     def test_a_folder_of_mnist(self, tmp_path: Path, packed: bool) -> None:
         images = np.random.default_rng(0).integers(0, 256, (40, 28, 28), dtype=np.uint8)
@@ -127,22 +81,7 @@ class TestRun:
             load_digits(tmp_path)
 
 
-def test_a_fifth_of_the_digits_is_held_out(digits: Digits) -> None:
-    assert digits.train_images.shape == (1438, 64)
-    assert digits.test_images.shape == (359, 64)
-    for images in digits.train_images, digits.test_images:
-        assert (images.dtype, images.min(), images.max()) == (np.float32, 0.0, 1.0)
-
-
 class TestNetwork:
-    def test_parameters_start_within_the_bound_of_their_layer(self) -> None:
-        parameters = Mlp(num_inputs=64).init(np.random.default_rng(0))
-        hidden, output = np.split(parameters, [65 * 512])
-        assert (parameters.dtype, output.size) == (np.float32, 513 * 10)
-        # Uniform draws this many come close to their bounds.
-        assert 0.99 / 8 < np.abs(hidden).max() <= 1 / 8
-        assert 0.99 / 512**0.5 < np.abs(output).max() <= 1 / 512**0.5
-
     def test_the_gradient_is_that_of_finite_differences(self) -> None:
         rng = np.random.default_rng(0)
         parameters = NETWORK.init(rng).astype(np.float64)
@@ -158,41 +97,11 @@ class TestNetwork:
         numeric = [(loss(row) - loss(-row)) / 2e-6 for row in steps]
         np.testing.assert_allclose(gradient, numeric, atol=1e-8)
 
-    def test_a_mask_keeps_the_mean(self) -> None:
-        mask = Mlp(num_inputs=4).draw_mask(2000, np.random.default_rng(0))
-        assert set(np.unique(mask).tolist()) == {0.0, 1.25}
-        assert mask.mean() == pytest.approx(1.0, abs=0.005)  # 10 standard errors
-
 
 class TestReached:
     def test_the_first_time_counts(self) -> None:
         result = curve((0, 0.1), (20, 0.7), (40, 0.6), (60, 0.8))
         assert [reached(result, target) for target in (0.1, 0.65, 0.75, 0.9)] == [0, 20, 60, None]
-
-
-def small_report(one: list[int | None], other: list[int | None]) -> str:
-    """The report of runs of K* = 1 and 5 that reach 90 % after so many queries."""
-    results = {
-        f"iid_k{clients}_s{seed}": {
-            **curve((0, 0.1), (20, 0.2), (at or 24_000, 0.2 if at is None else 0.95)),
-            "rows": [14, 14, 15],
-            "data": "digits",
-            "pixels": 64,
-        }
-        for clients, reaches in ((1, one), (5, other))
-        for seed, at in enumerate(reaches)
-    }
-    settings = Settings(seeds=len(one))
-    return find_study("figure-toy").report(settings, results).markdown
-
-
-class TestReport:
-    def test_shown(self) -> None:
-        text = small_report([100, 110, 120, 90, 100, 100], [300, 310, 290, 280, 320, None])
-        assert "| 1 | 100 | 100 | 100 | 95.0 ± 0.0 |" in text
-        assert "| 5 | 300 (1 of 6 never) |" in text
-        assert "- To 90%: K*=1 needed the fewest queries" in text
-        assert "in 6 of 6 repeats that differ" in text
 
 
 def test_the_figures_share_their_iid_runs() -> None:

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["FILES", "PAGE", "PAGE_HEADERS", "PageFile"]
+from aiohttp import web
 
-_FOLDER = Path(__file__).parent / "static"
+__all__ = ["FILES", "PAGE", "file_response"]
+
 _TYPES = {
     ".css": "text/css",
     ".html": "text/html",
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
+_FOLDER = Path(__file__).parent / "static"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageFile:
-    """A file as it is served."""
-
-    body: bytes
-    content_type: str
-    etag: str
-
-    @classmethod
-    def read(cls, path: Path) -> PageFile:
-        """Return the content of a file."""
-        body = path.read_bytes()
-        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        return cls(body=body, content_type=_TYPES[path.suffix], etag=etag)
-
-
-PAGE = PageFile.read(_FOLDER / "index.html")
+PAGE = _FOLDER / "index.html"
 """The page itself."""
 
-PAGE_HEADERS = {
+FILES = {
+    path.name: path for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES and path != PAGE
+}
+"""The other files of the dashboard, by name."""
+
+_PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -45,9 +34,13 @@ PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 
-FILES = {
-    path.name: PageFile.read(path)
-    for path in sorted(_FOLDER.iterdir())
-    if path.suffix in _TYPES and path.name != "index.html"
-}
-"""Files of the dashboard, by name."""
+
+def file_response(path: Path) -> web.FileResponse:
+    """Return a file of the dashboard, or 304 if the browser has it."""
+    headers: Mapping[str, str] = {
+        # Revalidated each time: a page must not mix files of two versions.
+        "Cache-Control": "no-cache",
+        "Content-Type": f"{_TYPES[path.suffix]}; charset=utf-8",
+        **(_PAGE_HEADERS if path == PAGE else {}),
+    }
+    return web.FileResponse(path, headers=headers)

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 
 import structlog
 from pydantic import ValidationError
 
 from fedone_sdk.aggregator.access.clients import Access
-from fedone_sdk.aggregator.cluster.signals import (
-    SIGNAL,
-    ClientChanged,
-    MemberJoined,
-    MembersLeft,
-    PoolLoad,
-    RunAdded,
-    RunChanged,
-    RunRemoved,
-    Signal,
-    publish,
-)
 from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas
 from fedone_sdk.aggregator.rounds.seats import expire
 from fedone_sdk.aggregator.rounds.spending import has_lost_calls
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
+from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.signals import (
+    SIGNAL,
+    ClientChanged,
+    MemberJoined,
+    MembersLeft,
+    PoolLoad,
+    RunChanged,
+    RunsChanged,
+    Signal,
+    publish,
+)
 from fedone_sdk.clock import Clock
 from fedone_sdk.stores import Member, Store
 
@@ -39,56 +40,43 @@ _MAX_SIGNALS = 10_000
 """Maximal number of queued signals; beyond it, a full reload is cheaper."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Replicas:
     """One of the replicas that serve a store.
 
     Every replica follows the commits of the others. The leader applies deadlines and charges the
     pending calls of replicas that have exited.
+
+    Attributes:
+        is_leader: Whether this replica holds the leader lock.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        clock: Clock,
-        runs: Mapping[str, ServedRun],
-        dispatcher: Dispatcher,
-        access: Access,
-        refresh: Callable[[], Awaitable[None]],
-        has_changes: Callable[[Mapping[str, int]], bool],
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._runs = runs
-        self._dispatcher = dispatcher
-        self._access = access
-        self._refresh = refresh
-        self._has_changes = has_changes
-        self._signals: asyncio.Queue[str | None] = asyncio.Queue()
-        self._changed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._alive: frozenset[str] = frozenset()
-        self._is_leader = self._down = False
-        self._polled_at = -_POLL_S
-        self._published_load = (0, 0.0)
+    store: Store
+    clock: Clock
+    registry: RunRegistry
+    dispatcher: Dispatcher
+    access: Access
+    is_leader: bool = field(default=False, init=False)
+    _down: bool = field(default=False, init=False)
+    _signals: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue, init=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+    _alive: frozenset[str] = field(default=frozenset(), init=False)
+    _polled_at: float = field(default=-_POLL_S, init=False)
+    _published_load: tuple[int, float] = field(default=(0, 0.0), init=False)
 
     @property
     def num_alive(self) -> int:
         """Number of replicas that serve the store, as of the last check."""
         return max(len(self._alive), 1)
 
-    @property
-    def is_leader(self) -> bool:
-        """Whether this replica holds the leader lock."""
-        return self._is_leader
-
     async def start(self) -> None:
         """Start to listen for signals. The caller then loads the runs and calls `restore`."""
-        self._store.listen(self._enqueue)
-        self._alive = await self._store.alive()
+        self.store.listen(self._enqueue)
+        self._alive = await self.store.alive()
         # Every replica tries to acquire the leader lock on start. Only the first one after downtime
         # gets it: a replica that already serves holds it.
-        self._is_leader = self._down = await self._store.lead()
+        self.is_leader = self._down = await self.store.lead()
 
     async def restore(self) -> None:
         """Restore waiting clients and charge lost calls of runs.
@@ -96,18 +84,18 @@ class Replicas:
         Call it after all runs are loaded: a draw must see either all waiting clients or none.
         """
         down = self._down
-        members = await self._store.members()
+        members = await self.store.members()
         # The newest membership is a lower bound on when the aggregator last served.
         served_until = max((member.until for member in members), default=0.0) - MEMBER_TTL_S
         gone = [member.client_index for member in members if member.until <= served_until]
         for member in members:
             if member.until > served_until:
                 await self._add_member(
-                    self._dispatcher.extend_membership(member) if down else member
+                    self.dispatcher.extend_membership(member) if down else member
                 )
         if down and gone:
-            await self._store.leave(gone)
-        for run in list(self._runs.values()):
+            await self.store.leave(gone)
+        for run in list(self.registry.served.values()):
             await run.apply(charge_lost_replicas, alive=self._alive, down=down)
 
     def watch(self) -> None:
@@ -132,28 +120,28 @@ class Replicas:
 
     async def tick(self) -> None:
         """Apply deadlines, and charge lost calls of exited replicas."""
-        if self._store.shared:
+        if self.store.shared:
             await self._update_alive()
-            await self._for_each(list(self._runs.values()), self._check_run)
+            await self._for_each(list(self.registry.served.values()), self._check_run)
         await self._apply_all_due()
 
     async def _apply_deadlines(self) -> None:
-        if not self._store.shared:
-            self._is_leader = await self._store.lead()
-        if self._is_leader:
+        if not self.store.shared:
+            self.is_leader = await self.store.lead()
+        if self.is_leader:
             await self._apply_all_due()
 
     async def _apply_all_due(self) -> None:
-        now = self._clock.now()
-        runs = list(self._runs.values())
+        now = self.clock.now()
+        runs = list(self.registry.served.values())
         due = [run for run in runs if run.may_be_stale or (run.due is not None and run.due <= now)]
         await self._for_each(due, self._apply_deadline)
 
     async def _apply_deadline(self, run: ServedRun) -> None:
         await run.catch_up()
-        now = self._clock.now()
+        now = self.clock.now()
         if run.state.running and run.due is not None and run.due <= now:
-            await self._dispatcher.drop_missed(run)
+            await self.dispatcher.drop_missed(run)
             await run.apply(expire)
 
     async def _for_each(
@@ -173,45 +161,45 @@ class Replicas:
         """Check the leader lock, the other replicas, and commits without a signal."""
         now = asyncio.get_running_loop().time()
         # At intervals: it costs the store more than an event.
-        if not self._store.shared or now < self._polled_at + _POLL_S:
+        if not self.store.shared or now < self._polled_at + _POLL_S:
             return
         self._polled_at = now
-        self._is_leader = await self._store.lead()
+        self.is_leader = await self.store.lead()
         await self._update_alive()
-        versions = await self._store.versions()
-        if self._has_changes(versions):
-            await self._refresh()
+        versions = await self.store.versions()
+        if self.registry.has_changes(versions):
+            await self.registry.refresh()
         for run_id, version in versions.items():
-            if run_id in self._runs:
-                self._runs[run_id].on_remote_version(version)
+            if run_id in self.registry.served:
+                self.registry.served[run_id].on_remote_version(version)
         await self._publish_load()
-        await self._for_each(list(self._runs.values()), self._check_run)
+        await self._for_each(list(self.registry.served.values()), self._check_run)
 
     async def _update_alive(self) -> None:
-        before, self._alive = self._alive, await self._store.alive()
+        before, self._alive = self._alive, await self.store.alive()
         if before - self._alive:
             # Their last commits may lack a signal, so the copies here may be stale.
-            for run in self._runs.values():
-                run.mark_stale()
-            await self._access.reload()
+            for run in self.registry.served.values():
+                run.may_be_stale = True
+            await self.access.reload()
 
     async def _check_run(self, run: ServedRun) -> None:
         # A replica can exit between a commit and its signal, and signals can be lost.
         if run.may_be_stale:
             await run.catch_up()
-        if self._is_leader and has_lost_calls(run.state, self._alive):
+        if self.is_leader and has_lost_calls(run.state, self._alive):
             await run.apply(charge_lost_replicas, alive=self._alive, down=False)
 
     async def _publish_load(self) -> None:
-        now, pool = self._clock.now(), self._dispatcher.pool
+        now, pool = self.clock.now(), self.dispatcher.pool
         before, self._published_load = (
             self._published_load,
             (pool.num_away, round(pool.rate(now), 3)),
         )
         if (before, self._published_load) != ((0, 0.0), (0, 0.0)):
             away, rate = self._published_load
-            load = PoolLoad(replica=self._store.replica, away=away, rate=rate)
-            await publish(self._store, load)
+            load = PoolLoad(replica=self.store.replica, away=away, rate=rate)
+            await publish(self.store, load)
 
     async def _watch(self) -> None:
         while True:
@@ -221,8 +209,8 @@ class Replicas:
             if not all(tried):
                 await asyncio.sleep(1)
                 continue
-            wait = self._until_due() if self._is_leader else None
-            if self._store.shared:
+            wait = self._until_due() if self.is_leader else None
+            if self.store.shared:
                 wait = _POLL_S if wait is None else min(wait, _POLL_S)
             try:
                 async with asyncio.timeout(wait):
@@ -240,8 +228,12 @@ class Replicas:
         return True
 
     def _until_due(self) -> float | None:
-        due = [run.due for run in self._runs.values() if run.state.running and run.due is not None]
-        return max(min(due) - self._clock.now(), 0.001) if due else None
+        due = [
+            run.due
+            for run in self.registry.served.values()
+            if run.state.running and run.due is not None
+        ]
+        return max(min(due) - self.clock.now(), 0.001) if due else None
 
     # Signals
 
@@ -275,57 +267,47 @@ class Replicas:
         match signal:
             case RunChanged():
                 await self._on_run_changed(signal)
-            case RunAdded():
-                await self._refresh()
-                await self._access.update_count()  # An imported run may have added clients.
-            case RunRemoved():
-                await self._refresh()
+            case RunsChanged():
+                await self.registry.refresh()
             case MemberJoined():
-                await self._add_member(
-                    Member(
-                        client_index=signal.client_index,
-                        num_examples=signal.num_examples,
-                        run_id=signal.run_id,
-                        until=signal.until,
-                    )
-                )
+                await self._add_member(signal.member)
             case MembersLeft():
-                self._dispatcher.on_members_left(signal.client_indices)
+                self.dispatcher.on_members_left(signal.client_indices)
             case PoolLoad():
-                self._dispatcher.pool.record_replica(
-                    signal.replica, signal.away, signal.rate, self._clock.now()
+                self.dispatcher.pool.record_replica(
+                    signal.replica, signal.away, signal.rate, self.clock.now()
                 )
             case ClientChanged():
-                await self._access.reload(signal.client_index)
+                await self.access.reload(signal.client_index)
 
     async def _on_run_changed(self, changed: RunChanged) -> None:
-        run = self._runs.get(changed.run_id)
+        run = self.registry.served.get(changed.run_id)
         if run is None:
-            await self._refresh()
+            await self.registry.refresh()
             return
         run.on_remote_commit(changed)
         self._changed.set()
         if changed.offered is None:
-            self._dispatcher.wake()
+            self.dispatcher.wake()
         else:
-            self._dispatcher.offer(run.run_id, changed.offered)
+            self.dispatcher.offer(run.run_id, changed.offered)
         # Event streams need these changes now; others are loaded on the next access.
         if changed.finished or changed.offered is None or changed.status != run.state.status:
             await run.catch_up()
 
     async def _add_member(self, member: Member) -> None:
-        client = await self._access.record(member.client_index)
+        client = await self.access.record(member.client_index)
         if client is not None and client.revoked_at is None:
-            self._dispatcher.add_member(member, client)
+            self.dispatcher.add_member(member, client)
 
     async def _reload_all(self) -> None:
-        for run in self._runs.values():
-            run.mark_stale()  # First: a later check reloads them if the store fails now.
+        for run in self.registry.served.values():
+            run.may_be_stale = True  # First: a later check reloads them if the store fails now.
         try:
-            await self._access.reload()
-            await self._refresh()
-            for member in await self._store.members():
+            await self.access.reload()
+            await self.registry.refresh()
+            for member in await self.store.members():
                 await self._add_member(member)
         finally:
-            self._dispatcher.wake()
+            self.dispatcher.wake()
             self._changed.set()

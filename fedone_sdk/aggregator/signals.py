@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from fedone_sdk.messages import RunStatus
-from fedone_sdk.stores import Store
+from fedone_sdk.stores import Member, Store
 
 MAX_NAMED = 256
 """Maximal number of clients in a signal: PostgreSQL limits payloads to 8000 bytes."""
@@ -40,28 +40,17 @@ class RunChanged(_Signal):
     status: RunStatus = "running"
 
 
-class RunAdded(_Signal):
-    """A run was added."""
+class RunsChanged(_Signal):
+    """A run was added or deleted."""
 
-    kind: Literal["added"] = "added"
-    run_id: str
-
-
-class RunRemoved(_Signal):
-    """A run was deleted."""
-
-    kind: Literal["removed"] = "removed"
-    run_id: str
+    kind: Literal["runs"] = "runs"
 
 
 class MemberJoined(_Signal):
     """A client waits for work on the sending replica."""
 
     kind: Literal["joined"] = "joined"
-    client_index: int
-    num_examples: int
-    run_id: str | None
-    until: float
+    member: Member
 
 
 class MembersLeft(_Signal):
@@ -91,7 +80,7 @@ class PoolLoad(_Signal):
     rate: float
 
 
-_Any = RunChanged | RunAdded | RunRemoved | MemberJoined | MembersLeft | ClientChanged | PoolLoad
+_Any = RunChanged | RunsChanged | MemberJoined | MembersLeft | ClientChanged | PoolLoad
 Signal = Annotated[_Any, Field(discriminator="kind")]
 SIGNAL: TypeAdapter[_Any] = TypeAdapter(Signal)
 
