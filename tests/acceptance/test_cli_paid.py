@@ -168,16 +168,6 @@ class TestTroubles:
         assert code == 0, err
         assert result_in(folder / "r.json").spent.queries == 24
 
-    def test_a_model_without_log_probs(
-        self, fedone: Fedone, folder: Path, provider: Provider
-    ) -> None:
-        run = write_run(folder, provider.start("--chance", "no_log_probs=1"))
-        run.write_text(run.read_text().replace("max_wait_s: 0.01", "max_wait_s: 60"))
-        code, _, err = fedone("tune", run, "--store", folder / "run.db")
-        assert code == 1
-        assert "log_probs: false with loss: zero_one" in refused(err)
-        assert provider.received == 1
-
 
 def without_log_probs(run: Path) -> Path:
     """Ask for written answers."""
@@ -209,52 +199,6 @@ class TestAnswers:
         served = [f"fake-1-2026-01-01 (system_fingerprint {fp})" for fp in ("fp_fake", "fp_2")]
         assert set(result.models) <= set(served)
         assert len(result.models) == 1 + behaviour.startswith("system")
-
-    @pytest.mark.parametrize(
-        ("command", "behaviour", "log_probs", "words"),
-        [
-            *(
-                (command, "says:I think that it is fun", False,
-                 ["33 of the first 33 answers", "none of the label words ' terrible', ' great'",
-                  "set structured: true", "(most often 'I think that it')"])
-                for command in ("tune", "score", "compare")
-            ),
-            ("tune", "twice:x", True, ["likeliest tokens add up to", "log_probs: false"]),
-            ("tune", "error_body:402", True, ["no quota left", "Insufficient credits"]),
-            ("score", "error_body", True, ["HTTP 400", "Insufficient credits"]),
-            ("tune", "ended:401", True, ["key is missing or not valid"]),
-            ("score", "ended", True, ["HTTP 500 (finish_reason: error)"]),
-        ],
-    )  # fmt: skip
-    def test_what_is_no_answer_ends_it(
-        self,
-        fedone: Fedone,
-        folder: Path,
-        provider: Provider,
-        command: str,
-        behaviour: str,
-        log_probs: bool,
-        words: list[str],
-    ) -> None:
-        run = write_run(folder, provider.start("--chance", f"{behaviour}=1"))
-        if not log_probs:
-            without_log_probs(run)
-        arguments = {
-            "tune": ["--json", folder / "r.json"],
-            "score": ["--prompt", " good bad so", "--data", folder / "train.jsonl"],
-            "compare": ["--methods", "no-prompt,random", "--yes"],
-        }[command]
-        code, _, err = fedone(command, run, *arguments)
-        assert code != 0
-        assert "Traceback" not in err
-        assert all(word in err for word in words)
-        if command == "tune":
-            assert result_in(folder / "r.json").spent.requests == provider.received
-        if not log_probs:
-            # Three others are under way; `compare` has begun a second trial.
-            assert 33 <= provider.received <= 36 * (1 + (command == "compare"))
-        elif command == "tune":
-            assert provider.received < 10
 
 
 class TestPlan:

@@ -176,12 +176,13 @@ def report(known: dict[tuple[str, str, int, int], dict[str, float]]) -> Iterator
     def mean(name: str, queries: int, what: str) -> float:
         return fmean(one[what] for key, one in known.items() if key[1:3] == (name, queries))
 
-    yield "| accuracy, % | " + " | ".join(f"{queries}" for queries in BUDGETS) + " |"
-    yield "|---" * (1 + len(BUDGETS)) + "|"
-    for name in VARIANTS:
-        cells = [f"{mean(name, q, 'accuracy'):.1f}" if _is_run(name, q) else "" for q in BUDGETS]
-        yield f"| {name} | " + " | ".join(cells) + " |"
-    yield ""
+    for title, what, form in ("accuracy, %", "accuracy", ".1f"), ("loss, nats", "loss", ".3f"):
+        yield f"| {title} | " + " | ".join(f"{queries}" for queries in BUDGETS) + " |"
+        yield "|---" * (1 + len(BUDGETS)) + "|"
+        for name in VARIANTS:
+            cells = [f"{mean(name, q, what):{form}}" if _is_run(name, q) else "" for q in BUDGETS]
+            yield f"| {name} | " + " | ".join(cells) + " |"
+        yield ""
     yield (
         "| to reach log-probabilities at | "
         + " | ".join(f"{queries}" for queries in TARGETS)
