@@ -16,7 +16,7 @@ from fedone_sdk.client.examples import BeforeSend, Declining
 from fedone_sdk.client.work import Ask, Step
 from fedone_sdk.errors import BackendError, BudgetError, ProblemError
 from fedone_sdk.messages import MAX_TEXT_CHARS, Array, Case, LossesUpdate, Proposal, RunTask
-from fedone_sdk.task import Example, ScoreFunction, feedback
+from fedone_sdk.task import Example, Score, feedback
 from fedone_sdk.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ class Reflection:
     held: Sequence[Example]
     ask: Ask
     write: Write
-    score: ScoreFunction | None = None
     before_propose: BeforeSend | None = None
 
     async def propose(self, step: Step, update: LossesUpdate) -> Proposal | None:
@@ -120,15 +119,15 @@ class Reflection:
         by_loss = sorted(
             (-loss, index)
             for index, (loss, answer) in enumerate(zip(losses, answers, strict=True))
-            if loss is not None and isinstance(answer, (str, tuple))
+            if loss is not None and isinstance(answer, (Score, tuple))
         )
         chosen = [*by_loss[:_FAILED], *by_loss[_FAILED:][-_GONE_WELL:]]
         return [self._case(step, parent, index) for _, index in chosen]
 
     def _case(self, step: Step, parent: int, index: int) -> Case:
         answer, example = step.answers(parent)[index], step.batch.examples[index]
-        assert isinstance(answer, (str, tuple))
-        said = feedback(step.task_at(parent), answer, example, self.score)
+        assert isinstance(answer, (Score, tuple))
+        said = feedback(step.task_at(parent), answer, example)
         return Case(example=step.batch.texts[index], feedback=said[:MAX_TEXT_CHARS])
 
     async def _may_leave(self, text: str) -> bool:

@@ -378,7 +378,6 @@ class Worker:
             held=held,
             ask=ask,
             write=write,
-            score=self._hooks.score,
             before_propose=self._hooks.before_propose,
         ).propose
 
