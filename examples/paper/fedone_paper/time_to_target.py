@@ -187,7 +187,7 @@ class _Probe:
         ]
         answers = await score_all(backend, queries)
         self.asked += len(queries)
-        found = Prediction.of(task, queries, answers, [row for held in rows for row in held])
+        found = await Prediction.of(task, queries, answers, [row for held in rows for row in held])
         if found.mean_loss is None or found.metric is None:
             raise BackendError("the model answered none of the probe's inputs")
         return {f"{name}_loss": found.mean_loss, f"{name}_metric": found.metric}
