@@ -208,6 +208,7 @@ class TestRuns:
             return tuple(math.log(share if at == right else 1 - share) for at in range(2))
 
         for price in (0, 0.1):
+            prices = {"prompt": price, "completion": 0}
             spec = run_spec(
                 task={**GENERATION, **LABELS},
                 prompt={"length": 1, "vocabulary": {"kind": "list", "candidates": [*words]}},
@@ -591,7 +592,7 @@ class TestLoading:
     @pytest.mark.parametrize(
         ("name", "output"),
         [
-            (None, "task.score: is required for loss score: package.module:function"),
+            (None, "task.score: is required for loss score: exact_match, contains, "),
             ("json:__name__", "task.score: 'json:__name__' is not a function or class"),
             ("{module}:f", "ZeroDivisionError: division by zero"),
         ],
