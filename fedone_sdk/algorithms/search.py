@@ -241,7 +241,7 @@ class PromptSearch(ABC):
         whose length is 0, is found only if it is the incumbent.
         """
         observed = self._observed(state)
-        known = self._known(state, observed.answered(None))
+        known = self._known(state)
         found, lengths = known.evaluator.estimates(0), np.array([*map(length, known.prompts)])
         near = found.value - found.value[0] <= _WITHIN * found.spread
         near &= known.evaluator.confirmed & (lengths > 0)

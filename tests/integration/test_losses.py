@@ -213,11 +213,7 @@ class TestRuns:
                 task={**GENERATION, **LABELS},
                 prompt={"length": 1, "vocabulary": {"kind": "list", "candidates": [*words]}},
                 method={"name": "thompson", "num_samples": 3, "batch_size": 3},
-                backend={
-                    "kind": "openai",
-                    "model": "m",
-                    "prices": {"prompt": price, "completion": 0},
-                },
+                backend={"kind": "openai", "model": "m", "prices": prices},
                 rounds=8,
             )
             federation = federation_of(spec, vocabulary=Vocabulary(candidates=words))
