@@ -278,13 +278,6 @@ class Observations:
         result: NDArray[np.float64] = equal + believed * (mean - equal)
         return result
 
-    def answered(self, holder: Holder | None) -> NDArray[np.bool_]:
-        """Return the prompts whose losses on the rows of `holder` are known, shape (P,)."""
-        answered = np.zeros(len(self.prompts), dtype=bool)
-        if holder is not None and holder.whole:
-            answered[self.rows[self.clients[self.batches] == holder.client]] = True
-        return answered
-
     @property
     def _samples(self) -> NDArray[np.int64]:
         """A number for the rows of each mini-batch, equal for equal rows, shape (J,)."""

@@ -53,9 +53,6 @@ def test_the_same_rows_are_counted_once() -> None:
     ):
         observed = observed.with_batch(prompts, losses_of(2), holder)
     assert observed.trusted_evaluations.tolist() == [[3.0, 3.0], [3.0, 3.0], [1.0, 1.0]]
-    assert observed.answered(whole).all()
-    assert not observed.answered(part).any()
-    assert not observed.answered(None).any()
     one = replace(losses_of(1), counts=np.array([0, 9]))
     once = observed.with_batch(rows((0, 0)), one, Holder(5, whole=True))
     again = once.with_batch(rows((0, 0)), one, Holder(5, whole=True))
