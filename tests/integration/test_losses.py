@@ -204,7 +204,7 @@ class TestRuns:
         def answer(inputs: Rendered, _: Sequence[str]) -> tuple[float, ...]:
             text = text_of(inputs)
             right = int(text.split()[-1]) % 2
-            share = 0.91 if words[2] in text else 0.9 if words[1] in text else 0.6
+            share = 0.905 if words[2] in text else 0.9 if words[1] in text else 0.6
             return tuple(math.log(share if at == right else 1 - share) for at in range(2))
 
         for price in (0, 0.1):

@@ -295,6 +295,7 @@ class RunView:
             cache=CacheReport(hits=counters.cache_hits),
             censoring=CensoringReport(values=counters.values, censored=counters.censored),
             evaluation=state.evaluation.spent,
+            proposer=state.proposer,
             communication=counters.communication,
             gateway=counters.gateway,
             priced=not counters.unpriced,
