@@ -29,6 +29,7 @@ from fedone_sdk.errors import (
     StoreUnavailable,
 )
 from fedone_sdk.evaluation.outcomes import Outcomes
+from fedone_sdk.evaluation.verdict import measured, no_prompt_biased
 from fedone_sdk.messages import Verdict
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
@@ -170,19 +171,27 @@ class Evaluation(Companion):
             metric, prediction = found
             outcomes = Outcomes.of(which, prediction)
             await persist(self._run, partial(self._run.record_outcomes, outcomes))
-            verdict = None
+            verdict = biased = None
+            if which == "no_prompt":
+                biased = await in_thread(self._biased, outcomes)
             if which == "after":
                 await self._measure_cheapest()
                 verdict = await self._verdict()
-            measured = partial(
+            recorded = partial(
                 self._run.apply,
                 record_metric,
                 which=which,
                 value=metric,
+                biased=biased,
                 at=at,
                 verdict=verdict,
             )
-            await persist(self._run, measured)
+            await persist(self._run, recorded)
+
+    def _biased(self, bare: Outcomes) -> float | None:
+        task = self._run.spec.task
+        plain = no_prompt_biased(task, bare, None)
+        return None if plain is None else measured(task, plain.outcomes, self._metric)[0]
 
     async def _measure_cheapest(self) -> None:
         """Measure a prompt that costs less at every call and may be as good, if there is one."""
