@@ -16,10 +16,8 @@ from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.aggregator.serving.calls import BugCounter, Companion, persist, query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries
 from fedone_sdk.candidates import no_prompt
-from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -28,7 +26,7 @@ from fedone_sdk.errors import (
     SpecError,
     StoreUnavailable,
 )
-from fedone_sdk.evaluation.outcomes import Outcomes
+from fedone_sdk.evaluation.outcomes import Outcomes, curve_rows
 from fedone_sdk.evaluation.verdict import measured, no_prompt_biased
 from fedone_sdk.messages import Verdict
 from fedone_sdk.metrics import MetricFunction
@@ -42,11 +40,7 @@ _RETRY_S = 1.0
 
 def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
     """Return the dev examples that the points of the curve are measured on."""
-    if not examples:
-        return []
-    seed = stream_seed(spec.seed, "evaluation", 0)
-    subset = draw_minibatch(len(examples), spec.evaluation.examples, seed)
-    return [examples[index] for index in sorted(subset)]
+    return [examples[row] for row in curve_rows(spec, len(examples))]
 
 
 class _ShownPrompt(NamedTuple):

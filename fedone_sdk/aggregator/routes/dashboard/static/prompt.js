@@ -32,6 +32,7 @@ export function promptPanel() {
     node: panel("Prompt", h("div", { class: "prompt-line" }, text, copy), bias, h("h3", {}, "Token probabilities"), about, heat.node),
     update({ result, tokens }) {
       const { prompt } = result;
+      const { labels } = tokens;
       const now = JSON.stringify([prompt, tokens]);
       if (now === known) return; // Keeps the selection.
       known = now;
