@@ -121,7 +121,8 @@ class ProposerSpec(Spec):
 
     Attributes:
         backend: The model, which must generate text. With ``reflection``, null leaves the writing
-            to models on devices.
+            to models on devices. Its `max_input_tokens` is 8192 by default, because it reads
+            several candidates or examples, which are never truncated.
         slot: Its slot; null is the first one with built-in instructions, else the first text slot.
         every: Rounds between two proposals.
     """
@@ -139,6 +140,13 @@ class ProposerSpec(Spec):
     backend: BackendSpec | None = None
     slot: SlotName | None = None
     every: Annotated[int, Field(ge=1, le=10**6)] = 5
+
+    @field_validator("backend", mode="before")
+    @classmethod
+    def _room_for_candidates(cls, value: object) -> object:
+        if isinstance(value, dict) and value.get("kind") == "openai":
+            return {"max_input_tokens": 8192, **value}
+        return value
 
     @model_validator(mode="after")
     def _check_backend(self) -> Self:
@@ -346,7 +354,7 @@ def _candidates(
             shots=source.shots,
             blocks=source.blocks,
         )
-    elif isinstance(source, ListVocabulary) and len(source.candidates) == 1 and not source.blank:
+    elif isinstance(source, ListVocabulary) and len(source.candidates) == 1:
         found = source.candidates  # A slot may have one candidate only.
     else:
         return build_vocabulary(source, texts, base_dir, wanted=wanted).candidates

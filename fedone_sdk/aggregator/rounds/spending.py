@@ -9,6 +9,7 @@ from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
 from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
+from fedone_sdk.messages import Helper
 
 _REFLECTION = "reflection"
 """In a seat's calls; no digest of a request."""
@@ -233,8 +234,12 @@ def settle_evaluation(
     *,
     lease_id: str,
     used: Usage,
+    proposes: bool = False,
 ) -> Result[None]:
-    """Charge the cost of an evaluation."""
+    """Charge the cost of an evaluation, or of a call of the proposer."""
+    if proposes:
+        spent = (state.proposer or Helper()).and_then(spent=used)
+        state = replace(state, proposer=spent)
     try:
         state = replace(
             state,
