@@ -17,8 +17,6 @@ from fedone_sdk.messages import Enrol, NewToken
 from fedone_sdk.stores import ClientRecord, MemoryStore, TokenRecord
 from fedone_sdk.testing import ManualClock
 
-NONCE = "a-nonce-of-22-letters-x"
-
 
 class CountedStore(MemoryStore):
     """Counts the reads that strangers can cause."""
