@@ -221,6 +221,10 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "billed requests": f"{spent.requests} (of them evaluation: {result.evaluation.requests}), "
         f"{spent.prompt_tokens} prompt tokens, USD {money(spent, priced=result.priced)}{usd}",
         "proposer": None if result.proposer is None else _proposer(result.proposer, result.priced),
+        "judge": None
+        if result.judge is None
+        else f"{plural(result.judge.requests, 'request')}, {result.judge.prompt_tokens} prompt "
+        f"tokens, USD {money(result.judge, priced=result.priced)}",
         "cache hits": f"{result.cache.hits}",
         "clients": f"{len(took_part)}"
         f"{'' if num_clients is None else f' of {num_clients}'} took part",

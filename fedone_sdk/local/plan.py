@@ -25,6 +25,7 @@ from fedone_sdk.backends import (
     query_for,
     usable_vocabulary,
 )
+from fedone_sdk.backends.judge import Judge
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.candidates import ScoredCandidate, label_checks, no_prompt, prompt_of
 from fedone_sdk.data import draw_minibatch
@@ -506,6 +507,7 @@ def _warnings(federation: Federation, per_round: int, affordable: int, planned: 
         f"participation.min_clients: {needed} are waited for, there are only {clients} clients": (
             needed > clients
         ),
+        "task.score: the cost of the judge is not included": isinstance(federation.score, Judge),
         "data.dev: is missing, so the run has no evaluation": not federation.dev,
         f"prompt.vocabulary.size: {wanted} asked, only {found} found": found < wanted,
         "data: clients share rows, there are too few for disjoint shards": federation.reused_rows,

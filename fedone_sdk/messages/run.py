@@ -233,6 +233,7 @@ class RunResult(Billed):
         censoring: Label log-probabilities that the provider's API did not return.
         evaluation: Usage of evaluation; its `queries` are not part of `spent`.
         proposer: What ``prompt.proposer`` did; absent before its first call.
+        judge: The part of `evaluation` for the judge of ``task.score``; absent without one.
         communication: Traffic of federated messages.
         verdict: Whether tuning improved the metric; absent while the run is running.
         model: Fingerprint of the model that scored, once known.
@@ -253,6 +254,7 @@ class RunResult(Billed):
     censoring: CensoringReport = CensoringReport()
     evaluation: Usage
     proposer: Helper | None = Field(default=None, exclude_if=is_none)
+    judge: Usage | None = Field(default=None, exclude_if=is_none)
     communication: Traffic
     gateway: Traffic
     metric: MetricReport

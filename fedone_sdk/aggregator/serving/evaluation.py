@@ -13,7 +13,13 @@ import structlog
 from fedone_sdk.aggregator.rounds.lifecycle import record_metric
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime import in_thread
-from fedone_sdk.aggregator.serving.calls import BugCounter, Companion, persist, query_as_evaluation
+from fedone_sdk.aggregator.serving.calls import (
+    BugCounter,
+    Companion,
+    charged_to,
+    persist,
+    query_as_evaluation,
+)
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries
@@ -71,7 +77,7 @@ class Evaluation(Companion):
         self._is_leader = is_leader
         self._backend = backend
         self._examples = examples
-        self._score = score
+        self._score = charged_to(run, score)
         self._metric = measure
         self._subset = curve_examples(run.spec, examples)
         # Prompts are captured at the end of their rounds; training does not wait.

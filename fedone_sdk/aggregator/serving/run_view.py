@@ -305,6 +305,7 @@ class RunView:
             censoring=CensoringReport(values=counters.values, censored=counters.censored),
             evaluation=state.evaluation.spent,
             proposer=state.proposer,
+            judge=state.judge,
             communication=counters.communication,
             gateway=counters.gateway,
             priced=not counters.unpriced,
