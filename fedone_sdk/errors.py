@@ -52,6 +52,7 @@ __all__ = [
     "MissingExtraError",
     "PROBLEMS",
     "ProblemError",
+    "RefusedBetween",
     "ResultError",
     "SpecError",
     "StoreUnavailable",
@@ -283,6 +284,10 @@ class LabelWordError(BackendError):
 
 class MessageError(FedOneError):
     """A wire message is malformed."""
+
+
+class RefusedBetween(MessageError):
+    """A proxy refuses a request by a 4xx of its own, which the same request meets again."""
 
 
 class StoreUnavailable(FedOneError):
