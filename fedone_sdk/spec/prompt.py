@@ -354,7 +354,7 @@ def _candidates(
             shots=source.shots,
             blocks=source.blocks,
         )
-    elif isinstance(source, ListVocabulary) and len(source.candidates) == 1 and not source.blank:
+    elif isinstance(source, ListVocabulary) and len(source.candidates) == 1:
         found = source.candidates  # A slot may have one candidate only.
     else:
         return build_vocabulary(source, texts, base_dir, wanted=wanted).candidates
