@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fedone_sdk.messages import RunResult
+from fedone_sdk.messages import Array, RunResult, RunTask
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -32,6 +32,7 @@ from tests.runs import run_spec
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 WORDS = Vocabulary(candidates=(" good", " bad"))
+LOSSES = json.loads((ROOT / "tests" / "vectors" / "losses.json").read_text())
 ROWS = [{"text": f"text {n}", "label": n % 2} for n in range(8)]
 
 
@@ -375,6 +376,41 @@ def test_the_stdlib_client_draws_what_the_vectors_say() -> None:
         assert rows == case["rows"]
 
 
+@pytest.mark.parametrize("vector", LOSSES["losses"], ids=lambda vector: vector["name"])
+def test_the_stdlib_client_has_the_losses_of_the_vectors(vector: dict[str, Any]) -> None:
+    module, run, rows = loaded("stdlib_client.py"), json.loads(vector["run"]), vector["examples"]
+    assert module.crc32(run["task"]) == run["task_crc32"]
+    if run["task"]["loss"] != "cross_entropy":
+        return  # It declines the work.
+    answers, width = vector["answers"], len(run["task"]["labels"])
+    flat = [value for row in answers for value in row]
+    table = Array.pack(flat, (1, len(rows), width), "float32").model_dump()
+    bias = Array.pack(vector.get("bias", [0] * width), (1, width), "float32").model_dump()
+    scores = {"failed": [], "model": "m", "log_probs": table}
+    found = module.update(run, {"biases": bias}, rows, scores, len(rows))
+    if "by_class" in vector:
+        assert found["class_counts"] == vector["class_counts"]
+        values = [
+            Array.model_validate(one).values() for one in (found["by_class"], vector["by_class"])
+        ]
+        assert values[0].tolist() == pytest.approx(values[1].tolist(), rel=1e-6, abs=1e-9)
+    else:
+        assert found["losses"] == pytest.approx([vector["mean"]], rel=1e-15)
+
+
+@pytest.mark.parametrize("vector", LOSSES["prompts"], ids=lambda vector: vector["name"])
+def test_the_stdlib_client_reads_the_columns_of_the_vectors(vector: dict[str, Any]) -> None:
+    module, run = loaded("stdlib_client.py"), json.loads(vector["run"])
+    assert module.crc32(run["task"]) == run["task_crc32"]
+    assert module.columns(run["task"]) == set(RunTask.model_validate(run).task.fields)
+
+
+CHAT = {
+    "chat": {"system": "{prompt}", "user": "{text}", "assistant": "It is"},
+    "labels": {1: " yes", 0: " no"},
+}
+
+
 def calibrated(labels: int) -> RunSpec:
     """As the README's run: a search, with losses by class if allowed."""
     words = [" no", " yes", " maybe", " never", " so", " it"]
@@ -388,13 +424,15 @@ def calibrated(labels: int) -> RunSpec:
 
 
 @pytest.mark.parametrize(
-    "run", [spec(), calibrated(3), calibrated(6)], ids=["plain", "few labels", "many"]
+    "run",
+    [spec(), spec(task=CHAT), calibrated(3), calibrated(6)],
+    ids=["plain", "chat", "few labels", "many"],
 )
 async def test_stdlib_client(tmp_path: Path, run: RunSpec) -> None:
     """No package at all, and the run is the same as an `EdgeClient` makes it."""
     module = ast.parse((EXAMPLES / "stdlib_client.py").read_text())
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-    assert sum((node.end_lineno or 0) - node.lineno + 1 for node in functions) <= 105
+    assert sum((node.end_lineno or 0) - node.lineno + 1 for node in functions) <= 140
     write(tmp_path / "rows.jsonl")
     async with (
         asyncio.timeout(60),
@@ -436,10 +474,19 @@ def test_the_stdlib_client_declines_refused_work(
     """It waits: a loop without a pause would send a hundred requests per second."""
     write(tmp_path / "rows.jsonl")
     module = loaded("stdlib_client.py")
+    task: dict[str, Any] = {
+        "template": "{text}",
+        "loss": "cross_entropy",
+        "label_field": "label",
+        "bias": None,
+    }
+    task["labels"] = [{"value": str(label), "word": ""} for label in range(2)]
     run = {
-        "task": {"template": "{text}", "labels": {"0": "", "1": ""}, "label_field": "label"},
+        "task": task,
+        "task_crc32": module.crc32(task),
         "method": {"batch_size": 2},
         "calibration": {"kind": "none"},
+        "privacy": None,
     }
     log_probs = {"shape": [1, 2, 2], "data": base64.b64encode(bytes(16)).decode()}
     answers = {
@@ -450,6 +497,7 @@ def test_the_stdlib_client_declines_refused_work(
         "/decline": (204, {}, None),
     }
     work = {"assignment_id": "a", "run_id": "r", "minibatch_seed": 1, "round": 7}
+    work |= {"exchange": "losses"}
     claims = iter(
         [
             (200, {}, {**work, "prompts": {"shape": [1, 2]}, "leased_queries": leased}),

@@ -84,6 +84,7 @@ export interface LossesAssignment {
   prompts: PackedArray;
   biases?: PackedArray | null;
   minibatch_seed: number;
+  reflect?: boolean;
 }
 /**
  * Response to `POST /v1/assignments/{id}/renew`.
@@ -96,6 +97,7 @@ export interface Renewal {
  */
 export interface RunTask {
   task: TaskSpec;
+  task_crc32: number;
   method: GradientSpec | SearchSpec | OwnMethodSpec;
   prompt_len: number;
   vocab_size: number;
@@ -108,6 +110,7 @@ export interface RunTask {
   loss_clip?: number | null;
   privacy?: PrivacySpec | null;
   calibration?: CalibrationSpec;
+  reflection?: Reflection | null;
 }
 /**
  * A task for a language model, as a cloze, a question, a text to continue, or a chat.
@@ -116,9 +119,7 @@ export interface TaskSpec {
   template?: string | null;
   chat?: ChatSpec | null;
   slots?: string[];
-  labels?: {
-    [k: string]: string;
-  };
+  labels?: Label[];
   metric?: string;
   loss?: "cross_entropy" | "brier" | "hinge" | "zero_one" | "nll" | "score";
   label_field?: string;
@@ -134,6 +135,13 @@ export interface ChatSpec {
   system?: string | null;
   user: string;
   assistant?: string | null;
+}
+/**
+ * A label value and its label word.
+ */
+export interface Label {
+  value: string;
+  word: string;
 }
 /**
  * What is classified, and by what, in the words of the shipped instructions.
@@ -226,6 +234,13 @@ export interface CalibrationSpec {
   kind?: "auto" | "none" | "labels";
 }
 /**
+ * What devices need to propose candidates.
+ */
+export interface Reflection {
+  slot: string;
+  gateway: boolean;
+}
+/**
  * `GET /v1/runs/{id}/vocabulary`: the candidates, in index order.
  *
  * With `?after=VERSION` only those added after that version.
@@ -254,6 +269,14 @@ export interface Score {
     [k: string]: string;
   }[];
   references?: string[];
+  proposal?: Proposal | null;
+}
+/**
+ * A candidate that a device wrote for the run's proposed slot.
+ */
+export interface Proposal {
+  parent: number;
+  text: string;
 }
 /**
  * The model's scores.
@@ -276,6 +299,7 @@ export interface LossesUpdate {
   losses: number[];
   by_class?: PackedArray | null;
   class_counts?: number[];
+  proposal?: Proposal | null;
 }
 /**
  * Counts of the mini-batch's examples.

@@ -221,12 +221,13 @@ class RunView:
     @property
     def task(self) -> RunTask:
         """Description of the run for clients."""
-        method = self.spec.method
+        method, task = self.spec.method, self.spec.task
         return RunTask(
             # Only a reflection uses the description.
-            task=self.spec.task
+            task=task
             if self.spec.prompt.reflects
-            else self.spec.task.model_copy(update={"description": None}),
+            else task.model_copy(update={"description": None}),
+            task_crc32=task.crc32,
             method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
             prompt_len=self.spec.prompt.length,
             vocab_size=self.machine.vocab_size,
