@@ -244,16 +244,17 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     fit the rows; words that the rows make likelier; letters.
     """
     labels, names = reader.labels, given or {label: label for label in reader.labels}
-    if not reader.model.local:
-        first = {label: next(spellings_of(names[label]), label) for label in labels}
-        alone = len(set(first.values())) == len(labels) and all(map(_is_word, first.values()))
-        if alone and await reader.takes(first.values()):
+    local = reader.model.local
+    spelled = {  # A label word of a hosted model is one word, as it must be one token.
+        one: [w for w in spellings_of(names[one]) if local or " " not in w[1:]] for one in labels
+    }
+    if not local:
+        first = {label: next(iter(spelled[label]), label) for label in labels}
+        if len(set(first.values())) == len(labels) and await reader.takes(first.values()):
             return _Words(first)  # One request of a hosted model instead of one per word.
-    own = {label: await reader.valid(spellings_of(names[label])) for label in labels}
-    if not reader.model.local:
-        by_place = {
-            label: {w: -at for at, w in enumerate(own[label]) if _is_word(w)} for label in labels
-        }
+    own = {label: await reader.valid(spelled[label]) for label in labels}
+    if not local:
+        by_place = {label: {w: -at for at, w in enumerate(own[label])} for label in labels}
         return _Words(_assigned(by_place) or await _codes(reader))
     telling = all(re.search(r"[^\W\d_]{2}", names[label]) for label in labels)
     shipped = (f" {word}" for words in itertools.chain(*label_families()) for word in words)
@@ -284,10 +285,6 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     worst = seen.loss(start) if start == main else np.inf
     others = [one for one in others if one != main and seen.loss(one) <= worst]
     return _Words(main, sorted(others, key=seen.loss)[: _MOST_SETS - 1], several)
-
-
-def _is_word(text: str) -> bool:
-    return len(text.split()) == 1
 
 
 def _improved(seen: _Seen, start: Mapping[str, str]) -> dict[str, str]:

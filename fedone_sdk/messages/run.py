@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
-from fedone_sdk.budget import Budget, Usage
+from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.candidates import prompt_of
 from fedone_sdk.messages.base import Message, is_none
 from fedone_sdk.messages.bill import Billed
@@ -217,6 +217,32 @@ class ClientInfluence(Message):
     epsilon: float | None = None
 
 
+class Helper(Message):
+    """What a model beside the scored one did for a run: its proposer.
+
+    Attributes:
+        calls: Number of calls, with those that failed.
+        added: Number of its candidates that the run took.
+        dropped: Number of texts that were no new candidates, or not fit.
+        failure: Why the last call failed; for operators only.
+        spent: Its part of the run's evaluation.
+    """
+
+    calls: int = 0
+    failed: int = 0
+    added: int = 0
+    dropped: int = 0
+    failure: str | None = None
+    spent: Usage = NOTHING
+
+    def and_then(self, *, spent: Usage = NOTHING, failure: str | None = None, **more: int) -> Self:
+        """Return the sum with further numbers."""
+        numbers = {name: getattr(self, name) + number for name, number in more.items()}
+        return self.model_copy(
+            update={**numbers, "spent": self.spent + spent, "failure": failure or self.failure}
+        )
+
+
 class UnfitDevices(Message):
     """Connected devices that are unfit for a run for the same reason."""
 
@@ -249,6 +275,7 @@ class RunResult(Billed):
         leased: Usage that is reserved for open work beyond that.
         censoring: Label log-probabilities that the provider's API did not return.
         evaluation: Usage of evaluation; its `queries` are not part of `spent`.
+        proposer: What ``prompt.proposer`` did; absent before its first call.
         communication: Traffic of federated messages.
         verdict: Whether tuning improved the metric; absent while the run is running.
         model: Fingerprint of the model that scored, once known.
@@ -268,6 +295,7 @@ class RunResult(Billed):
     cache: CacheReport
     censoring: CensoringReport = CensoringReport()
     evaluation: Usage
+    proposer: Helper | None = Field(default=None, exclude_if=is_none)
     communication: Traffic
     gateway: Traffic
     metric: MetricReport

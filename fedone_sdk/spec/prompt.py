@@ -121,7 +121,8 @@ class ProposerSpec(Spec):
 
     Attributes:
         backend: The model, which must generate text. With ``reflection``, null leaves the writing
-            to models on devices.
+            to models on devices. Its `max_input_tokens` is 8192 by default, because it reads
+            several candidates or examples, which are never truncated.
         slot: Its slot; null is the first one with built-in instructions, else the first text slot.
         every: Rounds between two proposals.
     """
@@ -135,13 +136,17 @@ class ProposerSpec(Spec):
     max_tokens: ClassVar[int] = 512
     """Tokens of an answer: some candidates of that length."""
 
-    max_per_client: ClassVar[int] = 2
-    """Candidates of one client: its losses never count for them, and others pay for the trial."""
-
     kind: Literal["scores", "reflection"] = "scores"
     backend: BackendSpec | None = None
     slot: SlotName | None = None
     every: Annotated[int, Field(ge=1, le=10**6)] = 5
+
+    @field_validator("backend", mode="before")
+    @classmethod
+    def _room_for_candidates(cls, value: object) -> object:
+        if isinstance(value, dict) and value.get("kind") == "openai":
+            return {"max_input_tokens": 8192, **value}
+        return value
 
     @model_validator(mode="after")
     def _check_backend(self) -> Self:

@@ -122,6 +122,7 @@ def _run(file: Path, wanted: Iterator[tuple[int, Table, str, str, int]], batch: 
             start = time.monotonic()
             federation = _federation(table, partition, seed, batch)
             found = trial(CONTESTANTS[method], federation, queries)
+            del found["pairs"]  # Thousands, for one line.
             took = round(time.monotonic() - start, 2)
             line = {**dict(zip(names, key, strict=True)), **found, "wall_s": took}
             out.write(json.dumps(line) + "\n")

@@ -169,6 +169,12 @@ async def test_proposed_candidates_are_tried() -> None:
     assert all("loss" in text for text in said)
     assert not any("text 0-" in text for text in said)
     assert run.result.evaluation.requests == len(scripted.asked)
+    done = run.result.proposer
+    assert done is not None
+    assert done.spent == run.result.evaluation.without_queries()
+    calls = len(scripted.asked)
+    assert (done.calls, done.failed, done.added) == (calls, 0, 2)
+    assert done.added + done.dropped == 4 * calls
 
 
 async def test_a_proposer_that_fails_costs_its_call_only() -> None:
@@ -182,6 +188,10 @@ async def test_a_proposer_that_fails_costs_its_call_only() -> None:
     assert run.result.status == "completed"
     assert vocabulary.candidates_of("instruction") == tuple(SLOTS[0]["candidates"])
     assert run.result.evaluation.requests == len(scripted.asked)
+    done = run.result.proposer
+    assert done is not None
+    assert (done.calls, done.failed, done.added) == (len(scripted.asked),) * 2 + (0,)
+    assert "out of order" in str(done.failure)
 
 
 def test_a_proposer_needs_a_pool() -> None:

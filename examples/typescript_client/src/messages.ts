@@ -125,7 +125,18 @@ export interface TaskSpec {
   label_field?: string;
   description?: Description | null;
   max_tokens?: number;
-  score?: string | null;
+  score?:
+    | string
+    | {
+        /**
+         * This interface was referenced by `undefined`'s JSON-Schema definition
+         * via the `patternProperty` "^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[A-Za-z_][\w-]*)$".
+         */
+        [k: string]: {
+          [k: string]: JsonValue;
+        };
+      }
+    | null;
   bias?: number[] | null;
 }
 /**
@@ -151,6 +162,7 @@ export interface Description {
   aspect?: string;
   question?: string | null;
 }
+export interface JsonValue {}
 /**
  * The paper's methods: a gradient in a distribution over tokens.
  */
@@ -214,7 +226,6 @@ export interface OwnMethodSpec {
     [k: string]: JsonValue;
   };
 }
-export interface JsonValue {}
 /**
  * Clipping and Gaussian noise on the device (docs/explanation/privacy.md).
  *

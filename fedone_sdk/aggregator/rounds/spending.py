@@ -9,6 +9,10 @@ from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
 from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
+from fedone_sdk.messages import Helper
+
+_REFLECTION = "reflection"
+"""In a seat's calls; no digest of a request."""
 
 
 def replica_of(attempt: str) -> str:
@@ -104,6 +108,16 @@ def reserve_call(
     except BudgetExhausted as exc:
         raise ProblemError("lease_exhausted", str(exc)) from exc
     return Result(state=replace(state.with_seat(seat), account=account))
+
+
+def begin_reflection(
+    machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
+) -> Result[None]:
+    """Record the one reflection of an assignment, on whichever replica."""
+    seat = working(state, assignment_id)
+    if _REFLECTION in seat.calls:
+        raise ProblemError("run_conflict", "the assignment's reflection was asked for before")
+    return Result(state=state.with_seat(replace(seat, calls=seat.calls | {_REFLECTION})))
 
 
 def new_queries(
@@ -220,8 +234,12 @@ def settle_evaluation(
     *,
     lease_id: str,
     used: Usage,
+    proposes: bool = False,
 ) -> Result[None]:
-    """Charge the cost of an evaluation."""
+    """Charge the cost of an evaluation, or of a call of the proposer."""
+    if proposes:
+        spent = (state.proposer or Helper()).and_then(spent=used)
+        state = replace(state, proposer=spent)
     try:
         state = replace(
             state,

@@ -111,11 +111,11 @@ class CallBudget:
 
 
 async def query_as_evaluation(
-    run: ServedRun, backend: LLMBackend, queries: Sequence[Query], *, counted: bool = True
+    run: ServedRun, backend: LLMBackend, queries: Sequence[Query], *, proposes: bool = False
 ) -> list[Answer]:
     """Query the model outside training and charge the run's evaluation account.
 
-    `counted` adds the evaluation queries to their cost.
+    The cost of a call that `proposes` candidates is shown apart, and counts no queries.
 
     Raises:
         BackendError: The model refused a query.
@@ -129,7 +129,7 @@ async def query_as_evaluation(
     queries = [replace(query, scope=(run.run_id,), payer=call) for query in queries]
     quotes = [await backend.quote(query) for query in queries]
     worst = sum((quote.without_queries() for quote in quotes), NOTHING)
-    count = Usage(queries=len(queries)) if counted else NOTHING
+    count = NOTHING if proposes else Usage(queries=len(queries))
     asked = NOTHING
     try:
         await call.grant(worst + count)
@@ -144,7 +144,9 @@ async def query_as_evaluation(
     finally:
         # Also after a cancellation during `grant`, which may have opened a lease.
         for lease_id, used in call.shares(call.spent + asked):
-            settle = partial(run.apply, settle_evaluation, lease_id=lease_id, used=used)
+            settle = partial(
+                run.apply, settle_evaluation, lease_id=lease_id, used=used, proposes=proposes
+            )
             await persist(run, settle)
 
 

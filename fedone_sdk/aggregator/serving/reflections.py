@@ -8,8 +8,8 @@ from typing import Any
 
 import structlog
 
+from fedone_sdk.aggregator.rounds.spending import begin_reflection
 from fedone_sdk.aggregator.rounds.state import Seat
-from fedone_sdk.aggregator.serving.calls import query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.proposer import Proposer
 from fedone_sdk.aggregator.serving.run import ServedRun
@@ -64,10 +64,14 @@ class Reflections(Proposer):
         """Let the model write a candidate from a device's cases, once per assignment.
 
         Raises:
-            ProblemError: The assignment asks for no proposal, or the model failed.
+            ProblemError: The assignment asks for no proposal, the cases are not the task's, another
+                replica has been asked, or the model failed.
         """
         if not seat.reflects or message.parent >= seat.num_samples:
             raise ProblemError("invalid_message", "the assignment asks for no reflection")
+        fields = set(self._run.spec.task.fields)
+        if any(case.example.keys() != fields for case in message.cases):
+            raise ProblemError("invalid_message", f"cases: must have the fields {sorted(fields)}")
         self._calls = calls = self._calls or {}
         if message.assignment_id not in calls:
             work = self._written(seat, message)
@@ -78,15 +82,15 @@ class Reflections(Proposer):
 
     async def _written(self, seat: Seat, message: Reflect) -> Reflected:
         run = self._run
+        await run.apply(begin_reflection, assignment_id=message.assignment_id)
         parent = run.machine.candidates(run.state, seat).prompts[message.parent].tolist()
         current = run.vocabulary.by_slot(parent)[self._slot]
         cases = [(case.example, case.feedback) for case in message.cases]
         messages = reflection_messages(run.spec.task, self._slot, current, cases)
         query = written_query(messages, self._spec.max_tokens)
         try:
-            (answer,) = await query_as_evaluation(run, self._backend, [query], counted=False)
+            text = await self._write(query)
         except (BackendError, BudgetExhausted) as exc:
             _log.warning("no reflection", run_id=run.run_id, reason=str(exc))
             raise ProblemError("backend_failed", "the run's proposer failed") from exc
-        text = (answer.texts[0] if answer.texts else None) or ""
         return Reflected(text=text[:MAX_WRITTEN_CHARS])
