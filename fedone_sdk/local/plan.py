@@ -14,6 +14,7 @@ from fedone_sdk.aggregator import RoundMachine
 from fedone_sdk.aggregator.serving.evaluation import curve_examples
 from fedone_sdk.aggregator.serving.model_checks import check_caps
 from fedone_sdk.aggregator.serving.proposer import proposal_query
+from fedone_sdk.aggregator.serving.run_view import seeks_cheapest
 from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import (
     LLMBackend,
@@ -24,6 +25,7 @@ from fedone_sdk.backends import (
     query_for,
     usable_vocabulary,
 )
+from fedone_sdk.backends.judge import Judge
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.candidates import ScoredCandidate, label_checks, no_prompt, prompt_of
 from fedone_sdk.data import draw_minibatch
@@ -50,12 +52,17 @@ _QUOTED = 128
 
 
 class EvaluationPlan(Message):
-    """Evaluation queries, if all caps allow them."""
+    """Evaluation queries, if all caps allow them.
+
+    Attributes:
+        cheapest: At most: the search may know no shorter prompt that may be as good.
+    """
 
     no_prompt: int
     before: int
     curve: int
     after: int
+    cheapest: int
     queries: int
 
 
@@ -337,12 +344,18 @@ def _query(
 def _evaluation(federation: Federation, *, rounds: int) -> EvaluationPlan:
     spec, size = federation.spec, federation.spec.method.batch_size
     if not federation.dev:
-        return EvaluationPlan(no_prompt=0, before=0, curve=0, after=0, queries=0)
+        return EvaluationPlan(no_prompt=0, before=0, curve=0, after=0, cheapest=0, queries=0)
     whole = math.ceil(len(federation.dev) / size)
     every, examples = spec.evaluation.every, min(spec.evaluation.examples, len(federation.dev))
     curve = rounds // every * math.ceil(examples / size) if every else 0
+    short = whole if seeks_cheapest(spec) else 0
     return EvaluationPlan(
-        no_prompt=whole, before=whole, curve=curve, after=whole, queries=3 * whole + curve
+        no_prompt=whole,
+        before=whole,
+        curve=curve,
+        after=whole,
+        cheapest=short,
+        queries=3 * whole + curve + short,
     )
 
 
@@ -371,7 +384,7 @@ async def _costs(
     try:
         dev = _distinct(task, federation.dev)
         measured = await quote(no_prompt(task, federation.vocabulary), dev)
-        measured += await quote(untrained, dev) * 2
+        measured += await quote(untrained, dev) * (2 + seeks_cheapest(spec))
         measured += await quote(untrained, curve_examples(spec, dev)) * points
         return _Costs(
             leased=backend.worst_case(size, task.max_written),
@@ -494,6 +507,7 @@ def _warnings(federation: Federation, per_round: int, affordable: int, planned: 
         f"participation.min_clients: {needed} are waited for, there are only {clients} clients": (
             needed > clients
         ),
+        "task.score: the cost of the judge is not included": isinstance(federation.score, Judge),
         "data.dev: is missing, so the run has no evaluation": not federation.dev,
         f"prompt.vocabulary.size: {wanted} asked, only {found} found": found < wanted,
         "data: clients share rows, there are too few for disjoint shards": federation.reused_rows,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         TokenInfo,
         TokenList,
     )
+    from fedone_sdk.messages.prompt import PromptReport
     from fedone_sdk.messages.run import (
         CacheReport,
         Cap,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
         Helper,
         MetricReport,
         PrivacyReport,
-        PromptReport,
         RoundReport,
         RunDevices,
         RunEvent,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Literal, Self
 
 from pydantic import Field
 
 from fedone_sdk.budget import NOTHING, Budget, Usage
-from fedone_sdk.candidates import prompt_of
 from fedone_sdk.messages.base import Message, is_none
 from fedone_sdk.messages.bill import Billed
+from fedone_sdk.messages.prompt import PromptReport
 from fedone_sdk.messages.verdict import Standing, Verdict
-from fedone_sdk.task import Filling, Labels, TaskSpec, TextPrompt
-from fedone_sdk.vocabulary import LABELS, SlotName, Vocabulary
 
 RunStatus = Literal["running", "completed", "budget_exhausted", "stopped", "failed"]
 
@@ -111,64 +107,6 @@ class RoundReport(Message):
     queries: int
     mean_loss: float
     metric: float | None = None
-
-
-class SlotText(Message):
-    """A slot's text in a prompt."""
-
-    name: SlotName
-    text: str
-
-
-class PromptReport(Message):
-    """The deployable prompt.
-
-    Attributes:
-        text: Its text; for a prompt of slots, their texts in order.
-        tokens: Its candidates, by position.
-        bias: Number per label to add to the label words' log-probabilities, nats
-            (`TaskSpec.bias`); null for none.
-        slots: Text of each slot in order, with label words in place of their placeholders; absent
-            without slots.
-        labels: Label words chosen by the prompt, by label; absent if it chooses none.
-    """
-
-    text: str
-    tokens: tuple[str, ...]
-    bias: tuple[float, ...] | None = None
-    slots: tuple[SlotText, ...] | None = Field(default=None, exclude_if=is_none)
-    labels: Labels | None = Field(default=None, exclude_if=is_none)
-
-    @classmethod
-    def of(
-        cls,
-        task: TaskSpec,
-        vocabulary: Vocabulary,
-        indices: Sequence[int],
-        bias: tuple[float, ...] | None,
-    ) -> PromptReport:
-        """Return the report of a prompt of candidates."""
-        prompt = prompt_of(task, vocabulary, indices)
-        tokens = tuple(vocabulary.tokens(indices))
-        if isinstance(prompt, str):
-            return cls(text=prompt, tokens=tokens, bias=bias)
-        names = [slot.name for slot in vocabulary.slots if slot.name != LABELS]
-        words = OrderedDict(zip(task.labels, prompt.labels, strict=True)) if prompt.labels else None
-        texts = zip(names, prompt.texts, strict=True)
-        return cls(
-            text=prompt.text,
-            tokens=tokens,
-            bias=bias,
-            slots=tuple(SlotText(name=name, text=text) for name, text in texts),
-            labels=words,
-        )
-
-    @property
-    def prompt(self) -> TextPrompt:
-        """Return the prompt as the input of a task."""
-        if self.slots is None:
-            return self.text
-        return Filling(tuple(slot.text for slot in self.slots), tuple((self.labels or {}).values()))
 
 
 class PrivacyReport(Message):
@@ -276,6 +214,7 @@ class RunResult(Billed):
         censoring: Label log-probabilities that the provider's API did not return.
         evaluation: Usage of evaluation; its `queries` are not part of `spent`.
         proposer: What ``prompt.proposer`` did; absent before its first call.
+        judge: The part of `evaluation` for the judge of ``task.score``; absent without one.
         communication: Traffic of federated messages.
         verdict: Whether tuning improved the metric; absent while the run is running.
         model: Fingerprint of the model that scored, once known.
@@ -296,6 +235,7 @@ class RunResult(Billed):
     censoring: CensoringReport = CensoringReport()
     evaluation: Usage
     proposer: Helper | None = Field(default=None, exclude_if=is_none)
+    judge: Usage | None = Field(default=None, exclude_if=is_none)
     communication: Traffic
     gateway: Traffic
     metric: MetricReport

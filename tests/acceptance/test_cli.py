@@ -197,22 +197,6 @@ def test_plan_warns(fedone: Fedone, folder: Path, old: str, new: str, warning: s
 # One prompt
 
 
-def test_score_is_what_evaluation_measures(fedone: Fedone, folder: Path) -> None:
-    target = folder / "score.json"
-    options = ["--json", folder / "r.json"]
-    assert fedone("tune", folder / "run.yaml", *options).code == 0
-    run = result_in(folder / "r.json")
-    for prompt, value in ("", run.metric.no_prompt), (run.prompt.text, run.metric.after):
-        assert fedone("score", folder / "run.yaml", "--prompt", prompt, "--json", target).code == 0
-        report = json.loads(target.read_text())
-        low, high = report["metric"].pop("interval")
-        assert report["metric"] == {"name": "accuracy", "value": value}
-        assert low < value < high
-        assert report["examples"] == 16
-        assert report["usage"]["queries"] == 4
-        assert report["mean_loss"] > 0
-
-
 CALIBRATED = RUN.replace(
     """  {name: gs-bdpl, num_samples: 4, batch_size: 4, optimizer: sgd, learning_rate: 0.01,
    alpha_min: 0.01}

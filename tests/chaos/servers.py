@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import random
 import shutil
-import statistics
 import sys
 import tempfile
 from collections import Counter
@@ -24,7 +22,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.counts import Counts, listed, markdown
+from tests.chaos.counts import Counts
 from tests.chaos.serving import Death, Deployment, Outcome, Scenario, judge
 from tests.postgres import Cluster, cluster
 
@@ -62,24 +60,6 @@ class Figures(Counts):
     asked: int = 0
     requests: int = 0
     same: int = 0
-
-    def table(self) -> str:
-        """Return the figures as Markdown."""
-        deaths = listed(self.deaths)
-        rows = {
-            "runs": self.runs,
-            "runs killed at least once": self.killed_runs,
-            "kills of a server": self.kills,
-            **({"planned deaths": deaths} if deaths else {}),
-            "updates acknowledged to devices": self.receipts,
-            "**of them lost**, or counted twice": self.lost,
-            "**queries over a cap**": self.over_cap,
-            "requests that reached the model": self.asked,
-            "requests charged (in progress at a kill: in full)": self.requests,
-            "**same alpha, history and queries as without kills**": f"{self.same} of {self.runs}",
-            "violations of any kind": len(self.violations),
-        }
-        return markdown(rows)
 
 
 async def play(
@@ -222,31 +202,6 @@ def _deaths(rng: random.Random) -> dict[int, Death]:
     return dict(enumerate(deaths))
 
 
-async def wakes(databases: Databases, *, rounds: int = 200) -> list[float]:
-    """Measure how fast a seat that one replica grants wakes a device that waits at another.
-
-    Returns:
-        Seconds from the receipt of the update that ended a round to the answer of the long poll
-        with the next round's work, where both were at different replicas.
-    """
-    scenario = Scenario(rounds=rounds, num_clients=6, exchange="losses", optimizer="sgd")
-    with tempfile.TemporaryDirectory(prefix="fedone-wakes-") as name, databases() as url:
-        folder = Path(name)
-        outcome = await Deployment(scenario, folder, store=url, replicas=NUM_REPLICAS).play()
-        if outcome.violations:
-            raise RuntimeError("; ".join(outcome.violations))
-        turns = [json.loads(line) for line in (folder / "turns").read_text().splitlines()]
-    updates = {turn["round"]: turn for turn in turns if turn["kind"] == "update"}
-    found = []
-    for turn in turns:
-        if turn["kind"] == "claim" and turn["round"]:
-            update = updates[turn["round"] - 1]
-            waited = turn["began"] < update["began"]
-            if waited and turn["replica"] != update["replica"]:
-                found.append(turn["ended"] - update["ended"])
-    return found
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; 1 if anything was violated."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -282,11 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             total = asyncio.run(
                 kill_replicas(options.runs, first_seed=options.seed, databases=databases)
             )
-            found = asyncio.run(wakes(databases))
             print(total.table())
-            print(f"| wakes across replicas | {len(found)} |")
-            print(f"| wake, p50 | {1000 * statistics.median(found):.1f} ms |")
-            print(f"| wake, p99 | {1000 * statistics.quantiles(found, n=100)[-1]:.1f} ms |")
     return 1 if total.violations else 0
 
 

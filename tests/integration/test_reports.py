@@ -197,20 +197,6 @@ async def test_a_task_without_labels() -> None:
     assert "less is better" in Page(html_report(run)).text
 
 
-async def test_a_metric_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = (await small()).run
-    assert run.spec is not None
-    metric = run.result.metric.model_copy(update={"name": "costs:saved"})
-    task = run.spec.task.model_copy(update={"metric": "costs:saved"})
-    run = replace(
-        run,
-        result=run.result.model_copy(update={"metric": metric}),
-        spec=run.spec.model_copy(update={"task": task}),
-    )
-    assert "Confusion" in Page(html_report(run)).text
-    assert artefact_of(run).evaluation.interval is None
-
-
 async def test_a_metric_name_is_no_formula() -> None:
     run = (await small()).run
     metric = run.result.metric.model_copy(update={"name": "$\\frac{$ \x00\x1b"})

@@ -78,6 +78,13 @@ def test_the_run_names_slots_to_its_task() -> None:
     assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
+@pytest.mark.parametrize("only", ["", "Well: "])
+def test_a_slot_may_have_one_candidate(only: str) -> None:
+    slots = [{**SLOTS[0], "candidates": [only]}, *SLOTS[1:]]
+    spec = spec_of(prompt={"slots": slots})
+    assert spec.prompt.build(spec.task).candidates_of("instruction") == (only,)
+
+
 async def test_the_model_sees_what_the_slots_hold() -> None:
     backend = ScriptedBackend()
     result = await tuned(spec_of(), backend)
