@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import structlog
@@ -64,7 +65,7 @@ class Retries:
         self._breaker_failures = breaker_failures
         self._on_open = on_open
         self._alone = alone
-        self._pauses: set[asyncio.Future[None]] = set()
+        self._pauses: set[asyncio.Event] = set()
         self._failures = 0  # in a row
         self._tried: set[Want] = set()  # Kinds of which a request has completed.
         self._refusal: BackendBlocked | None = None  # Reason of the open breaker.
@@ -165,8 +166,8 @@ class Retries:
         self._refuse_until = asyncio.get_running_loop().time() + self._max_wait_s
         self._openings += 1
         _log.warning("the model is not asked any more", reason=str(reason))
-        for pause in self._pauses:
-            _end(pause)
+        for opened in self._pauses:
+            opened.set()
         self._on_open(reason)
 
     def _answered(self, want: Want, openings: int) -> None:
@@ -183,17 +184,11 @@ class Retries:
     async def _pause(self, seconds: float) -> None:
         if self._refusal is not None:
             return
-        loop = asyncio.get_running_loop()
-        pause: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(seconds, _end, pause)
-        self._pauses.add(pause)
+        opened = asyncio.Event()
+        self._pauses.add(opened)
         try:
-            await pause
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await opened.wait()
         finally:
-            timer.cancel()
-            self._pauses.discard(pause)
-
-
-def _end(pause: asyncio.Future[None]) -> None:
-    if not pause.done():
-        pause.set_result(None)
+            self._pauses.discard(opened)
