@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fedone_sdk.client import AdminClient, EdgeClient, Hooks, Network, WorkPolicy
     from fedone_sdk.errors import FedOneError
     from fedone_sdk.spec import RunSpec
-    from fedone_sdk.task import TaskSpec
+    from fedone_sdk.task import Score, TaskSpec
     from fedone_sdk.vocabulary import Vocabulary
 else:
     # An edge device does not load the server, nor a server a local model.
@@ -61,6 +61,7 @@ __all__ = [
     "Network",
     "OnnxBackend",
     "RunSpec",
+    "Score",
     "SqliteLedger",
     "TaskSpec",
     "Usage",

@@ -10,9 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["replace_file", "sync_path"]
+__all__ = ["replace_file", "sync_path", "user_path"]
 
 _NOT_OFFERED = {errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+
+
+def user_path(given: str | Path) -> Path:
+    """Return a path with ``~`` as the home folder; unchanged for an account that has none."""
+    return Path(os.path.expanduser(given))
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:

@@ -7,11 +7,20 @@ import operator
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    model_validator,
+)
 
 from fedone_sdk.description import Description
 from fedone_sdk.errors import DataError, SpecError
@@ -30,6 +39,7 @@ __all__ = [
     "PartKind",
     "Rendered",
     "Role",
+    "Score",
     "ScoreFunction",
     "TaskSpec",
     "TextPrompt",
@@ -66,7 +76,21 @@ Loss = Literal["cross_entropy", "brier", "hinge", "zero_one", "nll", "score"]
 LOG_ZERO = -1000.0
 """Represents the logarithm of 0: a label that the model did not write."""
 
-ScoreFunction = Callable[[str, Example], float]
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The score of a generated text.
+
+    Attributes:
+        value: From 0 (useless) to 1 (perfect).
+        feedback: What a better answer needs, for a model that improves the prompt.
+    """
+
+    value: float
+    feedback: str = ""
+
+
+ScoreFunction = Callable[[str, Example], float | Score | Awaitable[float | Score]]
 """A user's ``score(generated, example)``, from 0 (useless) to 1 (perfect)."""
 
 
@@ -114,6 +138,8 @@ TextPrompt = str | Filling
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _NAMED = r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[A-Za-z_][\w-]*)$"
 """A function, or an entry point."""
+_Named = Annotated[str, Field(pattern=_NAMED, max_length=200)]
+_WithOptions = Annotated[dict[_Named, dict[str, JsonValue]], Field(min_length=1, max_length=1)]
 
 
 def _known_metric(name: str) -> str:
@@ -190,11 +216,12 @@ class TaskSpec(BaseModel):
             multi-class ``hinge`` with margin 1 on their log-probabilities, ``zero_one`` for a wrong
             label (for models without log-probabilities), ``nll``, the negative log-likelihood of
             the reference text in nats, or ``score``, 1 minus a user's score of the generated text.
-        label_field: The column with the label or the reference text. Unused by ``score``, whose
-            function gets the whole example.
+        label_field: The column with the label or the reference text. A user's score function gets
+            the whole example.
         max_tokens: The longest text to generate for ``score``, tokens.
-        score: For ``score``: ``package.module:function``, or the name of an entry point of the
-            group ``fedone.scores``. A local run imports it, never a message.
+        score: For ``score``: a name of `scores.SCORES`, ``package.module:function``, or an entry
+            point of the group ``fedone.scores``; or a name of `scores.SCORES` with its options,
+            ``{number: {tolerance: 0.01}}``. A local run imports it, never a message.
         bias: Added to the label words' log-probabilities before losses and predictions, one number
             per label, nats. A label that the model did not write stays impossible. Null for
             none.
@@ -212,7 +239,7 @@ class TaskSpec(BaseModel):
     label_field: str = "label"
     description: Description | None = Field(default=None, exclude_if=operator.not_)
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
-    score: Annotated[str, Field(pattern=_NAMED, max_length=200)] | None = None
+    score: _Named | _WithOptions | None = None
     bias: tuple[Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)], ...] | None = None
 
     @model_validator(mode="before")
@@ -510,9 +537,7 @@ def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
     return math.log(total) + highest - values[target]
 
 
-def example_loss(
-    task: TaskSpec, row: LogProbs | str, example: Example, score: ScoreFunction | None = None
-) -> float:
+def example_loss(task: TaskSpec, row: LogProbs | Score, example: Example) -> float:
     """Return the training loss of one example, for any loss of a task.
 
     Returns:
@@ -520,11 +545,9 @@ def example_loss(
 
     Raises:
         DataError: The label is missing or unknown to the task.
-        SpecError: The score function is missing, raised an exception (its cause), or returned a
-            value outside [0, 1].
     """
-    if isinstance(row, str):
-        return 1.0 - _score(row, example, score)
+    if isinstance(row, Score):
+        return 1.0 - row.value
     if task.loss == "nll":
         return -row[0]
     target = target_of(task, example)
@@ -532,21 +555,16 @@ def example_loss(
     return label_loss(task, row, target)
 
 
-def feedback(
-    task: TaskSpec, row: LogProbs | str, example: Example, score: ScoreFunction | None = None
-) -> str:
+def feedback(task: TaskSpec, row: LogProbs | Score, example: Example) -> str:
     """Return what was expected of the model for an example, and what it answered.
 
     Args:
         task: The task, with its label bias.
         row: The model's answer, as for `example_loss`.
         example: The example, with its label or reference text.
-        score: The user's function, for loss ``score``.
     """
-    if isinstance(row, str):
-        expected = example.get(task.label_field)
-        wanted = "" if expected is None else f"expected {expected!r}, "
-        return f"{wanted}answered {row!r}, score {_score(row, example, score):.2f} of 1"
+    if isinstance(row, Score):
+        return row.feedback
     if task.loss == "nll":
         return f"expected {example[task.label_field]!r}, probability {math.exp(row[0]):.3f}"
     target, values = target_of(task, example), biased(task, row)
@@ -556,16 +574,3 @@ def feedback(
     assert isinstance(target, int)
     answered = f"answered {words[best]!r} with probability {share:.2f}"
     return answered if best == target else f"expected {words[target]!r}, {answered}"
-
-
-def _score(written: str, example: Example, score: ScoreFunction | None) -> float:
-    if score is None:
-        raise SpecError("task.score: loss score needs a score function")
-    try:
-        value = float(score(written, example))
-    except Exception as exc:
-        reason = f"{type(exc).__name__}: {exc}"
-        raise SpecError(f"task.score: the score function failed with {reason}") from exc
-    if not 0.0 <= value <= 1.0:  # Also refuses NaN.
-        raise SpecError(f"task.score: the score function returned {value!r}; it must be in [0, 1]")
-    return value

@@ -53,6 +53,9 @@ MAX_PROPOSAL_CHARS = 400
 """The longest candidate that a model or a device proposes, characters: three sentences, which every
 input pays for."""
 
+MAX_PROPOSALS = 2
+"""Candidates of one device in a run: its losses never count for them, and others pay for them."""
+
 _MAX_COUNTED_CHARS = 200  # Of a candidate from PMI or token counts.
 _MAX_SLOTS = 64
 

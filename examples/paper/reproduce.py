@@ -6,7 +6,6 @@ Each trial's result is kept in OUT/NAME/trials, so that the same command continu
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import signal
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from fedone_paper import Settings, Study, declared, find_study, run_study
 from fedone_paper.glue import GLUE_TASKS
+from fedone_paper.settings import fetch_data, fetch_model
 from fedone_sdk.errors import ArgumentError, FedOneError
 from fedone_sdk.evaluation.engine import Progress
 
@@ -44,37 +44,40 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("name", metavar="NAME", nargs="?", default="", help="which; see --list")
     add("--list", action="store_true", help="list the tables and figures")
-    add("--model", type=Path, metavar="PATH", help="folder or GGUF file; default: the SDK's own")
-    text = "folder with TASK/train.jsonl and TASK/dev.jsonl for GLUE's tasks, or MNIST's files"
-    add("--data", type=Path, metavar="DIR", help=text)
+    text = "folder, GGUF file or name on the Hugging Face hub; default: the SDK's own model"
+    add("--model", metavar="MODEL", help=text)
+    text = "folder with TASK/train.jsonl and TASK/dev.jsonl, or MNIST's files; or hf:glue"
+    add("--data", metavar="DIR", help=text)
     add("--seeds", type=int, metavar="N", help="repeats; by default the paper's, 1 with --quick")
     add("--quick", action="store_true", help="a small version, to see that everything works")
     add("--ray", nargs="?", const="local", metavar="ADDRESS", help="on this Ray cluster, or here")
-    add("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="trials at once")
+    text = "trials at once; default: one per GPU of CUDA_VISIBLE_DEVICES, else one per core"
+    add("--workers", type=int, metavar="N", help=text)
     add("--out", type=Path, metavar="DIR", help="of results; default: reproduction[-quick]")
     add("--task", action="append", choices=GLUE_TASKS, help="only this GLUE task; repeatable")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; repeatable")
     add("--cap", type=int, metavar="N", help="cap on training queries of the whole study")
     add("--cap-usd", type=float, metavar="X", help="cap on its cost, US dollars")
-    text = "US dollars per million tokens, if the price is not known"
-    add("--prices", type=float, nargs=2, metavar=("PROMPT", "COMPLETION"), help=text)
-    add("--base-url", metavar="URL", help="OpenAI-compatible endpoint, for table3")
-    add("--api-model", metavar="NAME", help="the model's name there")
-    add("--api-key-env", metavar="NAME", help="environment variable with its key")
+    add("--backend", type=Path, metavar="FILE", help="YAML of the chat model, for table3")
     add("--only-report", action="store_true", help="report existing trials without running any")
     return parser
 
 
 def _reproduce(given: argparse.Namespace, out: Path, command: str) -> int:
     study = find_study(given.name)
-    same = ("model", "data", "quick", "cap_usd", "base_url", "api_model", "api_key_env")
+    tasks = given.task and tuple(dict.fromkeys(given.task))
+    named = tasks or study.said.get("axes", {}).get("task", ())
     settings = Settings(
+        model=given.model and fetch_model(given.model),
+        data=given.data and fetch_data(given.data, named, out / "data"),
         seeds=given.seeds or (1 if given.quick else study.default_seeds),
-        tasks=given.task and tuple(dict.fromkeys(given.task)),
+        quick=given.quick,
+        tasks=tasks,
         options=_options(study, given.set),
         cap_queries=given.cap,
-        prices=given.prices and tuple(given.prices),
-        **{name: getattr(given, name) for name in same},
+        cap_usd=given.cap_usd,
+        backend_file=given.backend,
+        only_report=given.only_report,
     )
 
     def watch(progress: Progress) -> None:
@@ -90,7 +93,6 @@ def _reproduce(given: argparse.Namespace, out: Path, command: str) -> int:
         ray=given.ray,
         command=command,
         watch=watch,
-        run_missing=not given.only_report,
     )
     if finished.report is not None:
         print(study.title, finished.report.markdown, sep="\n\n")

@@ -20,6 +20,7 @@ from fedone_sdk.aggregator.http.tls import ServerTls, TlsConfig
 from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import DataError, FedOneError, MissingExtraError, SpecError, needs_extra
+from fedone_sdk.files import user_path
 from fedone_sdk.spec import BackendSpec, OwnMethodSpec, RunSpec, Spec, load_yaml, validate_spec
 from fedone_sdk.stores import RunRecord, SqlStore
 from fedone_sdk.task import Example
@@ -418,7 +419,7 @@ def _resolved(backend: BackendSpec, folder: Path) -> dict[str, Any]:
     names = {"kind", "model", "base_url", "object", "options"}
     document = backend.model_dump(include=names)
     if backend.kind == "onnx" and backend.model is not None:
-        document["model"] = (folder / backend.model).expanduser().resolve()
+        document["model"] = (folder / user_path(backend.model)).resolve()
     return document
 
 

@@ -45,7 +45,8 @@ class Observations:
         targets: Shares of the labels in them, shape (J, K, C), float32.
         trust: The weight of each mini-batch, in (0, 1], shape (J,), float64.
         biases: The best label bias of each prompt so far, nats, shape (P, C), float64.
-        clients: The client of each mini-batch, -1 for one that is unknown, shape (J,), int64.
+        clients: The client of each mini-batch that has all rows of its client, -1 for the others,
+            shape (J,), int64.
     """
 
     prompts: NDArray[np.int64]
@@ -160,9 +161,6 @@ class Observations:
     ) -> Self:
         """Return the observations with one mini-batch's losses added.
 
-        The mini-batches of a client with `Holder.whole` have the same rows, so they are one: the
-        losses join those of the client so far, and replace those of the same prompts.
-
         Args:
             prompts: Shape (I, n). Repeated prompts have equal losses there, and count once.
             losses: Of these prompts, in their order.
@@ -184,29 +182,19 @@ class Observations:
         biases = np.pad(self.biases, (new, (0, 0)))
         biases[rows] = losses.biases
         met, first = np.unique(rows, return_index=True)
-        client = -1 if holder is None else holder.client
-        again = holder is not None and holder.whole
-        joined = np.flatnonzero(again & (self.clients == client))[-1:]
-        joined = joined[(self.examples[joined] == losses.counts).all(axis=1)]
-        inside = np.isin(self.batches, joined)
-        others, stays = np.flatnonzero(~inside), np.flatnonzero(inside & ~np.isin(self.rows, met))
-        kept, batches = np.unique(self.batches[others], return_inverse=True)
-        order = np.concatenate([others, stays])
-        number = np.full(len(stays) + len(met), len(kept))
+        client = holder.client if holder is not None and holder.whole else -1
         return replace(
             self,
             prompts=distinct,
-            rows=np.append(self.rows[order], met),
-            batches=np.append(batches, number).astype(np.int64),
-            means=np.concatenate([self.means[order], losses.means[first].astype(np.float32)]),
-            scored_at=np.concatenate(
-                [self.scored_at[order], losses.biases[first].astype(np.float32)]
-            ),
-            examples=np.concatenate([self.examples[kept], losses.counts[None]]),
-            targets=np.concatenate([self.targets[kept], losses.targets[None].astype(np.float32)]),
-            trust=np.append(self.trust[kept], self.trust[joined] if len(joined) else 1.0),
+            rows=np.append(self.rows, met),
+            batches=np.append(self.batches, np.full(len(met), len(self.examples))),
+            means=np.concatenate([self.means, losses.means[first].astype(np.float32)]),
+            scored_at=np.concatenate([self.scored_at, losses.biases[first].astype(np.float32)]),
+            examples=np.concatenate([self.examples, losses.counts[None]]),
+            targets=np.concatenate([self.targets, losses.targets[None].astype(np.float32)]),
+            trust=np.append(self.trust, 1.0),
             biases=biases,
-            clients=np.append(self.clients[kept], client),
+            clients=np.append(self.clients, client),
         )
 
     def of(self, prompts: NDArray[np.int64], evaluations: NDArray[np.int64]) -> Self:
@@ -277,9 +265,7 @@ class Observations:
         if not len(self.examples):
             return np.full(self.seen.shape, equal)
         each = self.examples / self.examples.sum(axis=1, keepdims=True)
-        # An unknown client has one mini-batch.
-        known = np.where(self.clients < 0, -1 - np.arange(len(each)), self.clients)
-        of = np.unique(known, return_inverse=True)[1]
+        of = np.unique(self._samples, return_inverse=True)[1]
         totals = np.zeros((of.max() + 1, each.shape[1]))
         np.add.at(totals, of, each)
         own = totals / np.bincount(of)[:, None]
@@ -292,20 +278,21 @@ class Observations:
         result: NDArray[np.float64] = equal + believed * (mean - equal)
         return result
 
-    def answered(self, holder: Holder | None) -> NDArray[np.bool_]:
-        """Return the prompts whose losses on the rows of `holder` are known, shape (P,)."""
-        answered = np.zeros(len(self.prompts), dtype=bool)
-        if holder is not None and holder.whole:
-            answered[self.rows[self.clients[self.batches] == holder.client]] = True
-        return answered
+    @property
+    def _samples(self) -> NDArray[np.int64]:
+        """A number for the rows of each mini-batch, equal for equal rows, shape (J,)."""
+        numbers = np.arange(len(self.clients))
+        return np.where(self.clients < 0, -1 - numbers, self.clients)
 
     @cached_property
     def trusted_evaluations(self) -> NDArray[np.float64]:
-        """Trust-weighted mini-batches in which each prompt met each class; shape (P, C)."""
-        met = self.trust[:, None] * (self.examples > 0)
-        evaluations = np.zeros((len(self.prompts), met.shape[1]))
-        np.add.at(evaluations, self.rows, met[self.batches])
-        return evaluations
+        """Trust in the rows on which each prompt met each class, the same rows once; (P, C)."""
+        of = np.unique(self._samples, return_inverse=True)[1]
+        met = np.zeros((len(self.prompts), of.max(initial=0) + 1, self.examples.shape[1]))
+        trusted = self.trust[:, None] * (self.examples > 0)
+        np.maximum.at(met, (self.rows, of[self.batches]), trusted[self.batches])
+        found: NDArray[np.float64] = met.sum(axis=1)
+        return found
 
     @cached_property
     def expansions(self) -> Expansions:

@@ -49,15 +49,10 @@ _ASKS, _RACE_START = range(2)
 
 
 class Known(NamedTuple):
-    """The posterior that new prompts are made from.
-
-    Attributes:
-        answered: Observed prompts whose losses on the rows of the ask are known, shape (P,).
-    """
+    """The posterior that new prompts are made from."""
 
     evaluator: Evaluator
     estimates: Estimates
-    answered: NDArray[np.bool_]
 
     @property
     def prompts(self) -> NDArray[np.int64]:
@@ -163,8 +158,7 @@ class PromptSearch(ABC):
         """Return I; in a race, the number of prompts left, including the reference."""
         if not self._racing(state):
             return self.num_samples
-        observed = self._observed(state)
-        return len(self._racers(state, observed, observed.answered(None)))
+        return len(self._racers(state, self._observed(state)))
 
     def ask(
         self,
@@ -173,19 +167,14 @@ class PromptSearch(ABC):
         num_samples: int | None = None,
         holder: Holder | None = None,
     ) -> Candidates:
-        """Return known prompts to re-evaluate, then new ones; in a race, the prompts left.
-
-        A prompt whose loss on these rows is known is not asked again while there are others.
-        """
+        """Return known prompts to re-evaluate, then new ones; in a race, the prompts left."""
         alpha = self._alpha_of(state)
         count = _checks.count(num_samples, default=self.wanted(state))
         observed = self._observed(state)
-        answered = observed.answered(holder)
         if self._racing(state):
-            indices = self._racers(state, observed, answered)[:count]
+            indices = self._racers(state, observed)[:count]
         elif len(observed.prompts):
-            known = self._known(state, answered)
-            indices = self._distinct(self._next(known, count, rng), rng, known)
+            indices = self._distinct(self._next(self._known(state), count, rng), rng)
         else:
             indices = self._distinct(self._first(state, count, rng), rng)
         return Candidates(
@@ -202,7 +191,7 @@ class PromptSearch(ABC):
             candidates.prompts, observed_losses, candidates.holder
         )
         evaluator, variances = updated(observed, self._features, self._values(state))
-        known = Known(evaluator, evaluator.estimates(), observed.answered(None))
+        known = Known(evaluator, evaluator.estimates())
         incumbent = self._incumbent(known)
         progress = self._further(state)
         kept = self._kept(known, incumbent)
@@ -294,14 +283,10 @@ class PromptSearch(ABC):
             prompts = np.where(self._changed(count, rng), prompts, self._space.reference)
         return self._space.compact(prompts)
 
-    def _distinct(
-        self, prompts: NDArray[np.int64], rng: np.random.Generator, known: Known | None = None
-    ) -> NDArray[np.int64]:
+    def _distinct(self, prompts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """Return the prompts with repetitions, which add no information, replaced at random."""
-        before = prompts[:0] if known is None else known.prompts[known.answered]
         for _ in range(_REDRAWS):
-            every = np.concatenate([before, prompts])
-            first = np.unique(every, axis=0, return_index=True)[1] - len(before)
+            first = np.unique(prompts, axis=0, return_index=True)[1]
             repeated = np.setdiff1d(np.arange(len(prompts)), first)
             if not len(repeated):
                 break
@@ -327,10 +312,10 @@ class PromptSearch(ABC):
     def _revisited(self, known: Known, count: int) -> NDArray[np.int64]:
         """Rows to re-evaluate: the reference, the best prompts, then the challengers."""
         wanted = min(max(2, round(REVISITED * count)), count - 1) if count > 1 else count
-        open_rows: list[int] = np.flatnonzero(~known.answered).tolist()
-        number = min(wanted, len(open_rows))
-        first = [row for row in open_rows if row == known.evaluator.reference]
-        others = [row for row in open_rows if row not in first]
+        number = min(wanted, len(known.prompts))
+        reference = known.evaluator.reference
+        first = [] if reference is None else [reference]
+        others = [row for row in range(len(known.prompts)) if row not in first]
         best = others[: (number - len(first) + 1) // 2]
         rest = np.array(others[len(best) :], dtype=np.int64)
         challengers = rest[np.argsort(known.estimates.optimistic[rest], kind="stable")]
@@ -339,9 +324,9 @@ class PromptSearch(ABC):
 
     # Memory
 
-    def _known(self, state: State, answered: NDArray[np.bool_]) -> Known:
+    def _known(self, state: State) -> Known:
         evaluator = Evaluator.of(self._observed(state), self._features, self._values(state))
-        return Known(evaluator, evaluator.estimates(), answered)
+        return Known(evaluator, evaluator.estimates())
 
     def _kept(self, known: Known, incumbent: int) -> NDArray[np.int64]:
         """Rows to remember: the incumbent, then by pessimistic value."""
@@ -373,8 +358,8 @@ class PromptSearch(ABC):
     def _lowest(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return the minima of posterior draws, shape (count, n).
 
-        A draw is of the observed prompts without an answer on these rows, and of new prompts near
-        "no prompt" or near one of the best. It has a limit of its own for new prompts (`_changed`).
+        A draw is of the observed prompts, and of new prompts near "no prompt" or near one of the
+        best. It has a limit of its own for new prompts (`_changed`).
         """
         best = known.prompts[rng.integers(min(len(known.prompts), self.elite), size=NEAR)]
         changes = rng.geometric(1.0 / CHANGES, size=(NEAR, 1))
@@ -383,13 +368,12 @@ class PromptSearch(ABC):
         new = np.unique(np.concatenate([self._near(NEAR, rng), beside]), axis=0)
         new = new[~(new[:, None] == known.prompts).all(axis=2).any(axis=1)]
         values = known.evaluator.draws(new, count, rng)
-        excluded = np.tile(np.append(known.answered, np.zeros(len(new), dtype=bool)), (count, 1))
         if self._space.reference is not None:
             differs = new != self._space.reference
-            beyond = differs & ~self._changed(count, rng)[:, None]
-            excluded[:, len(known.prompts) :] = beyond.any(axis=2)
+            beyond = (differs & ~self._changed(count, rng)[:, None]).any(axis=2)
+            values[:, len(known.prompts) :][beyond] = np.inf
         every = np.concatenate([known.prompts, new])
-        lowest: NDArray[np.int64] = every[np.where(excluded, np.inf, values).argmin(axis=1)]
+        lowest: NDArray[np.int64] = every[values.argmin(axis=1)]
         return lowest
 
     def _observed(self, state: State) -> Observations:
@@ -449,18 +433,15 @@ class PromptSearch(ABC):
     def _racing(self, state: State) -> bool:
         return bool(self._progress(state)[_RACE_START] >= 0)
 
-    def _racers(
-        self, state: State, observed: Observations, answered: NDArray[np.bool_]
-    ) -> NDArray[np.int64]:
+    def _racers(self, state: State, observed: Observations) -> NDArray[np.int64]:
         """Return the prompts left in the race: half as many in each of log2(RACERS) stages."""
         asks, race_start = self._progress(state)
         entered = min(RACERS, self.num_samples)
         stages = max(1, math.ceil(math.log2(entered)))
         stage = int((asks - race_start) * stages / self.race) if self.race else 0
         running = max(2, entered >> min(stage, stages - 1))
-        rows: list[int] = np.argsort(answered, kind="stable")[:running].tolist()
+        rows = list(range(min(running, len(observed.prompts))))
         reference = observed.row(self._space.reference)
-        if reference is not None and not answered[reference] and reference not in rows:
+        if reference is not None and reference not in rows:
             rows[-1] = reference
-        racers: NDArray[np.int64] = observed.prompts[rows]
-        return racers
+        return observed.prompts[rows]

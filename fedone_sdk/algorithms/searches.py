@@ -43,7 +43,7 @@ class ThompsonSampling(PromptSearch):
 
     def _next(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         drawn = self._new(known, count - 1 + _SPARE, rng)
-        every = np.concatenate([known.prompts[:1][~known.answered[:1]], drawn])
+        every = np.concatenate([known.prompts[:1], drawn])
         first = np.sort(np.unique(every, axis=0, return_index=True)[1])
         # Duplicates are replaced by random prompts.
         missing = max(count - len(first), 0)

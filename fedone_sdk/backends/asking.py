@@ -20,12 +20,14 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.messages import MAX_WRITTEN_CHARS
 from fedone_sdk.metrics import MetricFunction, evaluate
+from fedone_sdk.scores import graded
 from fedone_sdk.task import (
     Example,
     LogProbs,
     Loss,
     Part,
     Role,
+    Score,
     ScoreFunction,
     TaskSpec,
     TextPrompt,
@@ -196,22 +198,21 @@ class Prediction:
     """A model's answers to one prompt.
 
     Attributes:
-        rows: Per example, the log-probabilities or the text, without the label bias; None if the
-            model failed on it.
+        rows: Per example, the log-probabilities without the label bias, or the text's score; None
+            if the model or the score function failed on it.
         censored: Number of log-probabilities that are upper bounds.
     """
 
     task: TaskSpec
-    rows: tuple[LogProbs | str | None, ...]
+    rows: tuple[LogProbs | Score | None, ...]
     examples: tuple[Example, ...]
     usage: Usage
     censored: int = 0
     models: tuple[str, ...] = ()
-    score: ScoreFunction | None = None
     measure: MetricFunction | None = None
 
     @classmethod
-    def of(
+    async def of(
         cls,
         task: TaskSpec,
         queries: Sequence[Query],
@@ -221,23 +222,23 @@ class Prediction:
         score: ScoreFunction | None = None,
         measure: MetricFunction | None = None,
     ) -> Self:
-        """Combine the answers to `prediction_queries`."""
+        """Combine the answers to `prediction_queries`, and score the texts among them."""
         found = [rows_of(query, answer) for query, answer in zip(queries, answers, strict=True)]
+        rows = [row for rows in found for row in rows]
         spent = (answer.usage.without_queries() for answer in answers)
         return cls(
             task=task,
-            rows=tuple(row for rows in found for row in rows),
+            rows=await graded(task, rows, examples, score),
             examples=tuple(examples),
             usage=sum(spent, Usage(queries=len(queries))),
             censored=sum(answer.censored for answer in answers),
             models=tuple(dict.fromkeys(answer.model for answer in answers if answer.model)),
-            score=score,
             measure=measure,
         )
 
     @property
-    def scored(self) -> list[tuple[LogProbs | str, Example]]:
-        """The pairs of answer and example on which the model did not fail."""
+    def scored(self) -> list[tuple[LogProbs | Score, Example]]:
+        """The pairs of answer and example on which nothing failed."""
         pairs = zip(self.rows, self.examples, strict=True)
         return [(row, example) for row, example in pairs if row is not None]
 
@@ -249,7 +250,7 @@ class Prediction:
         predictions, targets = [], []
         for row, example in self.scored:
             target = target_of(self.task, example)
-            assert not isinstance(row, str)
+            assert not isinstance(row, Score)
             assert isinstance(target, int)
             predictions.append(predicted(self.task, row))
             targets.append(target)
@@ -258,7 +259,7 @@ class Prediction:
     @property
     def mean_loss(self) -> float | None:
         """The task's mean loss over the scored examples; None if there are none."""
-        losses = [example_loss(self.task, row, example, self.score) for row, example in self.scored]
+        losses = [example_loss(self.task, row, example) for row, example in self.scored]
         return math.fsum(losses) / len(losses) if losses else None
 
 
@@ -293,4 +294,4 @@ async def predict(
     """Scores every example with one prompt; the prediction includes the task's label bias."""
     queries = prediction_queries(backend, task, prompt, examples, batch_size)
     answers = await score_all(backend, queries)
-    return Prediction.of(task, queries, answers, examples, score=score, measure=measure)
+    return await Prediction.of(task, queries, answers, examples, score=score, measure=measure)

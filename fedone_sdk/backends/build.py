@@ -11,6 +11,7 @@ from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.backends.model_client import ModelClient, Watch
 from fedone_sdk.budget import FREE, BudgetGuard, Price, known_price
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
+from fedone_sdk.files import user_path
 from fedone_sdk.objects import load_object
 from fedone_sdk.spec import BackendSpec, RunSpec
 
@@ -142,7 +143,7 @@ def _gguf(model: str, folder: Path) -> Path:
 
 
 def _path(folder: Path, name: str) -> Path:
-    return folder / Path(name).expanduser()
+    return folder / user_path(name)
 
 
 def price_of(spec: BackendSpec) -> Price | None:

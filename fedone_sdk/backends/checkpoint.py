@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fedone_sdk.backends.chat import ApplyTemplate
 from fedone_sdk.backends.fitting import read_json
 from fedone_sdk.errors import BackendError, SpecError
+from fedone_sdk.files import user_path
 
 _NEEDED_FILES = ("config.json", "tokenizer.json")
 _TEMPLATE_FILE = "chat_template.jinja"
@@ -33,7 +34,7 @@ class Checkpoint(NamedTuple):
 
 def find_checkpoint(model: str) -> Checkpoint:
     """Find a model, and download the small files of a hub model."""
-    folder = Path(model).expanduser()
+    folder = user_path(model)
     if folder.is_dir():
         checkpoint = Checkpoint(folder.resolve().name, folder, None)
     elif model.startswith((".", "/", "~")) or model.count("/") > 1:

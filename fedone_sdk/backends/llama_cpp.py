@@ -16,6 +16,7 @@ from fedone_sdk.backends.chat import TemplateWarning
 from fedone_sdk.backends.llama_engine import GgufEncoder, LlamaEngine, read_gguf
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
+from fedone_sdk.files import user_path
 from fedone_sdk.task import Rendered
 
 _CONTEXT_LENGTH = 4096
@@ -64,7 +65,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
             raise MissingExtraError("a GGUF model", extra="llama-cpp")
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
-        self._file = Path(model).expanduser()
+        self._file = user_path(model)
         if not self._file.is_file():
             raise SpecError(f"there is no file {str(model)!r}")
         name = read_gguf(self._file, {_ARCHITECTURE}).get(_ARCHITECTURE)

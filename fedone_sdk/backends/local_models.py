@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from fedone_sdk import assets
 from fedone_sdk.errors import SpecError, needs_extra
+from fedone_sdk.files import user_path
 
 CACHE_VARIABLE = "FEDONE_CACHE"
 """Environment variable for the cache folder."""
@@ -63,13 +64,19 @@ def local_model(name: str) -> LocalModel:
 
 
 def cache_folder() -> Path:
-    """Return the cache folder: ``FEDONE_CACHE``, else the user's cache folder."""
+    """Return the cache folder: ``FEDONE_CACHE``, else the user's cache folder.
+
+    An account without a home folder has it in the current folder.
+    """
     given = os.environ.get(CACHE_VARIABLE)
     if given:
-        return Path(given).expanduser().absolute()
+        return user_path(given).absolute()
     with needs_extra("the cache folder of local models", "llama-cpp"):
         from platformdirs import user_cache_path
-    return user_cache_path("fedone", appauthor=False)
+    try:
+        return user_cache_path("fedone", appauthor=False)
+    except RuntimeError:
+        return Path(".fedone").absolute()
 
 
 def models_folder() -> Path:

@@ -16,6 +16,7 @@ from fedone_sdk.backends.base import Answer, LocalBackend, Query
 from fedone_sdk.backends.fitting import Cloze, ClozeEncoder, read_max_length
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
+from fedone_sdk.files import user_path
 
 MODEL_FILES = ("model.int8.onnx", "model.onnx")
 """File names of a model, in order of preference."""
@@ -54,7 +55,7 @@ class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
             threads = min(4, os.cpu_count() or 1)
         if threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
-        folder = assets.path("roberta_mini") if model is None else Path(model).expanduser()
+        folder = assets.path("roberta_mini") if model is None else user_path(model)
         self._name = folder.resolve().name
         self._model_file, self._tokenizer_file = _files(folder)
         self.max_length = read_max_length(folder)

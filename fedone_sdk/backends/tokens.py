@@ -15,6 +15,7 @@ import structlog
 
 from fedone_sdk.backends.fitting import CHARS_PER_TOKEN, Span, fit, special_names
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
+from fedone_sdk.files import user_path
 from fedone_sdk.task import Rendered
 
 OPENAI_CHAT_OVERHEAD = 16
@@ -158,12 +159,12 @@ def find_tokenizer(tokenizer: str | None, model: str) -> Path | None:
         model: A folder with it, or a name in the cache of ``huggingface_hub``.
     """
     if tokenizer is not None:
-        file = Path(tokenizer).expanduser()
+        file = user_path(tokenizer)
         file = file / _FILE if file.is_dir() else file
         if not file.is_file():
             raise SpecError(f"tokenizer: there is no file {str(file)!r}", source="backend")
         return file
-    file = Path(model).expanduser() / _FILE
+    file = user_path(model) / _FILE
     if file.is_file():
         return file
     if find_spec("huggingface_hub") is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Self
 
 from fedone_sdk.candidates.prompt import label_placeholder
 from fedone_sdk.candidates.proposer import quoted, read_proposals, shape_of
@@ -25,11 +26,15 @@ _SHARED_WORDS = 5
 """Words in a row that a proposal must not share with a row."""
 
 _CASE_CHARS = 2000
-"""Characters of a text in a reflection: what decides is usually near its beginning."""
+"""Characters of a text, or of its feedback: what decides is usually near the beginning."""
 
-_WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
-_TOKEN = re.compile(r"\S+")
-_PRIVATE = re.compile(r"\d|@|://|www\.")
+_ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+"""Letters of scripts that write no space between words; each counts as a word."""
+
+_WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+")
+_ADDRESS = re.compile(r"[\w.+-]+@[\w.-]*\w|(?:[\w-]+\.)+\w{2,}(?:/[^\s\"')>]*)?")
+_NUMBER = re.compile(r"\d+")
+_IN_NUMBER = re.compile(r"(?<=\d)[ .,'/:-](?=\d)")
 
 
 def reflection_messages(
@@ -48,7 +53,9 @@ def reflection_messages(
         paragraphs.append(f"Labels, each with the placeholder for its word: {', '.join(named)}.")
     paragraphs += shape_of(task.messages, slot)
     paragraphs.append(f"The current text at {{{slot}}}: {quoted(parent) if parent else 'none'}")
-    paragraphs += [f"Example:\n{_fields(fields)}\nResult: {result}" for fields, result in cases]
+    paragraphs += [
+        f"Example:\n{_fields(fields)}\nResult: {result[:_CASE_CHARS]}" for fields, result in cases
+    ]
     paragraphs.append(
         f"Write one better text for {{{slot}}}. First find out why the wrong answers were wrong, "
         "then state the rule that would have prevented it, in general words. Copy no name, number, "
@@ -77,60 +84,53 @@ def read_reflection(answer: str, *, known: Sequence[str], labels: Iterable[str])
 def quotes(text: str, rows: Iterable[str], public: Iterable[str]) -> str | None:
     """Return what a text shares with private rows that no public text has; None for nothing.
 
-    It must not share a run of 5 words with a row, nor a token with a digit, an address, or a name:
-    a word that the rows write with a capital only. This hides no information that a model encodes
-    in other words: it is a filter, not differential privacy.
+    It must not share a run of 5 words with a row, nor a number, an address, or a name: a word with
+    a capital that the rows write with a capital only. This hides no information that a model
+    encodes in other words: it is a filter, not differential privacy.
 
     `public` are texts that everybody has, such as the other candidates.
     """
-    words = _words(text)
-    phrases = {
-        _phrase(words[at : at + _SHARED_WORDS]) for at in range(len(words) - _SHARED_WORDS + 1)
-    }
-    known = _joined(public)
-    phrases = {phrase for phrase in phrases if phrase not in known}
-    tokens = {_bare(token) for token in _TOKEN.findall(_normal(text))}
-    marked = {token for token in tokens if _PRIVATE.search(token)}
-    capital = {word for word in _WORD.findall(_normal(text)) if word[:1].isupper()}
-    lower, seen = set[str](), set[str]()
+    known = _Read.of("\n".join(public))
+    mine = _Read.of(text)
+    phrases = mine.phrases - known.phrases
+    seen, lower = set[str](), set[str]()
     for row in rows:
-        normal = _normal(row)
-        here = f" {' '.join(_words(row))} "
-        if shared := next((phrase for phrase in phrases if phrase in here), None):
-            return f"the words {shared.strip()!r}"
-        of_row = {_bare(token) for token in _TOKEN.findall(normal)}
-        if shared := next(
-            (t for t in marked if t in of_row and f" {t.casefold()} " not in known), ""
+        read = _Read.of(row)
+        for what, shared in (
+            ("the words", phrases & read.phrases),
+            ("the number", (mine.numbers & read.numbers) - known.numbers),
+            ("the address", {one for one in mine.addresses - known.addresses if one in read.text}),
         ):
-            return f"{shared!r}"
-        if capital:
-            written = set(_WORD.findall(normal))
-            seen |= capital & written
-            lower |= {word for word in capital if word.lower() in written}
-    names = sorted(word for word in seen - lower if f" {word.casefold()} " not in known)
-    return f"the name {names[0]!r}" if names else None
+            if shared:
+                return f"{what} {min(shared)!r}"
+        seen |= mine.capital & read.capital
+        lower |= read.lower
+    names = seen - lower - known.lower - known.capital
+    return f"the name {min(names)!r}" if names else None
 
 
-def _normal(text: str) -> str:
-    return unicodedata.normalize("NFKC", text)
+class _Read(NamedTuple):
+    """What two texts can share, without case."""
 
+    text: str
+    phrases: set[str]
+    numbers: set[str]
+    addresses: set[str]
+    capital: set[str]
+    lower: set[str]
 
-def _words(text: str) -> list[str]:
-    return [word.casefold() for word in _WORD.findall(_normal(text))]
-
-
-def _phrase(words: Sequence[str]) -> str:
-    return f" {' '.join(words)} "
-
-
-def _bare(token: str) -> str:
-    return token.strip(".,;:!?()[]{}<>\"'\u2018\u2019\u201c\u201d")
-
-
-def _joined(texts: Iterable[str]) -> str:
-    """Return the words and the tokens of texts, to look phrases up."""
-    parts = []
-    for text in texts:
-        parts.append(" ".join(_words(text)))
-        parts.append(" ".join(_bare(token).casefold() for token in _TOKEN.findall(_normal(text))))
-    return f" {' | '.join(parts)} "
+    @classmethod
+    def of(cls, text: str) -> Self:
+        text = unicodedata.normalize("NFKC", text)
+        words = _WORD.findall(text)
+        folded = [word.casefold() for word in words]
+        ends = range(_SHARED_WORDS, len(words) + 1)
+        plain = text.casefold()
+        return cls(
+            text=plain,
+            phrases={" ".join(folded[end - _SHARED_WORDS : end]) for end in ends},
+            numbers={*_NUMBER.findall(text), *_NUMBER.findall(_IN_NUMBER.sub("", text))},
+            addresses={*_ADDRESS.findall(plain)},
+            capital={word.casefold() for word in words if word[0].isupper()},
+            lower={word for word in words if not word[0].isupper()},
+        )

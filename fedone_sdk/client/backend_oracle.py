@@ -52,7 +52,7 @@ class BackendOracle:
         """
         if not step.batch.texts:  # All are held back, which a private device does not show.
             cost = Usage(queries=step.prompts.shape[0])
-            step.keep([(step.keys, ())], self._backend.fingerprint, cost)
+            await step.keep([(step.keys, ())], self._backend.fingerprint, cost)
             return
         rows = step.prompts.rows()
         places: dict[TextPrompt, list[str]] = {}
@@ -82,7 +82,7 @@ class BackendOracle:
             if step.batch.private and type(exc) is BackendError:  # Perhaps because of a text.
                 unanswered = [key for key in step.keys if step.journal.row(key) is None]
                 nothing = [None] * len(step.batch.texts)
-                step.keep([(unanswered, nothing)], self._backend.fingerprint)
+                await step.keep([(unanswered, nothing)], self._backend.fingerprint)
                 return
             kind = Unfit if isinstance(exc, BudgetExhausted) else Declining
             raise kind(reason_of(exc)) from exc
@@ -132,7 +132,7 @@ class _Recorded(Wrapper):
         found = rows_of(query, answer)
         self._bound = self._bound.beyond(self._at_risk.pop(id(query)))
         spent = self._bound + ((await self._bill.account()).spent - self._start.spent)
-        self._step.keep([(self._keys[id(query)], found)], self.inner.fingerprint, spent)
+        await self._step.keep([(self._keys[id(query)], found)], self.inner.fingerprint, spent)
         return answer
 
     async def end(self) -> None:

@@ -25,6 +25,8 @@ from fedone_sdk.errors import (
 from fedone_sdk.messages import MAX_TEXT_CHARS, MIN_SCORED_SHARE, Scored
 from fedone_sdk.task import Example, TaskSpec, references_of
 
+_log = structlog.get_logger(__name__)
+
 Data = Iterable[Example] | Callable[[], "Iterable[Example] | Awaitable[Iterable[Example]]"]
 
 _MOST = 100_000
@@ -40,7 +42,8 @@ class Source:
 
     def __init__(self, data: Data) -> None:
         self._data = data
-        self._examples = [] if callable(data) else _examples(data)
+        self._is_cut = False
+        self._examples = [] if callable(data) else self._taken(data)
         if not callable(data) and not self._examples:
             raise DataError("data: this client has no examples; it needs at least one")
 
@@ -55,14 +58,21 @@ class Source:
         found: Any = self._data()
         if inspect.isawaitable(found):
             found = await found
-        return _examples(found)
+        return self._taken(found)
+
+    def _taken(self, found: Any) -> list[Example]:
+        rows = _examples(found)
+        if len(rows) > _MOST and not self._is_cut:
+            self._is_cut = True
+            _log.warning(f"data: only the first {_MOST} rows are used; the others are left out")
+        return rows[:_MOST]
 
 
 def _examples(data: Any) -> list[Example]:
     if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
         hint = "; load_examples reads a file" if isinstance(data, str) else ""
         raise DataError(f"data: is {type(data).__name__}; it must be an iterable of rows{hint}")
-    rows = [*itertools.islice(data, _MOST)]
+    rows = [*itertools.islice(data, _MOST + 1)]
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
             raise DataError(
@@ -71,8 +81,6 @@ def _examples(data: Any) -> list[Example]:
             )
     return rows
 
-
-_log = structlog.get_logger(__name__)
 
 BeforeSend = Callable[[str], "str | Awaitable[str | None] | None"]
 """Gets every text before it leaves the device; returns it, a redacted form, or None to veto.

@@ -14,9 +14,9 @@ import structlog
 from fedone_sdk.candidates import quotes, read_reflection, reflection_messages
 from fedone_sdk.client.examples import BeforeSend, Declining
 from fedone_sdk.client.work import Ask, Step
-from fedone_sdk.errors import BackendError, BudgetError
-from fedone_sdk.messages import Array, Case, LossesUpdate, Proposal, RunTask
-from fedone_sdk.task import Example, ScoreFunction, feedback
+from fedone_sdk.errors import BackendError, BudgetError, ProblemError
+from fedone_sdk.messages import MAX_TEXT_CHARS, Array, Case, LossesUpdate, Proposal, RunTask
+from fedone_sdk.task import Example, Score, feedback
 from fedone_sdk.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ _FAILED, _GONE_WELL = 4, 2
 """Examples of a reflection: those with the highest losses, and those with the lowest."""
 
 _MAX_TOKENS = 512
-
-_CHARS = 4000
-"""Characters of a case's feedback."""
 
 Write = Callable[[int, str, Sequence[Case]], Awaitable[str]]
 """Writes a text, from the index of the parent, its text in the slot, and the cases."""
@@ -71,17 +68,16 @@ class Reflection:
     held: Sequence[Example]
     ask: Ask
     write: Write
-    score: ScoreFunction | None = None
     before_propose: BeforeSend | None = None
 
     async def propose(self, step: Step, update: LossesUpdate) -> Proposal | None:
         """Return a candidate with a lower loss than its parent; None if there is none.
 
-        A failure costs the proposal, not the work.
+        A failure costs the proposal, not the work: the losses are sent all the same.
         """
         try:
             return await self._propose(step, update)
-        except (BackendError, BudgetError, Declining) as exc:
+        except (BackendError, BudgetError, Declining, ProblemError) as exc:
             _log.warning("no candidate proposed", reason=str(exc))
             return None
 
@@ -123,16 +119,16 @@ class Reflection:
         by_loss = sorted(
             (-loss, index)
             for index, (loss, answer) in enumerate(zip(losses, answers, strict=True))
-            if loss is not None and isinstance(answer, (str, tuple))
+            if loss is not None and isinstance(answer, (Score, tuple))
         )
         chosen = [*by_loss[:_FAILED], *by_loss[_FAILED:][-_GONE_WELL:]]
         return [self._case(step, parent, index) for _, index in chosen]
 
     def _case(self, step: Step, parent: int, index: int) -> Case:
         answer, example = step.answers(parent)[index], step.batch.examples[index]
-        assert isinstance(answer, (str, tuple))
-        said = feedback(step.task_at(parent), answer, example, self.score)
-        return Case(example=step.batch.texts[index], feedback=said[:_CHARS])
+        assert isinstance(answer, (Score, tuple))
+        said = feedback(step.task_at(parent), answer, example)
+        return Case(example=step.batch.texts[index], feedback=said[:MAX_TEXT_CHARS])
 
     async def _may_leave(self, text: str) -> bool:
         rows = (value for row in self.held for value in row.values() if isinstance(value, str))

@@ -82,9 +82,9 @@ class DeviceState:
     """A device's state for one server, in a file that all its servers share.
 
     Without a folder nothing is stored. The objects that use the state hold what they need, so that
-    a device without a folder, or with a disk that fails, continues in memory. A file that is
-    damaged is renamed with the suffix ``.damaged``, and a new one is started. A missing folder is
-    created, readable by its owner only.
+    a device without a folder, or with a disk that fails, continues in memory. Failures in a row
+    are one warning. A damaged file is renamed with the suffix ``.damaged``, and a new one is
+    started. A missing folder is created, readable by its owner only.
 
     Attributes:
         file: The database; None without a folder.
@@ -97,6 +97,8 @@ class DeviceState:
         self.server = server
         self.file = None if folder is None else Path(folder) / _FILE
         self._db: sqlite3.Connection | None = None
+        self._fails = False
+        self._late: tuple[Change, ...] = ()
         if self.file is None:
             return
         folder = self.file.parent
@@ -133,15 +135,17 @@ class DeviceState:
         try:
             return self.rows(query, **values)
         except DataError as exc:
-            _log.warning("device state cannot be read", reason=str(exc))
+            self._failed("device state cannot be read", exc)
             return []
 
-    def write(self, *changes: Change, erases: bool = False) -> bool:
+    def write(self, *changes: Change, erases: bool = False, late: bool = False) -> bool:
         """Apply changes in one transaction, which is durable on return.
 
         Args:
             changes: The changes, in order.
             erases: Whether deleted rows must also leave the file's log at once.
+            late: Whether changes that fail are applied before the next ones, in place of earlier
+                late ones.
 
         Returns:
             False, with a warning, if none of them was stored. Always True without a file.
@@ -151,12 +155,14 @@ class DeviceState:
         try:
             with self._opened(self.file) as db:  # commits, or rolls back
                 db.execute("BEGIN IMMEDIATE")
-                for statement, values in changes:
+                for statement, values in (*self._late, *changes):
                     db.execute(statement, self._named(values))
         except (OSError, sqlite3.Error) as exc:
             self.close()
-            _log.warning("device state cannot be written", file=str(self.file), reason=str(exc))
+            self._failed("device state cannot be written", exc)
+            self._late = changes if late else self._late
             return False
+        self._fails, self._late = False, ()
         if erases:
             with suppress(sqlite3.Error):  # The next start does it.
                 erase_log(db)
@@ -167,6 +173,11 @@ class DeviceState:
         if self._db is not None:
             self._db.close()
             self._db = None
+
+    def _failed(self, what: str, failure: Exception) -> None:
+        if not self._fails:
+            self._fails = True
+            _log.warning(what, file=str(self.file), reason=str(failure))
 
     def _named(self, values: dict[str, Any]) -> dict[str, Any]:
         return {"server": self.server, **values}
@@ -288,5 +299,5 @@ class Identity:
     ) -> None:
         self.client_id, self.credential, self._nonce = client_id, credential, nonce
         self._state.write(
-            stored("identity", client_id=client_id, credential=credential, nonce=nonce)
+            stored("identity", client_id=client_id, credential=credential, nonce=nonce), late=True
         )

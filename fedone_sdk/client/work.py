@@ -25,6 +25,7 @@ from fedone_sdk.data.splitmix import draw_minibatch
 from fedone_sdk.errors import BackendError, SpecError, needs_extra, one_line
 from fedone_sdk.messages import (
     MAX_LOSS,
+    MIN_SCORED_SHARE,
     AlphaAssignment,
     AlphaUpdate,
     Array,
@@ -32,16 +33,18 @@ from fedone_sdk.messages import (
     LossesUpdate,
     Proposal,
     RunTask,
-    Score,
     Scored,
     Scores,
     first_error,
 )
+from fedone_sdk.messages import Score as ScoreRequest
+from fedone_sdk.scores import graded
 from fedone_sdk.spec.sections import PrivacySpec
 from fedone_sdk.task import (
     MAX_BIAS,
     Example,
     LogProbs,
+    Score,
     ScoreFunction,
     TaskSpec,
     example_loss,
@@ -67,7 +70,7 @@ class Step:
         on_scored: Called with the number of further prompts that have their losses.
         biases: The label bias of each prompt, shape (P, C); None without label calibration.
         proposal: A text for the run's proposed slot, in place of the prompts' candidates.
-        texts: Written answers by the prompts' keys, which this process got.
+        scores: Scores of written answers by the prompts' keys, which this process got.
     """
 
     number: int
@@ -79,7 +82,7 @@ class Step:
     score: ScoreFunction | None = None
     biases: Array | None = None
     proposal: Proposal | None = None
-    texts: dict[str, Sequence[LogProbs | str | None]] = field(default_factory=dict)
+    scores: dict[str, Sequence[LogProbs | Score | None]] = field(default_factory=dict)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -92,7 +95,7 @@ class Step:
             for position, row in enumerate(self.prompts.rows())
         )
 
-    def keep(
+    async def keep(
         self,
         rows: Iterable[tuple[Sequence[str], Sequence[LogProbs | str | None]]],
         model: str,
@@ -111,12 +114,11 @@ class Step:
         """
         found: dict[str, Row] = {}
         for keys, answers in rows:
+            scored = await self._graded(answers)
             if self.task.max_written:
-                self.texts.update(dict.fromkeys(keys, answers))
-            pairs = zip(answers, self.batch.examples, strict=True)
+                self.scores.update(dict.fromkeys(keys, scored))
             row = tuple(
-                self._loss(answer, example) if isinstance(answer, str) else answer and tuple(answer)
-                for answer, example in pairs
+                1.0 - one.value if isinstance(one, Score) else one and tuple(one) for one in scored
             )
             found |= dict.fromkeys(keys, row)
         self.journal.keep(found, model, None if spent is None else (self.number, spent))
@@ -131,10 +133,10 @@ class Step:
             if one is not None
         ]
 
-    def answers(self, place: int) -> Sequence[LogProbs | float | str | None]:
+    def answers(self, place: int) -> Sequence[LogProbs | float | Score | None]:
         """Return the answers to a scored prompt; of written ones that are lost, the losses."""
         key = self.keys[place]
-        return self.texts.get(key) or (self.journal.row(key) or ((), ""))[0]
+        return self.scores.get(key) or (self.journal.row(key) or ((), ""))[0]
 
     def example_losses(self, place: int) -> list[float | None]:
         """Return the loss of a scored prompt on each example, at its bias; None if it failed."""
@@ -151,13 +153,15 @@ class Step:
         """Return the task with the label bias of a prompt."""
         return self.task if self.biases is None else self.task.with_bias(self.biases.rows()[place])
 
-    def _loss(self, text: str, example: Example) -> float | None:
+    async def _graded(
+        self, answers: Sequence[LogProbs | str | None]
+    ) -> Sequence[LogProbs | Score | None]:
+        most = 1.0 if self.batch.private else 1.0 - MIN_SCORED_SHARE
         try:
-            return _bounded(example_loss(self.task, text, example, self.score))
+            return await graded(
+                self.task, answers, self.batch.examples, self.score, most_failed=most
+            )
         except SpecError as exc:
-            _log.warning("score function failed", reason=str(exc))
-            if self.batch.private:
-                return None
             cause = exc.__cause__
             # Neither a text nor a value leaves the device: they may quote private data.
             raise Declining(
@@ -329,11 +333,11 @@ class GatewayOracle:
                 for place, row in zip(part, answers, strict=True)
                 if place in wanted
             ]
-            step.keep(fresh, scores.model)
+            await step.keep(fresh, scores.model)
 
-    def _request(self, step: Step, prompts: Array | None) -> Score:
+    def _request(self, step: Step, prompts: Array | None) -> ScoreRequest:
         try:
-            return Score(
+            return ScoreRequest(
                 assignment_id=self._assignment_id,
                 prompts=prompts,
                 examples=step.batch.texts,

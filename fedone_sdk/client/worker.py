@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,9 +37,9 @@ from fedone_sdk.errors import (
     TransportError,
     is_retryable,
 )
-from fedone_sdk.messages import Case, Decline, LossesAssignment, Reflect, RunTask
+from fedone_sdk.messages import Case, Decline, LossesAssignment, LossesUpdate, Reflect, RunTask
 from fedone_sdk.task import Example, form_of
-from fedone_sdk.vocabulary import Vocabulary
+from fedone_sdk.vocabulary import MAX_PROPOSALS, Vocabulary
 
 if TYPE_CHECKING:
     from fedone_sdk.budget import BudgetGuard
@@ -161,6 +162,7 @@ class Worker:
         self._current = CurrentWork(state)
         self._runs = KnownRuns(session, self._backend)
         self._unfit: dict[str, RunTask] = {}
+        self._proposals = Counter[str]()
         self._logs_fit = logs_fit
         self._logged = set[str]()
 
@@ -306,6 +308,8 @@ class Worker:
             ),
         )
         update = await work.update()
+        if isinstance(update, LossesUpdate) and update.proposal is not None:
+            self._proposals[assignment.run_id] += 1
         update = update.model_copy(update={"usage": self._reported(update.usage)})
         unsent = Unsent(update=update, memory=work.memory, noised=run.privacy is not None, **facts)
         if not self._current.put(unsent, work.charged) and unsent.noised:
@@ -347,6 +351,9 @@ class Worker:
         model, about = self._capabilities.reflect, run.reflection
         if not asked or about is None or model is None:
             return None
+        # The server may ask for more.
+        if self._proposals[assignment.run_id] >= MAX_PROPOSALS:
+            return None
         if model == "gateway" and not about.gateway:
             return None
         # Imported here: few devices need it.
@@ -371,7 +378,6 @@ class Worker:
             held=held,
             ask=ask,
             write=write,
-            score=self._hooks.score,
             before_propose=self._hooks.before_propose,
         ).propose
 

@@ -244,7 +244,8 @@ class Session:
 
     Args:
         records: Where results are kept.
-        workers: Trials at once on this machine; None for one per core.
+        workers: Trials at once on this machine, each with one of the GPUs in CUDA_VISIBLE_DEVICES;
+            None for one per GPU that the variable names, without it for one per core.
         ray: Address of the Ray cluster that runs the trials; ``local`` starts one here, and None
             uses processes.
         watch: Called when a trial ends.
@@ -262,7 +263,7 @@ class Session:
         self.failures: dict[str, str] = {}
         self.kept = 0
         self._records, self._ray, self._watch = records, ray, watch
-        self._workers = workers or os.cpu_count() or 1
+        self._workers = workers or len(_gpus()) or os.cpu_count() or 1
         self._seen: set[str] = set()
         self._logged: list[Mapping[str, str]] = []
         self._began = time.monotonic()
@@ -381,6 +382,11 @@ def _perform(job: _Job) -> _Outcome:
     return _Outcome(job.key, found, time.monotonic() - began, warnings)
 
 
+def _gpus() -> list[str]:
+    """Return the GPUs that the environment names."""
+    return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+
+
 def _in_processes(jobs: Iterable[_Job], workers: int) -> Generator[_Outcome]:
     """Run jobs in at most `workers` processes, and yield outcomes as they arrive.
 
@@ -393,7 +399,9 @@ def _in_processes(jobs: Iterable[_Job], workers: int) -> Generator[_Outcome]:
     try:
         while waiting or at_work:
             while waiting and len(at_work) < workers:
-                worker = idle.pop() if idle else _Worker(threads)
+                used = [worker.gpu for worker in at_work.values()]
+                gpu = min(_gpus(), key=used.count, default=None)
+                worker = idle.pop() if idle else _Worker(threads, gpu)
                 worker.give(waiting.popleft())
                 at_work[worker.connection] = worker
             for ready in wait(list(at_work)):
@@ -409,15 +417,19 @@ def _in_processes(jobs: Iterable[_Job], workers: int) -> Generator[_Outcome]:
 
 
 class _Worker:
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, gpu: str | None = None) -> None:
         # Not a fork: a process with threads must not be copied.
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self._process: BaseProcess = context.Process(
             target=_work, args=(theirs,), name="fedone-trial", daemon=True
         )
-        before = {name: os.environ.get(name) for name in _THREADS}
-        os.environ.update(dict.fromkeys(_THREADS, str(threads)))
+        self.gpu = gpu
+        changed = dict.fromkeys(_THREADS, str(threads))
+        if gpu is not None:
+            changed["CUDA_VISIBLE_DEVICES"] = gpu
+        before = {name: os.environ.get(name) for name in changed}
+        os.environ.update(changed)
         try:
             self._process.start()
         finally:

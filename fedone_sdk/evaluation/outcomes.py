@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedone_sdk.backends import Prediction
 from fedone_sdk.errors import ResultError
 from fedone_sdk.stores import LogEntry
-from fedone_sdk.task import example_loss, predicted, target_of
+from fedone_sdk.task import Score, example_loss, predicted, target_of
 
 OUTCOMES = "outcomes"
 """Kind of the log lines with outcomes."""
@@ -62,7 +62,7 @@ class Outcomes(BaseModel):
         if not task.generates:
             labels = {
                 "predicted": tuple(
-                    None if row is None or isinstance(row, str) else predicted(task, row)
+                    None if row is None or isinstance(row, Score) else predicted(task, row)
                     for row, _ in pairs
                 ),
                 "targets": tuple(int(target_of(task, example)) for _, example in pairs),
@@ -71,8 +71,7 @@ class Outcomes(BaseModel):
         losses: tuple[float | None, ...] = ()
         if task.metric == "loss":
             losses = tuple(
-                None if row is None else example_loss(task, row, example, found.score)
-                for row, example in pairs
+                None if row is None else example_loss(task, row, example) for row, example in pairs
             )
         return cls.model_validate({"which": which, "losses": losses, **labels})
 

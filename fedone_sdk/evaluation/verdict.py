@@ -21,6 +21,7 @@ from fedone_sdk.task import (
     Bias,
     Example,
     LogProbs,
+    Score,
     TaskSpec,
     TextPrompt,
     label_loss,
@@ -265,7 +266,7 @@ def gain(task: TaskSpec, better: Outcomes, worse: Outcomes) -> Spread | None:
 
 
 def label_bias(
-    task: TaskSpec, rows: Sequence[LogProbs | str | None], examples: Sequence[Example]
+    task: TaskSpec, rows: Sequence[LogProbs | Score | str | None], examples: Sequence[Example]
 ) -> Bias:
     """Return the label bias that minimises the cross-entropy of a prompt's answers.
 
@@ -275,7 +276,7 @@ def label_bias(
     scored = [
         (row, int(target_of(task, example)))
         for row, example in zip(rows, examples, strict=True)
-        if row is not None and not isinstance(row, str)
+        if row is not None and not isinstance(row, (Score, str))
     ]
     if not scored:
         return (0.0,) * len(task.labels)

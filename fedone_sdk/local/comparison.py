@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from fedone_sdk.evaluation.results import Entrant, Point, TrialRecord
 from fedone_sdk.evaluation.verdict import label_bias
 from fedone_sdk.local.federation import Federation, load_measure, load_score, simulate
 from fedone_sdk.local.plan import plan_run, training_queries
-from fedone_sdk.task import Example, TaskSpec, TextPrompt, example_loss, predicted, target_of
+from fedone_sdk.task import Example, Score, TaskSpec, TextPrompt, example_loss, predicted, target_of
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
@@ -253,7 +253,7 @@ async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
         raise FedOneError(f"{contest.title}: {result.reason or result.status}")
     run = checkpoints.run
 
-    def measured(
+    async def measured(
         state: RunState, examples: Sequence[Example], *, biased: bool = True
     ) -> Prediction | None:
         machine = run.base.at(state)  # with its candidates
@@ -262,9 +262,9 @@ async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
         prompt = run.shown(machine.method.prompt(state.method).tolist())
         queries, prediction_of = _measurement(federation, recorder, task, prompt, examples)
         answers = recorder.repeated(queries)
-        return None if answers is None else prediction_of(answers)
+        return None if answers is None else await prediction_of(answers)
 
-    last = measured(run.state, federation.dev)
+    last = await measured(run.state, federation.dev)
     if last is None or result.metric.after is None:
         raise FedOneError(
             f"{contest.title}: its caps leave nothing to measure the tuned prompt: raise "
@@ -272,8 +272,8 @@ async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
         )
     part = curve_examples(spec, federation.dev)
     curve = [
-        (0, measured(run.base.initial_state(), federation.dev, biased=False)),
-        *[(queries, measured(state, part)) for queries, state in checkpoints.points],
+        (0, await measured(run.base.initial_state(), federation.dev, biased=False)),
+        *[(queries, await measured(state, part)) for queries, state in checkpoints.points],
         (result.spent.queries, last),
     ]
     return _record(
@@ -345,7 +345,7 @@ async def _measured_baseline(contest: Contest, backend: LLMBackend) -> TrialReco
     async def ask(task: TaskSpec, examples: Sequence[Example]) -> Prediction:
         queries, prediction_of = _measurement(federation, backend, task, bare, examples)
         answers = await score_all(backend, [replace(query, payer=guard) for query in queries])
-        return prediction_of(answers)
+        return await prediction_of(answers)
 
     task, queries = spec.task, 0
     if contest.entrant.name == "no-prompt-bias":
@@ -380,13 +380,13 @@ def _measurement(
     task: TaskSpec,
     prompt: TextPrompt,
     examples: Sequence[Example],
-) -> tuple[list[Query], Callable[[Sequence[Answer]], Prediction]]:
+) -> tuple[list[Query], Callable[[Sequence[Answer]], Awaitable[Prediction]]]:
     spec = federation.spec
     size, score, measure = spec.method.batch_size, federation.score, federation.measure
     queries = prediction_queries(backend, task, prompt, examples, size)
 
-    def prediction_of(answers: Sequence[Answer]) -> Prediction:
-        return Prediction.of(task, queries, answers, examples, score=score, measure=measure)
+    async def prediction_of(answers: Sequence[Answer]) -> Prediction:
+        return await Prediction.of(task, queries, answers, examples, score=score, measure=measure)
 
     return queries, prediction_of
 
@@ -408,7 +408,7 @@ def _record(
     if not task.generates:
         labels = {
             "predicted": [
-                None if row is None or isinstance(row, str) else predicted(task, row)
+                None if row is None or isinstance(row, Score) else predicted(task, row)
                 for row, _ in pairs
             ],
             "targets": [target_of(task, example) for _, example in pairs],
@@ -423,8 +423,7 @@ def _record(
         metric=curve[-1].metric,
         loss=curve[-1].loss,
         losses=tuple(
-            None if row is None else example_loss(task, row, example, last.score)
-            for row, example in pairs
+            None if row is None else example_loss(task, row, example) for row, example in pairs
         ),
         curve=tuple(curve),
         **labels,

@@ -22,6 +22,7 @@ from fedone_sdk.local.population import Between, Devices, Population
 from fedone_sdk.messages import RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.objects import load_object
+from fedone_sdk.scores import SCORES, ready_score
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec, target_of
@@ -132,11 +133,19 @@ class _OneOwner(Wrapper):
 
 
 def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | None:
-    """Import the score function that a local run names."""
+    """Return the score function that a local run names: a ready one, or an imported one."""
     if task.loss != "score":
         return None
     if task.score is None:
-        raise SpecError("task.score: is required for loss score: package.module:function")
+        raise SpecError(
+            f"task.score: is required for loss score: {', '.join(SCORES)}, or "
+            "package.module:function"
+        )
+    if not isinstance(task.score, str):
+        ((name, options),) = task.score.items()
+        return ready_score(name, task.label_field, options)
+    if task.score in SCORES:
+        return ready_score(task.score, task.label_field, {})
     found: ScoreFunction = load_object("task.score", task.score, base_dir, group="fedone.scores")
     return found
 

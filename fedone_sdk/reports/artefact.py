@@ -7,19 +7,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import fedone_sdk
-from fedone_sdk.backends import LLMBackend, Prediction, query_for, score_all
+from fedone_sdk.backends import LLMBackend, query_for, score_all
+from fedone_sdk.backends.asking import rows_of
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.intervals import interval
 from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus, Verdict, first_error
 from fedone_sdk.messages.bill import Billed
 from fedone_sdk.reports.source import ReportedRun
-from fedone_sdk.task import Example, TaskSpec, biased, form_of, predicted
+from fedone_sdk.task import Example, LogProbs, TaskSpec, biased, form_of, predicted
 
 _MAX_BYTES = 1 << 24
 
@@ -100,7 +101,7 @@ class PromptArtefact(_Part):
         return task if self.prompt.bias is None else task.with_bias(self.prompt.bias)
 
     @property
-    def functions(self) -> dict[str, str]:
+    def functions(self) -> dict[str, Any]:
         """Names of functions, by key, which are imported only if the user's RUN.yaml has them."""
         metric = self.task.metric if ":" in self.task.metric else None
         named = {"task.score": self.task.score, "task.metric": metric}
@@ -205,15 +206,18 @@ async def label_examples(
     batches = [examples[at : at + size] for at in range(0, len(examples), size)]
     queries = [query_for(task, artefact.prompt.prompt, batch, backend=backend) for batch in batches]
     answers = await score_all(backend, queries)
-    return _labelled(Prediction.of(task, queries, answers, examples))
+    pairs = zip(queries, answers, strict=True)
+    rows = [row for query, answer in pairs for row in rows_of(query, answer)]
+    usage = (answer.usage.without_queries() for answer in answers)
+    return _labelled(task, rows, sum(usage, Usage(queries=len(queries))))
 
 
-def _labelled(found: Prediction) -> Labelled:
-    task, names = found.task, list(found.task.labels)
+def _labelled(task: TaskSpec, rows: Sequence[LogProbs | str | None], usage: Usage) -> Labelled:
+    names = list(task.labels)
     labels: list[str | None] = []
     scores: list[dict[str, float] | None] = []
     texts: list[str | None] = []
-    for row in found.rows:
+    for row in rows:
         texts.append(row if isinstance(row, str) else None)
         if row is None or isinstance(row, str):
             labels.append(None)
@@ -222,6 +226,4 @@ def _labelled(found: Prediction) -> Labelled:
         index = predicted(task, row)
         labels.append(names[index] if index >= 0 else None)
         scores.append(dict(zip(names, biased(task, row), strict=True)))
-    return Labelled(
-        labels=tuple(labels), scores=tuple(scores), texts=tuple(texts), usage=found.usage
-    )
+    return Labelled(labels=tuple(labels), scores=tuple(scores), texts=tuple(texts), usage=usage)

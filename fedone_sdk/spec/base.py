@@ -25,7 +25,15 @@ class Spec(BaseModel):
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
-_TRUTH = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
+_SCALARS = {
+    "bool": ("tTfF", r"(?:true|True|TRUE|false|False|FALSE)$"),
+    "int": ("-+0123456789", r"[-+]?(?:0|[1-9][0-9]*)$|0x[0-9a-fA-F]+$"),
+    "float": (
+        "-+.0123456789",
+        r"[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|\.inf)$|\.nan$",
+    ),
+}
+"""By YAML type: its first characters and its forms, without those that only YAML 1.1 has."""
 
 
 def validate_spec(model: type[SpecT], value: object, *, source: str) -> SpecT:
@@ -65,7 +73,8 @@ _MAX_DIGITS = 1000
 def load_yaml(path: str | Path) -> Any:
     """Read a YAML file; duplicate keys are an error.
 
-    ``yes``, ``no``, ``on`` and ``off`` are texts, as in YAML 1.2: they are names of labels.
+    What only YAML 1.1 reads as something else is text, because it may name a label: ``yes`` and
+    ``off``, ``010`` and ``12:30``, dates, and ``=``. A key ``<<`` merges other mappings.
 
     Raises:
         SpecError: The file is missing, not YAML, or nested too deeply.
@@ -76,7 +85,8 @@ def load_yaml(path: str | Path) -> Any:
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            own = [key for key, _ in node.value if not key.tag.endswith(":merge")]
+            keys = [self.construct_object(key, deep=True) for key in own]
             for key, count in Counter(key for key in keys if isinstance(key, Hashable)).items():
                 if count > 1:
                     line = node.start_mark.line + 1
@@ -85,11 +95,12 @@ def load_yaml(path: str | Path) -> Any:
                     )
             return super().construct_mapping(node, deep)
 
-    truth = "tag:yaml.org,2002:bool"
     Loader.yaml_implicit_resolvers = {
-        first: [one for one in resolvers if one[0] != truth]
+        first: [one for one in resolvers if one[0].endswith((":null", ":merge"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+    for name, (firsts, form) in _SCALARS.items():
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(form), list(firsts))
 
     def whole_number(loader: Loader, node: Any) -> int:
         if len(node.value) > _MAX_DIGITS:
@@ -98,7 +109,6 @@ def load_yaml(path: str | Path) -> Any:
         return int(loader.construct_yaml_int(node))
 
     Loader.add_constructor("tag:yaml.org,2002:int", whole_number)
-    Loader.add_implicit_resolver(truth, _TRUTH, list("tTfF"))
     try:
         text = Path(path).read_text(encoding="utf-8")
         return yaml.load(text, Loader)

@@ -135,9 +135,6 @@ class ProposerSpec(Spec):
     max_tokens: ClassVar[int] = 512
     """Tokens of an answer: some candidates of that length."""
 
-    max_per_client: ClassVar[int] = 2
-    """Candidates of one client: its losses never count for them, and others pay for the trial."""
-
     kind: Literal["scores", "reflection"] = "scores"
     backend: BackendSpec | None = None
     slot: SlotName | None = None

@@ -115,7 +115,15 @@ def test_quick(name: str, out: Path, request: pytest.FixtureRequest) -> None:
     if name not in ("figure-toy", "figure-heterogeneity"):
         arguments += request.getfixturevalue("data")
     if name == "table3":
-        arguments += ["--base-url", request.getfixturevalue("provider"), "--api-model", "fake-1"]
+        said: dict[str, object] = {
+            "kind": "openai",
+            "model": "fake-1",
+            "prices": {"prompt": 0, "completion": 0},
+        }
+        backend = out / "backend.yaml"
+        said |= {"base_url": request.getfixturevalue("provider"), "api_key_env": None}
+        backend.write_text(json.dumps(said))
+        arguments += ["--backend", backend]
     assert main([*map(str, arguments)]) == 0
     document = json.loads((out / name / f"{name}.json").read_text())
     assert (document["name"], document["failed"]) == (name, {})
@@ -123,6 +131,7 @@ def test_quick(name: str, out: Path, request: pytest.FixtureRequest) -> None:
     golden_paper.check(name, results)
     text = (out / name / f"{name}.md").read_text()
     assert "A quick run: it shows that everything works, and nothing else." in text
+    assert "| the paper |" not in text
     for figure in (out / name).glob("*.svg"):
         assert f"({figure.name})" in text
         assert b"</svg>" in figure.read_bytes()
@@ -134,6 +143,7 @@ def test_quick(name: str, out: Path, request: pytest.FixtureRequest) -> None:
     [
         (["nonsense"], "arguments: NAME: there is no study 'nonsense'; table1, "),
         (["table1", "--data", "."], "arguments: --data: there is no mnli/train.jsonl"),
+        (["table1", "--data", "hf:"], "hf:/mnli: must be hf:glue/TASK"),
         (
             ["figure-theory", "--data", ".", "--set", "methods=bbt"],
             "arguments: --set methods: bbt cannot be run: the model's folder has no config.json",

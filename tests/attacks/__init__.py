@@ -18,26 +18,36 @@ Attack = Callable[[Path], str | Awaitable[str]]
 
 Any `AssertionError`, such as `Succeeded`, means that it reaches its goal."""
 
-_attacks: dict[str, Attack] = {}
+_attacks: dict[str, tuple[str, Attack]] = {}
 
 
 class Succeeded(AssertionError):
     """The attack reaches its goal; the message says what it gets."""
 
 
-def attack(name: str) -> Callable[[Attack], Attack]:
-    """Add an attack; the name says who attacks and how."""
+def attack(name: str, *, before: str) -> Callable[[Attack], Attack]:
+    """Add an attack.
+
+    Args:
+        name: Who attacks and how.
+        before: What it reaches without the defence.
+    """
 
     def add(run: Attack) -> Attack:
-        _attacks[name] = run
+        _attacks[name] = before, run
         return run
 
     return add
 
 
+def before(name: str) -> str:
+    """Return what an attack reaches without the defence."""
+    return _attacks[name][0]
+
+
 def run_attack(name: str, folder: Path) -> str:
     """Run an attack, and return what it reaches."""
-    found = _attacks[name](folder)
+    found = _attacks[name][1](folder)
     return asyncio.run(_wait(found)) if isawaitable(found) else found
 
 

@@ -14,7 +14,7 @@ import structlog
 from rich.console import Console
 from rich.table import Table
 
-from tests.attacks import all_attacks, run_attack
+from tests.attacks import all_attacks, before, run_attack
 
 
 def _outcome(name: str) -> tuple[bool, str]:
@@ -28,13 +28,13 @@ def _outcome(name: str) -> tuple[bool, str]:
 def main(parts: list[str]) -> int:
     """Run the attacks whose name contains one of the parts; all without parts."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    table = Table("attack", "reaches", show_lines=True)
+    table = Table("attack", "before", "now", show_lines=True)
     wanted = [one for one in all_attacks() if not parts or any(part in one for part in parts)]
     held = []
     for name in wanted:
         passed, reached = _outcome(name)
         held.append(passed)
-        table.add_row(name, reached)
+        table.add_row(name, before(name), reached)
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     print(f"{sum(held)} of {len(held)} attacks fail")
     return 0 if held and all(held) else 1

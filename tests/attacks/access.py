@@ -52,7 +52,9 @@ async def _read_all(server: Server, token: str) -> dict[str, str]:
     return found
 
 
-@attack("300 readiness probes at once by an unknown caller")
+@attack(
+    "300 readiness probes at once by an unknown caller", before="100 queries of the store at once"
+)
 async def _floods_the_store(folder: Path) -> str:
     class Counted(MemoryStore):
         at_once = most = 0
@@ -73,7 +75,10 @@ async def _floods_the_store(folder: Path) -> str:
     return "they share one query of the store"
 
 
-@attack("a device reads about other devices")
+@attack(
+    "a device reads about other devices",
+    before="ids, exact mean losses, usage and cache hits of each round",
+)
 async def _device_reads_others(folder: Path) -> str:
     async with _server() as server:
         victim, credential = await server.enrol(name="the ward's tablet")
@@ -103,7 +108,10 @@ async def _device_reads_others(folder: Path) -> str:
     return f"{len(allowed)} routes, none with ids, losses, usage or cache hits"
 
 
-@attack("a viewer reads words of devices and providers")
+@attack(
+    "a viewer reads words of devices and providers",
+    before="label is 'HIV-positive', in /seats and in the reason of a failed run",
+)
 async def _viewer_reads_labels(folder: Path) -> str:
     def refuse(query: Query) -> None:
         raise BackendBlocked("the provider refuses", said=f"no access for {PRIVATE!r}")
@@ -131,7 +139,10 @@ async def _viewer_reads_labels(folder: Path) -> str:
     return f"{len(found)} routes, none with words of a device, a provider or an operator"
 
 
-@attack("a run whose labels do not fit learns those of a device")
+@attack(
+    "a run whose labels do not fit learns those of a device",
+    before="label is 'HIV-positive', not one of: 0, 1",
+)
 async def _device_says_labels(folder: Path) -> str:
     rows = [{"text": f"text {number}", "label": PRIVATE} for number in range(20)]
     async with _server() as server:
@@ -145,7 +156,10 @@ async def _device_says_labels(folder: Path) -> str:
     return f"the device says: field 'label' is none of: {', '.join(map(str, TASK['labels']))}"
 
 
-@attack("a replica with an old token closes enrolment")
+@attack(
+    "a replica with an old token closes enrolment",
+    before="the live token is revoked for good, on all replicas",
+)
 async def _old_replica_closes_enrolment(folder: Path) -> str:
     def token(secret: str, name: str | None) -> EnrolmentToken:
         return EnrolmentToken(token_sha256=digest(secret), name=name)
@@ -167,7 +181,10 @@ async def _old_replica_closes_enrolment(folder: Path) -> str:
     return "the live tokens enrol on all replicas"
 
 
-@attack("a tenant asks by cache.hits whether another's device holds a text")
+@attack(
+    "a tenant asks by cache.hits whether another's device holds a text",
+    before="hits: 1 if it does, 0 if not",
+)
 async def _tenant_asks_the_cache(folder: Path) -> str:
     tenants = ("acme", "zeta")
     tokens = [
@@ -198,7 +215,10 @@ async def _tenant_asks_the_cache(folder: Path) -> str:
     return "hits 0: what another run or device asked is asked again"
 
 
-@attack("wrong tokens from the address of a fleet")
+@attack(
+    "wrong tokens from the address of a fleet",
+    before="429 for each device that another replica enrolled, and for all after one ends",
+)
 async def _neighbour_locks_out(folder: Path) -> str:
     """Somebody behind the devices' address sends wrong tokens, while what is known is reloaded."""
     async with _server(limits=Limits(failures_per_minute_per_ip=3)) as server:

@@ -76,7 +76,7 @@ def _refusing(inputs: Rendered, words: Sequence[str]) -> tuple[float, ...] | Non
     return None if any("rare" in part.text for part in inputs) else pseudo_log_probs(inputs, words)
 
 
-@attack("A server names labels that select rows")
+@attack("A server names labels that select rows", before="12 of 12 texts of one label")
 async def _select_rows(_: Path) -> str:
     for label in ("ill", "well"):
         found = await ask({"labels": {label: " a", "zzz": " b"}})
@@ -85,7 +85,10 @@ async def _select_rows(_: Path) -> str:
     return "declined, no text sent"
 
 
-@attack("A server takes other columns, as label, in templates or as references")
+@attack(
+    "A server takes other columns, as label, in templates or as references",
+    before="labels and addresses verbatim",
+)
 async def _send_columns(_: Path) -> str:
     regions = {"labels": {"north": " a", "south": " b"}, "label_field": "region"}
     templates: list[dict[str, Any]] = [
@@ -126,7 +129,10 @@ _CHANGES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@attack("A server counts rows of a private device by tasks that fail on some")
+@attack(
+    "A server counts rows of a private device by tasks that fail on some",
+    before="exact counts, at epsilon 0",
+)
 async def _count_rows(folder: Path) -> str:
     """Compare all that two devices send that differ in one row, but for noised losses.
 
@@ -159,7 +165,10 @@ async def _transcript(folder: Path, task: Mapping[str, Any], rows: Any) -> list[
     return [{key: line[key] for key in line.keys() - {"losses"}} for line in lines]
 
 
-@attack("A server guesses which labels occur on a private device that declares its labels")
+@attack(
+    "A server guesses which labels occur on a private device that declares its labels",
+    before="yes or no, at epsilon 0",
+)
 async def _guess_labels(folder: Path) -> str:
     rows = [{**row, "label": "well"} for row in ROWS]
     found = []

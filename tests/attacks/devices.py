@@ -56,7 +56,10 @@ async def _refused(call: Any, *codes: str) -> None:
         raise Succeeded("the request is accepted")
 
 
-@attack("long texts after the lease is used up")
+@attack(
+    "long texts after the lease is used up",
+    before="all texts are quoted first, on the event loop: 1.9 s for 16 x 20,000 characters",
+)
 async def _freeze(_: Path) -> str:
     model = Counting()
     async with serving(spec_of(), backend=model) as service:
@@ -73,7 +76,7 @@ async def _freeze(_: Path) -> str:
     return "refused before any text is read"
 
 
-@attack("40 requests at once under one lease")
+@attack("40 requests at once under one lease", before="328 texts are quoted under a lease of 8")
 async def _freeze_at_once(_: Path) -> str:
     model = Counting()
     async with serving(spec_of(), backend=model) as service:
@@ -92,7 +95,10 @@ async def _freeze_at_once(_: Path) -> str:
     return "1 of 40 simultaneous requests is admitted"
 
 
-@attack("claim with own_model and decline")
+@attack(
+    "claim with own_model and decline",
+    before="the run failed after 51 claims, with 4,080 requests and USD 0.60 spent",
+)
 async def _drain_own_model(_: Path) -> str:
     async with serving(spec_of(), backend=ScriptedBackend()) as service:
         (client,) = await enrol(service)
@@ -103,7 +109,10 @@ async def _drain_own_model(_: Path) -> str:
     return "claims with own_model are refused; nothing spent"
 
 
-@attack("the same where the run allows own models")
+@attack(
+    "the same where the run allows own models",
+    before="40 declines cost 160 queries, none of which was made",
+)
 async def _drain_allowed(_: Path) -> str:
     spec = spec_of(participation={"own_models": "charged"}, budget={"queries": 1000})
     async with serving(spec, backend=ScriptedBackend()) as service:
@@ -137,7 +146,10 @@ async def _work(service: Service, clients: Iterable[ClientRecord], rounds: int =
                 await update(service, client, work)
 
 
-@attack("20 devices that only decline")
+@attack(
+    "20 devices that only decline",
+    before="2 honest devices complete 40 rounds, the others get 251 seats",
+)
 async def _crowd(_: Path) -> str:
     async with serving(spec_of(rounds=40), backend=ScriptedBackend()) as service:
         run, clients = service.runs["run"], await enrol(service, 22)
@@ -159,7 +171,7 @@ async def _crowd(_: Path) -> str:
     return f"2 honest devices complete 40 rounds; 20 hostile ones get {declined} seats"
 
 
-@attack("80 devices enrol from one address")
+@attack("80 devices enrol from one address", before="all 80 enrol")
 async def _enrol(_: Path) -> str:
     async with served(spec_of(), limits=Limits()) as server:
         statuses = []
@@ -174,7 +186,7 @@ async def _enrol(_: Path) -> str:
     return f"{clients} of 80 devices from one address, then 429"
 
 
-@attack("large bodies without a lease")
+@attack("large bodies without a lease", before="each is parsed, 100 a second")
 async def _bodies(_: Path) -> str:
     async with served(spec_of(), limits=Limits()) as server:
         credential = await server.credential()
@@ -192,7 +204,10 @@ async def _bodies(_: Path) -> str:
     return f"not read without open work; else {sent - 1} bodies of 4 MB a minute"
 
 
-@attack("20 bodies of 31 MiB at once, by one device with a lease")
+@attack(
+    "20 bodies of 31 MiB at once, by one device with a lease",
+    before="all are read: 1.3 GB of memory for 40 of them",
+)
 async def _unfinished(_: Path) -> str:
     """Bodies that announce 31 MiB, or no length, and do not end."""
     found = []
@@ -223,7 +238,7 @@ async def _unfinished(_: Path) -> str:
     return f"{max(found)} of 20 are read, the others get 429"
 
 
-@attack("a refusal repeats a device's 8 MB")
+@attack("a refusal repeats a device's 8 MB", before="the refusal has 30 MB for a name of 30 MB")
 async def _repeated(_: Path) -> str:
     longest = 0
     async with served(spec_of()) as server:
@@ -245,7 +260,10 @@ async def _repeated(_: Path) -> str:
     return f"{longest} characters at most"
 
 
-@attack("silent connections of an unknown caller")
+@attack(
+    "silent connections of an unknown caller",
+    before="1,100 connections stop the server, /healthz included",
+)
 async def _silent(folder: Path) -> str:
     port, config = free_port(), folder / "config.yaml"
     config.write_text(
@@ -275,7 +293,10 @@ async def _silent(folder: Path) -> str:
     return "the server raises its limit of open files, and answers"
 
 
-@attack("an outage of the model in which honest devices decline")
+@attack(
+    "an outage of the model in which honest devices decline",
+    before="after it, 3 of 4 are set aside for up to a day",
+)
 async def _outage(_: Path) -> str:
     """The model fails, and recovers: honest devices decline until then."""
     async with serving(spec_of(rounds=9), backend=ScriptedBackend()) as service:
@@ -291,7 +312,9 @@ async def _outage(_: Path) -> str:
     return "45 declines in a row count once for each device"
 
 
-@attack("one lie about label probabilities, under privacy")
+@attack(
+    "one lie about label probabilities, under privacy", before="the final label bias is 50 nats"
+)
 async def _bend(_: Path) -> str:
     """One of 11 devices lies once about its labels, in a run with noise."""
     worst = 0.0

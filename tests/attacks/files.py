@@ -53,7 +53,7 @@ def _artefact(task: TaskSpec) -> PromptArtefact:
     ).signed()
 
 
-@attack("A prompt artefact names a function")
+@attack("A prompt artefact names a function", before="it runs at `fedone score --artefact`")
 def _run_code(folder: Path) -> str:
     (folder / "evil.py").write_text(_EVIL)
     (folder / "run.yaml").write_text(_RUN)
@@ -83,7 +83,10 @@ def _run_code(folder: Path) -> str:
     return "names are shown, not imported"
 
 
-@attack("A prompt artefact has escape sequences of terminals")
+@attack(
+    "A prompt artefact has escape sequences of terminals",
+    before="`fedone prompt use` writes them to the terminal",
+)
 def _control_terminal(folder: Path) -> str:
     hostile = "x\x1b]52;c;b3duZWQ=\x07\x9b31m"
     artefact = _artefact(TaskSpec.model_validate(_TASKS[1]))
@@ -103,7 +106,10 @@ def _control_terminal(folder: Path) -> str:
     return "they are replaced; a file or a pipe gets the exact text"
 
 
-@attack("A proposer or a message has special tokens of chat templates")
+@attack(
+    "A proposer or a message has special tokens of chat templates",
+    before="candidates with <|im_end|>",
+)
 async def _inject_special_tokens(_: Path) -> str:
     class Model(ScriptedBackend):
         async def special_tokens(self, text: str) -> list[str]:

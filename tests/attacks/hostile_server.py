@@ -51,7 +51,7 @@ async def _turn(
     return server, model
 
 
-@attack("A server's clip makes the noise underflow")
+@attack("A server's clip makes the noise underflow", before="100 of 100 labels at epsilon 0")
 async def _underflows(folder: Path) -> str:
     wrong = [(5e-324, 1e3), (5e-324, 1e6), (1e-9, 1.0), (2.0, 1e-3), (1e6, 1e6), (1e300, 1e3)]
     for clip, multiplier in wrong:
@@ -61,7 +61,7 @@ async def _underflows(folder: Path) -> str:
     return f"{len(wrong)} of {len(wrong)} such runs declined"
 
 
-@attack("A server reads labels in the low bits of noised losses")
+@attack("A server reads labels in the low bits of noised losses", before="not bounded")
 def _reads_low_bits(folder: Path) -> str:
     """At the least clip, from one example per release, whose loss is 0 or the clip."""
     spec, count, found = PrivacySpec(clip=1e-3, noise_multiplier=1.0), 2000, 0
@@ -87,7 +87,10 @@ class _Extreme(RecordingTransport):
         return scores.model_copy(update={"log_probs": extreme})
 
 
-@attack("A gateway's log-probabilities overflow for one label")
+@attack(
+    "A gateway's log-probabilities overflow for one label",
+    before="every label at epsilon 0, with target alpha or in TypeScript",
+)
 async def _overflows(folder: Path) -> str:
     required = RequiredPrivacy(max_epsilon=8.0, unit="label")
     for exchange, target in (("losses", "losses"), ("alpha", "losses"), ("alpha", "alpha")):

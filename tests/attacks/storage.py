@@ -41,7 +41,10 @@ def _leaks(folder: Path, secret: bytes) -> list[str]:
     return [file.name for file in sorted(folder.iterdir()) if secret in file.read_bytes()]
 
 
-@attack("the disk is read after a run and a client were deleted")
+@attack(
+    "the disk is read after a run and a client were deleted",
+    before="texts of the log in fedone.db and fedone.db-wal",
+)
 async def _read_deleted_run(folder: Path) -> str:
     long = SECRET + "." * 20_000  # On pages of its own.
     with _other_build():
@@ -65,7 +68,10 @@ async def _read_deleted_run(folder: Path) -> str:
     return "not in the file, and not in its log, while the server runs"
 
 
-@attack("a device is read after its update was accepted")
+@attack(
+    "a device is read after its update was accepted",
+    before="losses of its rows in state.sqlite3-wal",
+)
 async def _read_sent_update(folder: Path) -> str:
     rows = [{"text": f"text {number}", "label": number % 2} for number in range(20)]
     with _other_build():

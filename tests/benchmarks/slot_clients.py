@@ -1,17 +1,18 @@
 """Queries to a target for K* clients per round, each with its own learning rate, on a table.
 
-    PYTHONPATH=examples/paper python -m tests.benchmarks.slot_clients --cell smollm2-sst2
+    PYTHONPATH=examples/paper python -m tests.benchmarks.slot_clients --optimizer sgd
 
 The table (`tests.benchmarks.slots`) holds a real model's answers to all prompts, so the expected
-loss of a prompt drawn from alpha is exact. The target is a share of the gap between the untrained
+loss of a prompt drawn from alpha is exact. The targets are shares of the gap between the untrained
 alpha's loss and the best prompt's. Pilot seeds choose the learning rates; the repeats use other
-seeds.
+seeds. All queries are written to a JSON file, and ``--only-report`` prints the tables of one.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedone_paper.queries import queries_text
+from fedone_paper.queries import interval_text, queries_text
 from fedone_paper.statistics import compared, median_interval
 from fedone_sdk.algorithms import make_method, stream, stream_seed
 from fedone_sdk.algorithms.method import PlainAlgorithm
@@ -30,37 +31,36 @@ from tests.benchmarks.slot_runs import TABLES, Table
 CLIENTS = 12
 SAMPLES = 20
 CAP = 6000
-PILOTS = range(9001, 9005)
-PARTICIPANTS = (1, 3, 10)
-RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+PILOTS = range(9001, 9009)
+PARTICIPANTS = (1, 2, 3, 5, 10)
+SHARES = (0.5, 0.8)
+RATES: Mapping[str, Sequence[float]] = {
+    "adamw": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+    "sgd": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+}
 METHODS: Mapping[str, Mapping[str, float]] = {"gs-bdpl": {"tau": 1.0}, "bdpl": {}}
+
+Queries = Mapping[str, Sequence[float | None]]
+"""By the share of the gap: the queries of each seed, None where the target was not reached."""
 
 
 def main() -> None:
-    """Choose rates on the pilots, run the repeats and print Markdown."""
+    """Choose rates on the pilots, run the repeats, write the queries and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", type=Path, default=TABLES)
     parser.add_argument("--cell", default="smollm2-sst2")
-    parser.add_argument("--seeds", type=int, default=40)
-    parser.add_argument("--share", type=float, default=0.5, help="of the gap, the target")
+    parser.add_argument("--optimizer", choices=RATES, default="adamw")
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--only-report", action="store_true")
     args = parser.parse_args()
-    bench = Bench(Table(args.tables / f"{args.cell}.npz"), args.share)
-    for name in METHODS:
-        pilots = {
-            (count, rate): [bench.queries(name, count, rate, seed) for seed in PILOTS]
-            for count, rate in itertools.product(PARTICIPANTS, RATES)
-        }
-        own = {count: _best(pilots, count) for count in PARTICIPANTS}
-        print(*_pilots(name, pilots), sep="\n", flush=True)
-        for title, rates in {
-            f"the rate of K* = 1, {own[1]:g}, for all": dict.fromkeys(PARTICIPANTS, own[1]),
-            "each K* at its own rate": own,
-        }.items():
-            runs = {
-                count: [bench.queries(name, count, rate, seed) for seed in range(args.seeds)]
-                for count, rate in rates.items()
-            }
-            print(*_report(f"{name}, {title}", rates, runs), sep="\n", flush=True)
+    file = args.out / f"{args.cell}-{args.optimizer}.json"
+    if not args.only_report:
+        bench = Bench(Table(args.tables / f"{args.cell}.npz"), args.optimizer)
+        file.write_text(json.dumps({name: bench.study(name, args.seeds) for name in METHODS}))
+    for name, found in json.loads(file.read_text()).items():
+        for share in map(str, SHARES):
+            print(*report(f"{name}, {args.optimizer}, {share} of the gap", found, share), sep="\n")
 
 
 class Bench:
@@ -68,11 +68,11 @@ class Bench:
 
     Args:
         table: The answers.
-        share: The target, as a share of the gap from the untrained expected loss to the least.
+        optimizer: Of the clients' steps.
     """
 
-    def __init__(self, table: Table, share: float) -> None:
-        self._table, self._share = table, share
+    def __init__(self, table: Table, optimizer: str) -> None:
+        self._table, self._optimizer = table, optimizer
         biases = np.array([table.best(one).bias for one in range(len(table.prompts))])
         # Loss of each prompt on each row, nats.
         self._losses: NDArray[np.float64] = np.stack(
@@ -81,8 +81,30 @@ class Bench:
         self._means = self._losses.mean(axis=1)
         self._rows = range(len(table.targets))
 
-    def queries(self, name: str, participants: int, rate: float, seed: int) -> float:
-        """Return the queries until the expected loss reaches the target; infinite if never."""
+    def study(self, name: str, num_seeds: int) -> dict[str, dict[str, dict[str, Queries]]]:
+        """Return the queries of pilots by K* and rate, and of repeats by K* and target."""
+
+        def runs(count: int, rate: float, seeds: Iterable[int]) -> Queries:
+            found = [self.queries(name, count, rate, seed) for seed in seeds]
+            return {
+                str(share): [None if math.isinf(one) else one for one in values]
+                for share, values in zip(SHARES, zip(*found, strict=True), strict=True)
+            }
+
+        pilots = {
+            str(count): {str(rate): runs(count, rate, PILOTS) for rate in RATES[self._optimizer]}
+            for count in PARTICIPANTS
+        }
+        repeats: dict[str, dict[str, Queries]] = {}
+        for count, share in itertools.product(map(str, PARTICIPANTS), map(str, SHARES)):
+            held = repeats.setdefault(count, {})
+            rate = best_rate(pilots[count], share)
+            if rate not in held:
+                held[rate] = runs(int(count), float(rate), range(num_seeds))
+        return {"pilots": pilots, "repeats": repeats}
+
+    def queries(self, name: str, participants: int, rate: float, seed: int) -> list[float]:
+        """Return the queries until the expected loss reaches each target; infinite if never."""
         table = self._table
         method = make_method(
             name,
@@ -91,6 +113,7 @@ class Bench:
             num_samples=SAMPLES,
             seed=seed,
             learning_rate=rate,
+            optimizer=self._optimizer,
             space=table.space,
             **METHODS[name],
         )
@@ -99,7 +122,8 @@ class Bench:
         memories: dict[int, Mapping[str, NDArray[np.float32]]] = {}
         alpha = method.init().alpha
         untrained = self._expected(alpha)
-        target = untrained - self._share * (untrained - self._means.min())
+        targets = [untrained - share * (untrained - self._means.min()) for share in SHARES]
+        found = [math.inf] * len(targets)
         for round_number in range(CAP // (SAMPLES * participants)):
             chosen = stream(stream_seed(seed, "selection", round_number)).permutation(CLIENTS)
             moved = []
@@ -113,9 +137,15 @@ class Bench:
                 memories[client] = state.memory
                 moved.append(state.alpha)
             alpha = method.project(np.mean(moved, axis=0))
-            if self._expected(alpha) <= target:
-                return float((round_number + 1) * SAMPLES * participants)
-        return math.inf
+            expected = self._expected(alpha)
+            for place, target in enumerate(targets):
+                if expected <= target:
+                    found[place] = min(
+                        found[place], float((round_number + 1) * SAMPLES * participants)
+                    )
+            if found[-1] < math.inf:
+                break
+        return found
 
     def _shards(self, seed: int) -> list[list[int]]:
         order = stream(stream_seed(seed, "partition", 0)).permutation(list(self._rows))
@@ -130,43 +160,37 @@ class Bench:
         return float(chances @ self._means)
 
 
-def _best(pilots: Mapping[tuple[int, float], Sequence[float]], count: int) -> float:
+def best_rate(pilots: Mapping[str, Queries], share: str) -> str:
     """Return the rate with the fewest mean queries over pilots; a run without success is capped."""
-    return min(RATES, key=lambda rate: statistics.fmean(_capped(pilots[count, rate])))
+    return min(pilots, key=lambda rate: _mean(pilots[rate][share]))
 
 
-def _capped(queries: Iterable[float]) -> Iterator[float]:
-    return (min(one, CAP) for one in queries)
+def _mean(queries: Sequence[float | None]) -> float:
+    return statistics.fmean(CAP if one is None else one for one in queries)
 
 
-def _pilots(name: str, pilots: Mapping[tuple[int, float], Sequence[float]]) -> Iterator[str]:
-    yield f"\n**{name}, pilots**: mean queries of {len(PILOTS)} seeds, {CAP:,} where never\n"
-    yield "| K\\* | " + " | ".join(f"{rate:g}" for rate in RATES) + " |"
-    yield "| --- " * (1 + len(RATES)) + "|"
-    for count in PARTICIPANTS:
-        cells = (f"{statistics.fmean(_capped(pilots[count, rate])):,.0f}" for rate in RATES)
-        yield f"| {count} | " + " | ".join(cells) + " |"
-
-
-def _report(
-    title: str, rates: Mapping[int, float], runs: Mapping[int, Sequence[float]]
+def report(
+    title: str, found: Mapping[str, Mapping[str, Mapping[str, Queries]]], share: str
 ) -> Iterator[str]:
+    """Yield the lines of a table: each K* at its own rate, compared with K* = 1."""
     yield f"\n**{title}**\n"
-    yield "| K\\* | rate | reached | median queries | 95 % interval | K\\* = 1 needs fewer in |"
-    yield "| --- | ---: | ---: | ---: | ---: | --- |"
-    for count, queries in runs.items():
+    yield "| K\\* | rate | reached | median queries | 95 % interval | mean | fewer at K\\* = 1 in |"
+    yield "|---|---:|---:|---:|---|---:|---|"
+    first: list[float] = []
+    for count, pilots in found["pilots"].items():
+        rate = best_rate(pilots, share)
+        values = found["repeats"][count][rate][share]
+        queries = [math.inf if one is None else one for one in values]
         reached = sum(one < math.inf for one in queries)
-        middle = median_interval(queries)
-        against = ""
-        if count != 1:
-            pair = compared(runs[1], queries)
-            against = (
-                f"{pair.fewer} of {pair.fewer + pair.more} that differ, p = {pair.p_value:.2g}"
-            )
+        first = first or queries
+        pair = compared(first, queries)
+        against = f"{pair.fewer} of {pair.fewer + pair.more}, p = {pair.p_value:.1g}"
+        least = "at least " * (reached < len(queries))
         yield (
-            f"| {count} | {rates[count]:g} | {reached} of {len(queries)} | "
-            f"{queries_text(middle.value, CAP)} | {queries_text(middle.low, CAP)} to "
-            f"{queries_text(middle.high, CAP)} | {against} |"
+            f"| {count} | {float(rate):g} | {reached} of {len(queries)} | "
+            f"{queries_text(median_interval(queries).value, CAP)} | "
+            f"{interval_text(median_interval(queries), CAP)} | {least}{_mean(values):,.0f} | "
+            f"{'' if count == '1' else against} |"
         )
 
 

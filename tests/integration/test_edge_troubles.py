@@ -18,6 +18,7 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import ClientEvent, HttpTransport
+from fedone_sdk.client.examples import Source
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -135,6 +136,16 @@ class TestOddData:
         assert [line["event"] for line in logs].count(
             "data: this client has no examples now; it needs at least one"
         ) == 1
+
+    @pytest.mark.parametrize("called", [False, True], ids=["rows", "function"])
+    async def test_more_than_a_device_holds(self, called: bool) -> None:
+        rows = [{"text": "a", "label": 0}] * 100_001
+        with capture_logs() as logs:
+            source = Source((lambda: iter(rows)) if called else rows)
+            assert [len(await source.held()) for _ in range(2)] == [100_000] * 2
+        assert [line["event"] for line in logs] == [
+            "data: only the first 100000 rows are used; the others are left out"
+        ]
 
 
 class TestLog:

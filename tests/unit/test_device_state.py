@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.client.examples import Declining
@@ -210,6 +213,27 @@ class TestDisks:
             "print(found, wrote, again)"
         )
         assert _output(program, str(tmp_path)) == "secret False True"
+
+    @pytest.mark.parametrize("why", [errno.ENOSPC, errno.EROFS, errno.EIO])
+    def test_a_disk_that_fails_for_some_time(self, tmp_path: Path, why: int) -> None:
+        """There is one warning, and the identity is stored with the first write that succeeds."""
+        failing = True
+
+        def watch(what: str) -> None:
+            if failing and what.startswith(("before open", "before write")):
+                raise OSError(why, os.strerror(why))
+
+        with Disk(tmp_path, watch), capture_logs() as logs:
+            state = DeviceState(tmp_path, SERVER)
+            identity = Identity(state)
+            identity.nonce()
+            identity.enrolled(Enrolled(client_id="c", credential="secret"))
+            assert not any(state.write(COUNT) for _ in range(10))
+            failing = False
+            assert state.write(change("DELETE FROM privacy"))
+            state.close()
+            assert Identity(DeviceState(tmp_path, SERVER)).credential == "secret"
+        assert [log["log_level"] for log in logs] == ["warning"]
 
     def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

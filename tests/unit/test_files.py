@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from fedone_sdk.backends.local_models import CACHE_VARIABLE, cache_folder
 from fedone_sdk.cli._output import write_file
 from fedone_sdk.evaluation.engine import write_whole
-from fedone_sdk.files import replace_file, sync_path
+from fedone_sdk.files import replace_file, sync_path, user_path
 from tests.power import Disk, disk
 
 __all__ = ["disk"]
@@ -56,3 +57,18 @@ def test_what_a_file_system_does_not_offer_is_not_missed(
             sync_path(tmp_path)
     else:
         sync_path(tmp_path)
+
+
+def test_paths_of_an_account_without_a_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/a")
+    assert user_path("~/m.gguf") == Path("/home/a/m.gguf")
+    assert user_path("~nobody-of-this-name/m") == Path("~nobody-of-this-name/m")
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)
+    monkeypatch.chdir(tmp_path)
+    assert user_path("~/m.gguf") == Path("~/m.gguf")
+    assert cache_folder() == tmp_path / ".fedone"

@@ -10,7 +10,7 @@ import pytest
 from fedone_sdk.calibration import class_means, loss_terms, num_groups
 from fedone_sdk.candidates import prompt_of
 from fedone_sdk.messages import Array, RunTask
-from fedone_sdk.task import Example, example_loss, render, target_of, words_of
+from fedone_sdk.task import Example, Score, example_loss, render, target_of, words_of
 from fedone_sdk.vocabulary import Vocabulary
 
 VECTORS = json.loads(
@@ -18,15 +18,16 @@ VECTORS = json.loads(
 )
 
 
-def is_keyword(text: str, example: Example) -> float:
-    return float(text in example["keywords"])
+def row_of(answer: Any, example: Example) -> Any:
+    """Return the answer; of a written one, whether it is a keyword."""
+    return Score(float(answer in example["keywords"])) if isinstance(answer, str) else answer
 
 
 @pytest.mark.parametrize("vector", VECTORS["losses"], ids=lambda vector: vector["name"])
 def test_losses(vector: dict[str, Any]) -> None:
     task = RunTask.model_validate_json(vector["run"]).task
     pairs = list(zip(vector["answers"], vector["examples"], strict=True))
-    losses = [example_loss(task, answer, example, is_keyword) for answer, example in pairs]
+    losses = [example_loss(task, row_of(answer, example), example) for answer, example in pairs]
     tolerance = 1e-15 if task.loss == "cross_entropy" else 0.0
     assert losses == pytest.approx(vector["losses"], rel=tolerance, abs=tolerance)
     assert math.fsum(vector["losses"]) / len(losses) == vector["mean"]

@@ -295,6 +295,9 @@ def test_no_mapping(document: object) -> None:
     assert problems(document)
 
 
+AB = {"x": 1, "y": 2}
+
+
 class TestYaml:
     @pytest.mark.parametrize(
         ("content", "reason"),
@@ -309,8 +312,8 @@ class TestYaml:
             (b"a: " + b"{b: " * 20_000, "is not YAML: it is nested too deeply"),
             (b"a: 1\nb: " + b"9" * 200_000, "is not YAML: a number of 200000 digits in line 2"),
             (b"a: 0x" + b"f" * 9_998, "a number of 10000 digits in line 1"),
-            (b"a: 1" + b":00" * 9_999, "a number of 29998 digits in line 1"),
-            (b"a: 2026-13-99\n", "is not YAML: month must be in 1..12"),
+            (b"a: 1\n<<: 3\n", "is not YAML: while constructing a mapping"),
+            (b"<<: {a: 1}\na: 2\na: 3\n", "key 'a' stands twice"),
             (b'a: "\\UFFFFFFFF"', "is not YAML"),
         ],
     )
@@ -338,10 +341,28 @@ class TestYaml:
         with pytest.raises(SpecError, match=f"^{path}: "):
             RunSpec.load(path)
 
-    def test_yes_and_no_are_names(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("text", "found"),
+        [
+            ("{NO: [yes, off], true: False}", {"NO": ["yes", "off"], True: False}),
+            ("[010, -08, 1_000, 12:30, 1:30.5]", ["010", "-08", "1_000", "12:30", "1:30.5"]),
+            ("{2026-01-31: =, 1e3: ~}", {"2026-01-31": "=", "1e3": None}),
+            ("[0, -7, +5, 0x1F, 0.5, .5, 5., 3.0e-4]", [0, -7, 5, 31, 0.5, 0.5, 5, 3e-4]),
+            ("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}", {"a": AB, "b": {**AB, "y": 3}}),
+            ("{<<: [{a: 1}, {a: 2, b: 2}], c: 3}", {"a": 1, "b": 2, "c": 3}),
+        ],
+    )
+    def test_scalars_and_merged_mappings(self, tmp_path: Path, text: str, found: object) -> None:
+        """A form that only YAML 1.1 knows is text: it may be the name of a label."""
         path = tmp_path / "RUN.yaml"
-        path.write_text("{NO: [yes, off], true: False}")
-        assert load_yaml(path) == {"NO": ["yes", "off"], True: False}
+        path.write_text(text)
+        assert load_yaml(path) == found
+
+    @pytest.mark.parametrize(("seed", "number"), [("010", 10), ("'7'", 7), ("0x10", 16)])
+    def test_seeds(self, tmp_path: Path, seed: str, number: int) -> None:
+        path = tmp_path / "RUN.yaml"
+        path.write_text(RUN_YAML.replace("seed: 0", f"seed: {seed}"))
+        assert RunSpec.load(path).seed == number
 
     def test_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(SpecError, match="cannot be read: No such file"):

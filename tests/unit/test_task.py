@@ -12,11 +12,10 @@ from pydantic import ValidationError
 from fedone_paper.glue import GLUE_TASKS, glue_task
 from fedone_sdk.backends import Answer, query_for, rows_of
 from fedone_sdk.budget import NOTHING
-from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.errors import DataError
 from fedone_sdk.task import (
     LOG_ZERO,
     MAX_BIAS,
-    Example,
     TaskSpec,
     example_loss,
     form_of,
@@ -398,46 +397,6 @@ def test_a_reference_is_text(row: dict[str, Any], message: str) -> None:
 @given(st.floats(-1e4, 0))
 def test_nll_is_in_nats_of_the_whole_reference(log_prob: float) -> None:
     assert example_loss(generation(), [log_prob], {"label": " a"}) == -log_prob
-
-
-@given(st.floats(0, 1))
-def test_score_becomes_a_loss(value: float) -> None:
-    row = {"text": "a", "extra": [1]}
-    seen: list[tuple[str, Example]] = []
-
-    def score(generated: str, example: Example) -> float:
-        seen.append((generated, example))
-        return value
-
-    assert example_loss(generation("score"), "written", row, score) == 1.0 - value
-    assert seen == [("written", row)]
-
-
-@pytest.mark.parametrize("value", [-0.01, 1.01, math.nan, math.inf])
-def test_a_score_outside_of_its_range_is_refused(value: float) -> None:
-    with pytest.raises(SpecError, match=r"returned .*; it must be in \[0, 1\]") as caught:
-        example_loss(generation("score"), "w", {"text": "a"}, lambda *_: value)
-    assert caught.value.__cause__ is None
-
-
-@pytest.mark.parametrize(
-    ("score", "message"),
-    [
-        (lambda *_: "high", "ValueError: could not convert"),
-        (lambda *_: None, "TypeError: "),
-        (lambda _, example: example["missing"], "KeyError: 'missing'"),
-    ],
-)
-def test_a_broken_score_function_is_told(score: Any, message: str) -> None:
-    with pytest.raises(SpecError, match="the score function failed with") as caught:
-        example_loss(generation("score"), "w", {"text": "a"}, score)
-    assert message in caught.value.problems[0]
-    assert caught.value.__cause__ is not None
-
-
-def test_a_missing_score_function_is_told() -> None:
-    with pytest.raises(SpecError, match="needs a score function"):
-        example_loss(generation("score"), "w", {"text": "a"})
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,27 @@ def run_facts(federation: Federation, result: RunResult) -> Result:
     }
 
 
+def start_of(curve: Sequence[Mapping[str, Any]], target: str) -> float:
+    """Return the untrained expected value that a target counts from; without one, the prompt's.
+
+    The loss of one untrained prompt may be low by chance, and its target unreachable.
+    """
+    kind = target.rpartition("_")[2]
+    found: float = curve[0].get(f"expected_{kind}", curve[0][f"prompt_{kind}"])
+    return found
+
+
+def note_reached(
+    reached: dict[str, int | None], curve: Sequence[Mapping[str, Any]], gains: Mapping[str, float]
+) -> bool:
+    """Note the targets that the last measurement reaches first; return whether all are reached."""
+    for name, gain in gains.items():
+        change = curve[-1][name] - start_of(curve, name)
+        if reached[name] is None and (change if name.endswith("metric") else -change) >= gain:
+            reached[name] = curve[-1]["queries"]
+    return bool(reached) and None not in reached.values()
+
+
 def tuning_federation(options: dict[str, Any], workspace: Workspace) -> Federation:
     """Return the run of a trial with its data in place; arguments as for `run_tuning`."""
     run, held_out = options["run"], options.get("held_out")

@@ -101,7 +101,7 @@ def fine_tune(
             torch.manual_seed(stream_seed(seed, "dropout", epoch, step=number))
             module.train()
             optimizer.zero_grad()
-            trainee.loss(task, batch).backward()
+            trainee.losses(task, batch).sum().backward()
             optimizer.step()
             module.eval()
         losses.append(trainee.measure(task, held_out, _BATCH_SIZE).loss)

@@ -101,7 +101,7 @@ class MethodTable(Study):
             if (why := missing(row, settings))
         ]
         parts = [
-            score_table(self.name, titles, scores),
+            score_table(self.name, titles, scores, quick=settings.quick),
             self.text(
                 "legend",
                 seeds=settings.seeds,

@@ -28,7 +28,6 @@ class Method:
         paper: The paper's row in `paper.yaml`; None is that of its name, an empty one is none.
         seeded: Whether its result depends on the seed; else it is run once.
         kind: Who must run the model; None takes any.
-        packages: Packages that it needs in addition to the model's own.
         usual: Whether it is run by default.
         standing: How it is measured if it has no federation.
         method: The ``method`` of the run, without the learning rate.
@@ -44,7 +43,6 @@ class Method:
     paper: str | None = None
     seeded: bool = True
     kind: Literal["onnx", "transformers"] | None = None
-    packages: Sequence[str] = ()
     usual: bool = True
     standing: str | None = None
     method: Mapping[str, Any] = field(default_factory=dict)
@@ -94,13 +92,12 @@ class Method:
 
 def missing(row: Method, settings: Settings) -> str | None:
     """Why a method cannot run on this machine with this model; None if it can."""
-    if row.kind == "transformers":
-        if not settings.has_weights:
-            return "the model's folder has no config.json and weights for the transformers library"
-        if any(find_spec(name) is None for name in ("torch", "transformers")):
-            return "the extra torch is not installed"
-    absent = [name for name in row.packages if find_spec(name) is None]
-    return f"{', '.join(absent)} is not installed" if absent else None
+    if settings.only_report or row.kind != "transformers":
+        return None
+    if not settings.has_weights:
+        return "the model's folder has no config.json and weights for the transformers library"
+    installed = all(map(find_spec, ("torch", "transformers")))
+    return None if installed else "the extra torch is not installed"
 
 
 def wanted(settings: Settings, known: Iterable[str]) -> tuple[str, ...] | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from scipy.stats import trim_mean
 
+from fedone_paper.federated import start_of
 from fedone_paper.methods import Method, method_of, missing, wanted
 from fedone_paper.settings import Settings, declared
 from fedone_paper.statistics import Comparison, Median, compared, median_interval
@@ -91,11 +92,7 @@ class Repeats:
             ", ".join(f"K*={k}" for k, one in found.items() if _decided(one) == sign)
             for sign in (-1, 0)
         )
-        head = "fewest"
-        if worse:
-            head = "worse" if open_ else "worse_all"
-        elif open_:
-            head = "open"
+        head = ("worse" if open_ else "worse_all") if worse else ("open" if open_ else "fewest")
         details = "; ".join(
             texts["detail"].format(
                 clients=clients,
@@ -127,16 +124,14 @@ class Repeats:
             error, color = ([middle - low], [high - middle]), f"C{place}"
             dots.append(Line(x=[place] * len(values), y=values, style=".", color=color))
             dots.append(Line(x=[place + 0.15], y=[middle], error=error, style="s", color=color))
-            losses = [
-                [(at["queries"], at[target] - _start(run)) for at in run["curve"]]
-                for run in runs.values()
-            ]
-            x, y, _ = mean_curve(losses)
+            held = [run["curve"] for run in runs.values()]
+            x, y, _ = mean_curve(
+                [
+                    [(at["queries"], at[target] - start_of(curve, target)) for at in curve]
+                    for curve in held
+                ]
+            )
             curves.append(Line(x=x, y=y, color=color, label=f"K*={clients}"))
-        known = {n: self.paper[k] for n, k in enumerate(self.runs) if k in self.paper}
-        if known:
-            label = "paper (another model)"
-            dots.append(Line(x=list(known), y=list(known.values()), style="kx", label=label))
         return (
             Panel(
                 lines=dots,
@@ -175,13 +170,12 @@ class Repeats:
         columns["every repeat, by seed"] = lambda k, _: ", ".join(
             queries_text(found, self.cap) for found in queries(k)
         )
-        starts = [_start(run) for runs in self.runs.values() for run in runs.values()]
-        head = declared()["targets"][target].format(
-            gain=self.gains[target],
-            setting=self.setting,
-            cap=self.cap,
-            least=min(starts),
-            most=max(starts),
+        held = [run["curve"] for runs in self.runs.values() for run in runs.values()]
+        starts = [start_of(curve, target) for curve in held]
+        about_it = declared()["targets"][target].format(gain=self.gains[target])
+        head = (
+            f"### To {about_it}\n\nAll with {self.setting}; repeats end at {self.cap:,} queries. "
+            f"The start, over all repeats: {min(starts):.3f} to {max(starts):.3f}.\n"
         )
         return f"{head}\n{table('K*', self.runs, columns)}\n{self.verdict(target)}\n"
 
@@ -273,7 +267,7 @@ class TableQueries(Study):
                 point = {"contender": name, "clients_per_round": clients}
                 if (rate := self.rate(settings, point, results)) is not None:
                     rates[clients] = rate
-            row = paper["rows"].get(contender.paper, {})
+            row = {} if settings.quick else paper["rows"].get(contender.paper, {})
             if runs := self.runs(settings, results, contender=name):
                 found[name] = Repeats(
                     label=contender.title,
@@ -311,12 +305,6 @@ def trimmed_text(queries: Sequence[float], cap: int) -> str:
     mean = trim_mean([min(value, cap) for value in queries], TRIM)
     kept = len(queries) - int(TRIM * len(queries))
     return "at least " * math.isinf(sorted(queries)[kept - 1]) + f"{mean:,.1f}"
-
-
-def _start(run: Result) -> float:
-    """Return the untrained expected loss; without one, that of the untrained prompt."""
-    start: Mapping[str, float] = run["curve"][0]
-    return start.get("expected_loss", start["prompt_loss"])
 
 
 def _decided(found: Comparison) -> int:

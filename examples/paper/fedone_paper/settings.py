@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 from fedone_sdk import assets
-from fedone_sdk.backends.checkpoint import WEIGHTS
+from fedone_sdk.backends.checkpoint import WEIGHTS, find_checkpoint
 from fedone_sdk.backends.onnx import MODEL_FILES
+from fedone_sdk.data import load_examples
 from fedone_sdk.errors import ArgumentError
+from fedone_sdk.evaluation.engine import write_whole
 
 
 @cache
@@ -40,10 +44,9 @@ class Settings:
         options: Settings that only some studies have (`Study.options`), as text.
         cap_queries: Training queries of the whole study, where it pays for them.
         cap_usd: Money of the whole study, US dollars.
-        prices: Of prompt and completion tokens, US dollars per million; None takes the known ones.
-        base_url: Of an OpenAI-compatible endpoint, for studies that ask one.
-        api_model: The model's name at that endpoint.
-        api_key_env: The environment variable that holds its key; None sends none.
+        backend_file: YAML file of the model that a study pays for, with the keys of ``backend`` in
+            a run.
+        only_report: Whether existing results are reported, and no trial is run.
     """
 
     model: Path | None = None
@@ -54,10 +57,8 @@ class Settings:
     options: Mapping[str, str] = field(default_factory=dict)
     cap_queries: int | None = None
     cap_usd: float | None = None
-    prices: tuple[float, float] | None = None
-    base_url: str | None = None
-    api_model: str | None = None
-    api_key_env: str | None = None
+    backend_file: Path | None = None
+    only_report: bool = False
 
     @property
     def model_folder(self) -> Path:
@@ -123,3 +124,36 @@ class Settings:
             if not file.is_file():
                 raise ArgumentError(f"--data: there is no {file}")
         return {**found, "model": self.model_folder}
+
+
+def fetch_model(name: str) -> Path:
+    """Return a folder or file; of a model of the Hugging Face hub its folder in the cache.
+
+    Raises:
+        SpecError: The hub does not give the model.
+    """
+    path = Path(name)
+    if path.exists() or path.is_absolute() or name.count("/") != 1:
+        return path
+    found, hub = find_checkpoint(name), import_module("huggingface_hub")
+    # Into the folder of the small files.
+    hub.snapshot_download(name, revision=found.commit, allow_patterns=["*.safetensors"])
+    return found.folder
+
+
+def fetch_data(source: str, tasks: Iterable[str], folder: Path) -> Path:
+    """Return a folder of data; the rows of ``hf:glue`` are written to `folder` first.
+
+    Raises:
+        DataError: The hub does not give the rows.
+        MissingExtraError: The package `datasets` is not installed.
+    """
+    if not source.startswith("hf:"):
+        return Path(source)
+    for task in tasks:
+        dev = "validation_matched" if task == "mnli" else "validation"
+        for name, split in ("train", "train"), ("dev", dev):
+            if not (file := folder / task / f"{name}.jsonl").exists():
+                rows = load_examples(f"{source}/{task}", split=split)
+                write_whole(file, "".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder

@@ -34,8 +34,8 @@ class Soft(NamedTuple):
 
     Attributes:
         kind: Where the vectors act.
-        values: Float32, shape (n, H); for ``key_values`` (2 L n, H): the n keys of layer l are the
-            rows from 2 l n on, followed by its n values.
+        values: Float32, shape (n, H), or (P, n, H) for P prompts; for ``key_values`` (2 L n, H):
+            the n keys of layer l are the rows from 2 l n on, followed by its n values.
     """
 
     kind: Kind
@@ -97,13 +97,17 @@ class SoftModel:
     def log_probs(
         self, task: TaskSpec, examples: Sequence[Example], soft: Soft | None = None
     ) -> Any:
-        """Return the label words' log-probabilities with their gradients, shape (B, C), nats."""
+        """Return the label words' log-probabilities with their gradients, shape (B, C), nats.
+
+        Of P prompts it is (P B, C), the rows of the first prompt first.
+        """
         torch, module = self._torch, self.module
         length = 0 if soft is None else self._length(soft)
         prefix = length if soft is not None and soft.kind == "key_values" else 0
         encoder = self._encoder(prefix)
         inputs = [_placed(render(task, "", example), length - prefix) for example in examples]
-        clozes = [encoder.encode(parts) for parts in inputs]
+        prompts = len(soft.values) if soft is not None and soft.values.dim() == 3 else 1
+        clozes = [encoder.encode(parts) for parts in inputs] * prompts
         longest = max(len(cloze.ids) for cloze in clozes)
         rows = [[*cloze.ids, *[encoder.pad_id] * (longest - len(cloze.ids))] for cloze in clozes]
         seen = [[position < len(cloze.ids) for position in range(longest)] for cloze in clozes]
@@ -117,12 +121,14 @@ class SoftModel:
         labels = [token for (token,) in encoder.label_ids(task.label_words)]
         return logits[:, labels] - logits.logsumexp(1, keepdim=True)
 
-    def loss(self, task: TaskSpec, examples: Sequence[Example], soft: Soft | None = None) -> Any:
-        """Return the mean cross-entropy of a mini-batch with its gradients, nats."""
+    def losses(self, task: TaskSpec, examples: Sequence[Example], soft: Soft | None = None) -> Any:
+        """Return each prompt's mean cross-entropy with its gradients, shape (P,), nats."""
         found = self.log_probs(task, examples, soft)
         targets = found.new_tensor([target_of(task, example) for example in examples]).long()
+        prompts = len(found) // len(examples)
         cross_entropy = self._torch.nn.functional.cross_entropy
-        return cross_entropy(found, targets, reduction="sum") / len(examples)
+        each = cross_entropy(found, targets.repeat(prompts), reduction="none")
+        return each.view(prompts, -1).mean(1)
 
     def measure(
         self,
@@ -151,7 +157,7 @@ class SoftModel:
         return self._encoders[prefix]
 
     def _length(self, soft: Soft) -> int:
-        rows = len(soft.values)
+        rows = int(soft.values.shape[-2])
         return rows if soft.kind == "embeddings" else rows // (2 * self.num_layers)
 
     def _arguments(self, ids: Any, mask: Any, soft: Soft | None, pad_id: int) -> dict[str, Any]:
@@ -163,8 +169,10 @@ class SoftModel:
             embedded = self.module.get_input_embeddings()(ids)
             # A pad inside an input holds the place of a vector.
             places = ((ids == pad_id) & mask.bool()).unsqueeze(-1)
+            each = values.view(-1, length, values.shape[-1])
+            each = each.repeat_interleave(len(ids) // len(each), 0)
             return {
-                "inputs_embeds": embedded.masked_scatter(places, values.repeat(len(ids), 1)),
+                "inputs_embeds": embedded.masked_scatter(places, each),
                 "attention_mask": mask,
                 "position_ids": mask.cumsum(1) * mask + pad_id,
             }

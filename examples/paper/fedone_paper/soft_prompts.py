@@ -85,15 +85,15 @@ class BBT:
         """Do one generation of CMA-ES per step."""
         initial = CmaEs.initial(self.intrinsic_dim, self.sigma)
         search, limit = self.searches.get(client, initial), reach(self.bound)
+        torch = import_module("torch")
         found: list[float] = []
         for step in steps:
             mean = alpha[0].astype(np.float64)
             points = search.sample(mean, self.num_samples, stream(step.prompt_seed))
             points = points.astype(np.float32)
-            losses = [
-                self.model.measure(self.task, step.batch, self.batch_size, self.soft(point)).loss
-                for point in points
-            ]
+            soft = Soft("embeddings", torch.stack([self.soft(point).values for point in points]))
+            with torch.inference_mode():
+                losses = self.model.losses(self.task, step.batch, soft).tolist()
             mean, search = search.after(
                 mean, points.astype(np.float64), np.array(losses), reach=limit
             )
@@ -145,7 +145,7 @@ class Trained:
         losses = []
         for step in steps:
             optimizer.zero_grad()
-            loss = self.model.loss(self.task, step.batch, Soft(self.kind, weights))
+            (loss,) = self.model.losses(self.task, step.batch, Soft(self.kind, weights))
             loss.backward()
             optimizer.step()
             losses.append(loss.item())

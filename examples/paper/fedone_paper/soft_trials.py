@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from fedone_paper.federated import Tuning, run_trial, tuning_federation
+from fedone_paper.federated import Tuning, note_reached, run_trial, tuning_federation
 from fedone_paper.settings import Settings
 from fedone_paper.soft_model import Measured, SoftModel
 from fedone_paper.soft_prompts import BBT, Alpha, Method, Round, Trained, rounds
@@ -93,10 +93,7 @@ def run_soft_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
         found = tuned.measure(alpha, rows, len(rows))
         measured = {"prompt_loss": found.loss, "prompt_metric": found.metric}
         curve.append({"round": number, "queries": tuned.spent, **measured})
-        for name, gain in probing["gains"].items():
-            if reached[name] is None and curve[-1][name] <= curve[0][name] - gain:
-                reached[name] = tuned.spent
-        return bool(reached) and None not in reached.values()
+        return note_reached(reached, curve, probing["gains"])
 
     over = probe(0, method.init())
     for number, done in enumerate(tuned.rounds(), 1):

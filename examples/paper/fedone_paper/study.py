@@ -82,11 +82,10 @@ def run_study(
     settings: Settings,
     *,
     out: Path,
-    workers: int,
+    workers: int | None,
     ray: str | None = None,
     command: str = "",
     watch: Callable[[Progress], None] | None = None,
-    run_missing: bool = True,
 ) -> Finished:
     """Run the missing trials of a study, and write its report.
 
@@ -94,11 +93,10 @@ def run_study(
         study: What to run.
         settings: What the user asked for.
         out: The results go to a folder of the study's name in it.
-        workers: Trials at once.
+        workers: Trials at once; see `Session`.
         ray: Address of the Ray cluster that runs them, ``local`` starts one; None uses processes.
         command: The command in the report that makes it again.
         watch: Called when a trial ends.
-        run_missing: Whether trials without a result are run; else existing results are reported.
 
     Raises:
         MissingExtraError: Ray or matplotlib is not installed; raised before the work.
@@ -111,7 +109,7 @@ def run_study(
     while new := [one for one in study.trials(settings, session.results) if one.key not in tried]:
         tried.update(trial.key for trial in new)
         missing = session.find(new)
-        if run_missing:
+        if not settings.only_report:
             session.run(missing)
     if not session.found:
         return Finished(None, (), session.failures)

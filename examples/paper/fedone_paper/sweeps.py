@@ -1,50 +1,60 @@
-"""table-clients and figure-prompt-length: GS-BDPL along one attribute of the run."""
+"""table-clients and figure-prompt-length: methods along one attribute of the run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from statistics import fmean, stdev
 from typing import Any
 
+from fedone_paper.methods import METHODS
 from fedone_paper.settings import Settings
 from fedone_paper.statistics import compared
-from fedone_paper.study import Report, Results, Runs, Study
+from fedone_paper.study import Point, Report, Results, Runs, Study
 from fedone_paper.tables import Column, about, mean_sd_text, paper_row, printed, table
-from fedone_sdk.evaluation.engine import Result
+from fedone_sdk.evaluation.engine import Result, Trial
 from fedone_sdk.reports.figures import Line, Panel, svg_of
 
 
 class Sweep(Study):
-    """The metric of the tuned prompt along the last axis, a table and a panel per task."""
+    """The metric after training along the last axis, a table and a panel per task and method."""
+
+    def trial(self, settings: Settings, key: str, point: Point) -> Trial:
+        """Return the trial of a method's run."""
+        return super().trial(settings, key, {**point, "method": {"name": point["method"]}})
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """One table, one comparison and one panel per task."""
-        run, tasks = self.run(settings), self.grid(settings)["task"]
-        found = {task: self.runs(settings, results, task=task) for task in tasks}
-        found = {task: runs for task, runs in found.items() if runs}
+        """One table, one comparison and one panel per method and task."""
+        run, grid = self.run(settings), self.grid(settings)
+        found = {
+            (task, name): self.runs(settings, results, task=task, method=name)
+            for task, name in product(grid["task"], grid["method"])
+        }
+        found = {place: runs for place, runs in found.items() if runs}
         rate = run["method"]["learning_rate"]
         head = self.text("head", rounds=run["rounds"], learning_rate=rate, about=about(self.name))
-        sections = [self._section(task, runs) for task, runs in found.items()]
-        panels = [self._panel(task, runs) for task, runs in found.items()]
+        sections = [self._section(settings, *place, runs) for place, runs in found.items()]
+        panels = [self._panel(*place, runs) for place, runs in found.items()]
         return Report(
             markdown="\n".join([f"![{self.title}]({self.name}.svg)\n\n{head}\n", *sections]),
             figures={self.name: svg_of(panels, size=(4.0, 3.8))},
         )
 
-    def _section(self, task: str, runs: Runs) -> str:
+    def _section(self, settings: Settings, task: str, method: str, runs: Runs) -> str:
         columns: dict[str, Column] = {
             "no prompt": lambda _, found: mean_sd_text(_metrics(found, "no_prompt")),
             "untrained": lambda _, found: mean_sd_text(_metrics(found, "before")),
             "tuned": lambda _, found: mean_sd_text(_metrics(found, "after")),
         }
-        if "rows" in printed(self.name):
-            columns["the paper"] = lambda value, _: paper_row(self.name, "gs-bdpl", [value])[0]
+        if "rows" in printed(self.name) and not settings.quick:
+            columns["the paper"] = lambda value, _: paper_row(self.name, method, [value])[0]
         columns["runs whose clients share rows"] = lambda _, found: str(
             sum(run["reused_rows"] for run in found.values())
         )
         columns["seeds"] = lambda _, found: str(len(found))
         rows = table(self.said["axis"], runs, columns)
-        return f"## {task} ({_any(runs)['name']})\n\n{rows}\n{self._verdict(runs)}\n"
+        head = f"## {METHODS[method].title}, {task} ({_any(runs)['name']})"
+        return f"{head}\n\n{rows}\n{self._verdict(runs)}\n"
 
     def _verdict(self, runs: Runs) -> str:
         """Each value against the usual one, over the seeds that both have."""
@@ -63,7 +73,7 @@ class Sweep(Study):
         improved = sum(metric["after"] > metric["before"] for metric in each)
         return "".join([*parts, texts["tuned"].format(improved=improved, runs=len(each))])
 
-    def _panel(self, task: str, runs: Runs) -> Panel:
+    def _panel(self, task: str, method: str, runs: Runs) -> Panel:
         lines = []
         for name, label in ("after", "tuned"), ("before", "untrained"):
             held = [_metrics(each, name) for each in runs.values()]
@@ -76,7 +86,7 @@ class Sweep(Study):
             level_label="no prompt",
             x=self.said["axis"],
             y=str(_any(runs)["name"]),
-            title=task,
+            title=f"{METHODS[method].title}, {task}",
             ticks={value: f"{value:,}" for value in runs},
             log=self.said["log"],
         )

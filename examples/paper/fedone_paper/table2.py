@@ -68,7 +68,6 @@ class Table2(Study):
             "Method": partial(_cell, "title", "{}"),
             "K*": partial(_cell, "clients", "{}"),
             "Numbers of alpha": partial(_cell, "elements", "{:,}"),
-            "Trainable MB per client": partial(_cell, "trainable", "{:.3f}"),
             "FL server MB": partial(_cell, "megabytes", "{}"),
             "FL server queries": partial(_cell, "visits", "{:,}"),
             "LLM queries": partial(_cell, "queries", "{:,}"),
@@ -78,8 +77,7 @@ class Table2(Study):
         compared = not settings.quick
         if compared:
             columns |= {
-                "Paper: trainable MB": partial(_cell, "paper_trainable", "{:g}"),
-                "MB": partial(_cell, "paper_megabytes", "{:.2f}"),
+                "Paper: MB": partial(_cell, "paper_megabytes", "{:.2f}"),
                 "FL queries": partial(_cell, "paper_visits", "{:,}"),
                 "Paper: LLM queries": partial(_cell, "paper_queries", "{:,}"),
             }
@@ -109,7 +107,6 @@ def _line(row: Method, clients: int, alpha: Result, losses: Result | None) -> di
         "title": row.title,
         "clients": clients,
         "elements": elements,
-        "trainable": elements * _FLOAT32 / _MB,
         # Half rounded up: 15.625 is 15.63.
         "megabytes": sent.quantize(Decimal("0.01"), ROUND_HALF_UP),
         "visits": alpha["visits"],
@@ -117,7 +114,6 @@ def _line(row: Method, clients: int, alpha: Result, losses: Result | None) -> di
         "wire_alpha": None if row.soft else _wire(alpha),
         "wire_losses": None if losses is None else _wire(losses),
         **{f"paper_{n}": v for n, v in zip(paper["columns"], numbers, strict=False)},
-        "paper_trainable": paper["trainable"][name] if numbers else None,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +13,13 @@ from fedone_paper.glue import glue_task
 from fedone_paper.methods import method_of
 from fedone_paper.settings import Settings
 from fedone_paper.study import Point, Report, Results, Study
-from fedone_paper.tables import Column, about, number, score_table, table
+from fedone_paper.tables import Column, about, score_table, table
+from fedone_sdk.backends.build import build_backend, price_of
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.evaluation.engine import Result, Trial
 from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.spec.base import load_yaml
 
 BIAS_ROWS = 64
 """Training rows that the label bias of no prompt is fitted on."""
@@ -29,10 +32,9 @@ _MEASURED = {"no-prompt": "none", "no-prompt-bias": "biased", "untrained": "untr
 class Table3(Study):
     """Ways to prompt a chat model; the federated ones (K* = 1) query it to train.
 
-    `Settings.options`: ``concurrency``, the requests under way at once (a small server times out
-    with more than it has slots); ``dev_rows``, the dev rows that prompts are measured on;
-    ``batch_size``, the examples of a query; ``question=yes-no`` asks SST-2 a yes-or-no question as
-    well, for models that do not answer great or terrible.
+    `Settings.options`: ``dev_rows``, the dev rows that prompts are measured on; ``batch_size``, the
+    examples of a query; ``question=yes-no`` asks SST-2 a yes-or-no question as well, for models
+    that do not answer great or terrible.
     """
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
@@ -52,18 +54,14 @@ class Table3(Study):
         run["method"] = {**run["method"], **row.method}
         if row.slots:
             run["prompt"] = {"slots": list(row.slots)}
-        if name not in _MEASURED:
-            run["budget"] = {"queries": self._queries(settings)}
-        options: dict[str, Any] = {
-            "run": {**run, "seed": seed},
-            "task": task,
-            "dev_rows": self.run(settings)["dev_rows"],
-            "seed": seed,
-        }
+        options = {"task": task, "dev_rows": self.run(settings)["dev_rows"], "seed": seed}
         if question := self._questions(settings).get(task):
             options["question"] = question
         if name in _MEASURED:
             options |= {"prompt": _MEASURED[name], "bias_rows": BIAS_ROWS}
+        else:
+            run["budget"] = {"queries": self._queries(settings)}
+        options["run"] = {**run, "seed": seed}
         inputs = settings.inputs(task)
         del inputs["model"]
         return Trial(key=key, run=run_chat, options=options, inputs=inputs)
@@ -108,7 +106,7 @@ class Table3(Study):
         }
         parts = [
             self._caption(settings, rounds),
-            score_table(self.name, titles, scores),
+            score_table(self.name, titles, scores, quick=settings.quick),
             f"Cells without a number:\n\n{''.join(refused)}" if refused else "",
             f"## What was spent\n\n{self.text('spent')}\n\n{table('', spent, columns)}",
             about(self.name),
@@ -119,37 +117,27 @@ class Table3(Study):
         """Return a run without its task and data.
 
         Raises:
-            SpecError: The endpoint or the model is missing.
+            SpecError: The file of the backend is missing or wrong, or its cost is not capped.
         """
-        if settings.base_url is None or settings.api_model is None:
+        file = settings.backend_file
+        if file is None:
             raise ArgumentError(
-                "--base-url and --api-model: are required, also with --quick: an OpenAI-compatible "
-                "endpoint, and the model's name there"
+                "--backend: is required, also with --quick: a YAML file with the keys of `backend` "
+                "in a run (kind, model, base_url, api_key_env, prices ...)"
             )
         run = self.run(settings)
         del run["dev_rows"]
-        prices = settings.prices and dict(
-            zip(("prompt", "completion"), map(str, settings.prices), strict=True)
-        )
-        at_once = number(settings.options, "concurrency", 0)
-        document: dict[str, Any] = {
-            "name": "trial",
-            **run,
-            "backend": {
-                "kind": "openai",
-                "base_url": settings.base_url,
-                "model": settings.api_model,
-                "api_key_env": settings.api_key_env,
-                "prices": prices,
-                **({"limits": {"concurrency": at_once}} if at_once else {}),
-            },
-        }
+        document: dict[str, Any] = {"name": "trial", **run, "backend": load_yaml(file)}
         data = {**document["data"], "train": "train"}
-        validate_spec(
-            RunSpec,
-            {**document, "task": glue_task("sst2", "chat"), "data": data},
-            source="arguments",
-        )
+        task = glue_task("sst2", "chat")
+        spec = validate_spec(
+            RunSpec, {**document, "task": task, "data": data}, source=str(file)
+        ).backend
+        asyncio.run(build_backend(spec, file.parent).aclose())  # Refuses a key that is missing.
+        if (price := price_of(spec)) is None:
+            raise ArgumentError(f"{file}: prices: are required: that of {spec.model} is not known")
+        if settings.cap_usd is None and price.units:
+            raise ArgumentError(f"--cap-usd: is required: {spec.model} in {file} costs money")
         return document
 
     def _queries(self, settings: Settings) -> int:
@@ -162,9 +150,7 @@ class Table3(Study):
         per_round: int = run["method"]["num_samples"]
         rows = len(self.said["axes"]["row"]) - len(_MEASURED)
         num_runs = rows * settings.seeds * len(self.grid(settings)["task"])
-        queries = run["rounds"] * per_round
-        if cap is not None:
-            queries = min(queries, cap // num_runs)
+        queries = min(run["rounds"] * per_round, math.inf if cap is None else cap // num_runs)
         if queries < per_round:
             raise ArgumentError(
                 f"--cap: {cap} queries do not pay for one round of {per_round} of each of the "
@@ -174,12 +160,13 @@ class Table3(Study):
 
     def _caption(self, settings: Settings, rounds: set[int]) -> str:
         run, rows = self._document(settings), self.run(settings)["dev_rows"]
+        backend = run["backend"]
         ran = " to ".join(map(str, sorted({min(rounds), max(rounds)}))) if rounds else "no"
         return self.text(
             "caption",
             **{**run["data"], **run["method"]},
-            model=settings.api_model,
-            url=settings.base_url,
+            model=backend.get("model"),
+            url=backend.get("base_url") or "its provider",
             length=run["prompt"]["length"],
             size=run["prompt"]["vocabulary"]["size"],
             ran=ran,

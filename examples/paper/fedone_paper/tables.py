@@ -116,40 +116,33 @@ def about(name: str) -> str:
     return f"The paper: {found['place']}; {found['setting']}.{says}"
 
 
-def paper_row(
-    name: str, row: str, columns: Sequence[object], *, average: bool = False
-) -> list[str]:
-    """Return a method's cells in some columns, ``-`` where the paper has none.
-
-    With `average`, the printed average of all columns comes last.
-    """
+def paper_row(name: str, row: str, columns: Sequence[object]) -> list[str]:
+    """Return a method's cells in some columns, ``-`` where the paper has none."""
     found = printed(name)
     cells = dict(zip(found["columns"], found["rows"].get(row, ()), strict=False))
     digits = found.get("digits", 1)
-    texts = [
+    return [
         " ± ".join(f"{number:.{digits}f}" for number in cells[column]) if column in cells else "-"
         for column in columns
     ]
-    if average:
-        whole = row in found["rows"] and list(columns) == found["columns"]
-        texts.append(f"{found['averages'][row]:.2f}" if whole else "-")
-    return texts
 
 
 def score_table(
-    name: str, titles: Mapping[str, str], scores: Mapping[str, Mapping[str, Sequence[float]]]
+    name: str,
+    titles: Mapping[str, str],
+    scores: Mapping[str, Mapping[str, Sequence[float]]],
+    *,
+    quick: bool,
 ) -> str:
-    """Return a table of methods and tasks, with the paper's row below each of ours.
+    """Return a table of methods and tasks, without `quick` with the paper's row below ours.
 
-    The last column is the mean over tasks, where a method has results of all of them. Scores are
+    It has no mean over tasks, which would weigh those at chance as much as the others. Scores are
     metrics over seeds, by method and task.
     """
     tasks = list(next(iter(scores.values()), {}))
     rows = []
     for method, row in scores.items():
-        means = [fmean(values) for values in row.values() if values]
-        average = mean_sd_text([fmean(means)]) if len(means) == len(tasks) else "-"
-        rows.append([titles[method], *map(mean_sd_text, row.values()), average])
-        if method in printed(name)["rows"]:
-            rows.append(["the paper", *paper_row(name, method, tasks, average=True)])
-    return _markdown(["Method", *(TASK_COLUMNS[task] for task in tasks), "Average"], rows)
+        rows.append([titles[method], *map(mean_sd_text, row.values())])
+        if method in printed(name)["rows"] and not quick:
+            rows.append(["the paper", *paper_row(name, method, tasks)])
+    return _markdown(["Method", *(TASK_COLUMNS[task] for task in tasks)], rows)

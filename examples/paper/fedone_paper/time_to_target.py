@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedone_paper.federated import (
     Tuning,
+    note_reached,
     run_facts,
     run_trial,
     trial_backend,
@@ -47,9 +48,10 @@ class Probing:
         prompts: Prompts drawn from alpha.
         rows: Dev rows that each of them is measured on, a separate draw.
         prompt_rows: Dev rows that the deployable prompt is measured on.
-        gains: The targets: how far each named loss must come below the untrained expected loss
-            (of a soft prompt, below the loss of the untrained one), nats. The run ends when all are
-            reached; with none it continues to its end.
+        gains: The targets: how far each named loss must come below the untrained expected loss,
+            nats, and each named metric above the untrained expected metric (of a soft prompt, those
+            of the untrained one). The run ends when all are reached; with none it continues to its
+            end.
     """
 
     queries: int = 100
@@ -160,7 +162,8 @@ class _Probe:
             prompt = method.prompt(state)
             found |= await self._measured("prompt", backend, [prompt], [self._prompt_rows])
             self.curve.append(found)
-            self._compare()
+            if note_reached(self.reached, self.curve, probing.gains):
+                self.enough.set()
 
     def _drawn(self, purpose: str, number: int, count: int) -> list[Example]:
         dev, seed = self._federation.dev, self._federation.spec.seed
@@ -184,20 +187,10 @@ class _Probe:
         ]
         answers = await score_all(backend, queries)
         self.asked += len(queries)
-        found = Prediction.of(task, queries, answers, [row for held in rows for row in held])
+        found = await Prediction.of(task, queries, answers, [row for held in rows for row in held])
         if found.mean_loss is None or found.metric is None:
             raise BackendError("the model answered none of the probe's inputs")
         return {f"{name}_loss": found.mean_loss, f"{name}_metric": found.metric}
-
-    def _compare(self) -> None:
-        first, last = self.curve[0], self.curve[-1]
-        # The loss of one untrained prompt may be low by chance, and its target unreachable.
-        untrained = first["expected_loss"]
-        for name, gain in self._probing.gains.items():
-            if self.reached[name] is None and last[name] <= untrained - gain:
-                self.reached[name] = last["queries"]
-        if self.reached and None not in self.reached.values():
-            self.enough.set()
 
     def _every(self, run: ServedRun) -> int:
         method, clients = run.spec.method, run.spec.participation.clients_per_round

@@ -84,6 +84,7 @@ export interface LossesAssignment {
   prompts: PackedArray;
   biases?: PackedArray | null;
   minibatch_seed: number;
+  reflect?: boolean;
 }
 /**
  * Response to `POST /v1/assignments/{id}/renew`.
@@ -108,6 +109,7 @@ export interface RunTask {
   loss_clip?: number | null;
   privacy?: PrivacySpec | null;
   calibration?: CalibrationSpec;
+  reflection?: Reflection | null;
 }
 /**
  * A task for a language model, as a cloze, a question, a text to continue, or a chat.
@@ -124,7 +126,18 @@ export interface TaskSpec {
   label_field?: string;
   description?: Description | null;
   max_tokens?: number;
-  score?: string | null;
+  score?:
+    | string
+    | {
+        /**
+         * This interface was referenced by `undefined`'s JSON-Schema definition
+         * via the `patternProperty` "^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[A-Za-z_][\w-]*)$".
+         */
+        [k: string]: {
+          [k: string]: JsonValue;
+        };
+      }
+    | null;
   bias?: number[] | null;
 }
 /**
@@ -143,6 +156,7 @@ export interface Description {
   aspect?: string;
   question?: string | null;
 }
+export interface JsonValue {}
 /**
  * The paper's methods: a gradient in a distribution over tokens.
  */
@@ -206,7 +220,6 @@ export interface OwnMethodSpec {
     [k: string]: JsonValue;
   };
 }
-export interface JsonValue {}
 /**
  * Clipping and Gaussian noise on the device (docs/explanation/privacy.md).
  *
@@ -224,6 +237,13 @@ export interface PrivacySpec {
  */
 export interface CalibrationSpec {
   kind?: "auto" | "none" | "labels";
+}
+/**
+ * What devices need to propose candidates.
+ */
+export interface Reflection {
+  slot: string;
+  gateway: boolean;
 }
 /**
  * `GET /v1/runs/{id}/vocabulary`: the candidates, in index order.
@@ -254,6 +274,14 @@ export interface Score {
     [k: string]: string;
   }[];
   references?: string[];
+  proposal?: Proposal | null;
+}
+/**
+ * A candidate that a device wrote for the run's proposed slot.
+ */
+export interface Proposal {
+  parent: number;
+  text: string;
 }
 /**
  * The model's scores.
@@ -276,6 +304,7 @@ export interface LossesUpdate {
   losses: number[];
   by_class?: PackedArray | null;
   class_counts?: number[];
+  proposal?: Proposal | null;
 }
 /**
  * Counts of the mini-batch's examples.

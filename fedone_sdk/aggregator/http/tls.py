@@ -13,6 +13,7 @@ import structlog
 from pydantic import model_validator
 
 from fedone_sdk.errors import SpecError
+from fedone_sdk.files import user_path
 from fedone_sdk.spec import Spec
 
 _log = structlog.get_logger(__name__)
@@ -56,11 +57,9 @@ class ServerTls:
 
     def __init__(self, config: TlsConfig, folder: Path) -> None:
         self._config = config
-        self._certificate = folder / Path(config.certificate).expanduser()
-        self._key = folder / Path(config.key).expanduser()
-        self._client_ca = (
-            None if config.client_ca is None else folder / Path(config.client_ca).expanduser()
-        )
+        self._certificate = folder / user_path(config.certificate)
+        self._key = folder / user_path(config.key)
+        self._client_ca = None if config.client_ca is None else folder / user_path(config.client_ca)
         self._seen = self._stamps()
         self._newest = self._load()
         self.context = self._load()

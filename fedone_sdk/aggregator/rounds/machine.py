@@ -37,7 +37,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.spec import OwnMethodSpec, RunSpec, SearchSpec
 from fedone_sdk.task import Bias
-from fedone_sdk.vocabulary import CHARS_PER_TOKEN, Layout, Vocabulary
+from fedone_sdk.vocabulary import CHARS_PER_TOKEN, MAX_PROPOSALS, Layout, Vocabulary
 
 MIN_SAMPLES = 2
 """Minimal number of prompts per step: the variance-reduced estimator divides by I - 1."""
@@ -449,7 +449,8 @@ class RoundMachine:
         due = searching and (state.round + 1) % proposer.every == 0
         number = sum(origin.client == client for origin in state.lineage)
         room = len(state.proposed) + len(state.waiting) < proposer.max_candidates
-        return due and room and number < proposer.max_per_client
+        trusted = client not in state.quarantined
+        return due and room and trusted and number < MAX_PROPOSALS
 
     # Seeds: all draws are reproducible and not stored
 

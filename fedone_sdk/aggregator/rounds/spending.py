@@ -10,6 +10,9 @@ from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 
+_REFLECTION = "reflection"
+"""In a seat's calls; no digest of a request."""
+
 
 def replica_of(attempt: str) -> str:
     """Return the id of the replica that made this reservation."""
@@ -104,6 +107,16 @@ def reserve_call(
     except BudgetExhausted as exc:
         raise ProblemError("lease_exhausted", str(exc)) from exc
     return Result(state=replace(state.with_seat(seat), account=account))
+
+
+def begin_reflection(
+    machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
+) -> Result[None]:
+    """Record the one reflection of an assignment, on whichever replica."""
+    seat = working(state, assignment_id)
+    if _REFLECTION in seat.calls:
+        raise ProblemError("run_conflict", "the assignment's reflection was asked for before")
+    return Result(state=state.with_seat(replace(seat, calls=seat.calls | {_REFLECTION})))
 
 
 def new_queries(

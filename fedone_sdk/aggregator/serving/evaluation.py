@@ -208,7 +208,7 @@ class Evaluation(Companion):
             )
             answers = await query_as_evaluation(run, self._backend, queries)
             await run.record_answers(answers)
-            found = Prediction.of(
+            found = await Prediction.of(
                 task, queries, answers, examples, score=self._score, measure=self._metric
             )
             self._bugs.reset(run)

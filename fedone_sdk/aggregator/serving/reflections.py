@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from fedone_sdk.aggregator.rounds.spending import begin_reflection
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.serving.calls import query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import Change
@@ -64,10 +65,14 @@ class Reflections(Proposer):
         """Let the model write a candidate from a device's cases, once per assignment.
 
         Raises:
-            ProblemError: The assignment asks for no proposal, or the model failed.
+            ProblemError: The assignment asks for no proposal, the cases are not the task's, another
+                replica has been asked, or the model failed.
         """
         if not seat.reflects or message.parent >= seat.num_samples:
             raise ProblemError("invalid_message", "the assignment asks for no reflection")
+        fields = set(self._run.spec.task.fields)
+        if any(case.example.keys() != fields for case in message.cases):
+            raise ProblemError("invalid_message", f"cases: must have the fields {sorted(fields)}")
         self._calls = calls = self._calls or {}
         if message.assignment_id not in calls:
             work = self._written(seat, message)
@@ -78,6 +83,7 @@ class Reflections(Proposer):
 
     async def _written(self, seat: Seat, message: Reflect) -> Reflected:
         run = self._run
+        await run.apply(begin_reflection, assignment_id=message.assignment_id)
         parent = run.machine.candidates(run.state, seat).prompts[message.parent].tolist()
         current = run.vocabulary.by_slot(parent)[self._slot]
         cases = [(case.example, case.feedback) for case in message.cases]

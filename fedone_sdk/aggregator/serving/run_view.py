@@ -40,7 +40,7 @@ from fedone_sdk.messages import (
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import LogEntry, RunRecord, Store, log_pages
-from fedone_sdk.task import TextPrompt
+from fedone_sdk.task import TaskSpec, TextPrompt
 from fedone_sdk.vocabulary import Vocabulary
 
 _MAX_LOST = 200
@@ -223,10 +223,7 @@ class RunView:
         """Description of the run for clients."""
         method = self.spec.method
         return RunTask(
-            # Only a reflection uses the description.
-            task=self.spec.task
-            if self.spec.prompt.reflects
-            else self.spec.task.model_copy(update={"description": None}),
+            task=self._task_for_devices,
             method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
             prompt_len=self.spec.prompt.length,
             vocab_size=self.machine.vocab_size,
@@ -241,6 +238,13 @@ class RunView:
             calibration=self.spec.calibration,
             reflection=self._reflection,
         )
+
+    @property
+    def _task_for_devices(self) -> TaskSpec:
+        """Return the task without what devices do not use: often the description, and the score."""
+        reflects = self.spec.prompt.reflects
+        description = self.spec.task.description if reflects else None
+        return self.spec.task.model_copy(update={"description": description, "score": None})
 
     @property
     def _reflection(self) -> Reflection | None:

@@ -106,7 +106,7 @@ def test_one_client_alone_makes_no_incumbent() -> None:
 
 
 def test_the_same_rows_again_confirm_nothing() -> None:
-    """A client that holds one mini-batch is one mini-batch, however often it is visited."""
+    """A client that holds one mini-batch confirms once, however often it is visited."""
     space = Features(Space.of([(1, 4, 0)]))
     observed = Observations.empty(1)
     for number, client in enumerate((5, 5, 5, 5, 6)):

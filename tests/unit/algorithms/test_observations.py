@@ -41,8 +41,8 @@ def test_equal_prompts_share_a_row_and_count_once() -> None:
     assert observed.means[1].tolist() == losses_of(3).means[2].tolist()
 
 
-def test_the_same_rows_are_one_mini_batch() -> None:
-    """Their last losses count; other counts are other rows, and so are those of a part."""
+def test_the_same_rows_are_counted_once() -> None:
+    """In the evidence for a prompt, and in the shares of the classes."""
     observed = Observations.empty(2, 2, 2)
     whole, part = Holder(3, whole=True), Holder(4, whole=False)
     for prompts, holder in (
@@ -52,15 +52,12 @@ def test_the_same_rows_are_one_mini_batch() -> None:
         (rows((0, 0), (1, 1)), part),
     ):
         observed = observed.with_batch(prompts, losses_of(2), holder)
-    assert observed.clients.tolist() == [4, 3, 4]
-    assert observed.rows.tolist() == [0, 1, 1, 0, 2, 0, 1]
-    assert observed.batches.tolist() == [0, 0, 1, 1, 1, 2, 2]
-    assert observed.means[3].tolist() == losses_of(2).means[1].tolist()
-    assert observed.answered(whole).all()
-    assert not observed.answered(part).any()
-    assert not observed.answered(None).any()
-    other = replace(losses_of(2), counts=np.array([2, 2]))
-    assert observed.with_batch(rows((0, 0), (1, 1)), other, whole).clients.tolist() == [4, 3, 4, 3]
+    assert observed.trusted_evaluations.tolist() == [[3.0, 3.0], [3.0, 3.0], [1.0, 1.0]]
+    one = replace(losses_of(1), counts=np.array([0, 9]))
+    once = observed.with_batch(rows((0, 0)), one, Holder(5, whole=True))
+    again = once.with_batch(rows((0, 0)), one, Holder(5, whole=True))
+    assert again.class_share.tolist() == once.class_share.tolist()
+    assert once.with_batch(rows((0, 0)), one, part).class_share[1] > once.class_share[1]
 
 
 def test_the_oldest_losses_are_dropped_with_their_prompts() -> None:

@@ -11,7 +11,6 @@ from fedone_sdk.algorithms import (
     ThompsonSampling,
     stream,
 )
-from fedone_sdk.algorithms.method import Holder
 from fedone_sdk.algorithms.search import RACERS, PromptSearch
 from fedone_sdk.algorithms.space import Space
 
@@ -77,23 +76,6 @@ def test_no_prompt_is_sent_twice_to_one_client(kind: type[PromptSearch]) -> None
         candidates = method.ask(state, stream(step))
         assert len(np.unique(candidates.prompts, axis=0)) == len(candidates.prompts) == 10
         state = method.tell(state, candidates, cost(candidates.prompts))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("race", [0, 3])
-def test_a_known_answer_is_not_asked_for_again(kind: type[PromptSearch], race: int) -> None:
-    """A client's rows that are the same each time have one answer, in a race too."""
-    method = kind(**SIZES, search=4 if race else None, race=race)
-    state, asked = method.init(), set[tuple[int, ...]]()
-    for step in range(6):
-        holder = Holder(step // 4, whole=True)
-        candidates = method.ask(state, stream(step), method.wanted(state), holder)
-        prompts = set(map(tuple, candidates.prompts.tolist()))
-        asked = set() if step == 4 else asked
-        assert not prompts & asked
-        asked |= prompts
-        state = method.tell(state, candidates, cost(candidates.prompts))
-    assert state.memory["clients"].tolist() == [0, 1]
 
 
 def test_more_prompts_than_there_are_can_be_asked() -> None:

@@ -51,6 +51,13 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert 1 <= len({record["result"]["pid"] for record in files(tmp_path).values()}) <= 2
 
 
+def test_each_gpu_has_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    session = run(tmp_path, number(1), number(2), workers=None)
+    assert {result["gpu"] for result in session.results.values()} == {"4", "7"}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
+
+
 def test_what_is_known_is_not_run_again(tmp_path: Path) -> None:
     text = tmp_path / "input.txt"
     text.write_text("one")

@@ -23,6 +23,7 @@ def double(options: dict[str, Any], workspace: Workspace) -> Result:
         "runs": count,
         "texts": texts,
         "pid": os.getpid(),
+        "gpu": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "context": workspace.context,
         "note": f"number {options['number']}",
     }

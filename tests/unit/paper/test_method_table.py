@@ -104,15 +104,13 @@ def test_a_row_that_cannot_run_is_left_out_and_it_is_said(
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
     settings = Settings(data=glue, model=tmp_path, tasks=("sst2",))
-    for name in ("torch", "transformers", "cmaes"):
+    for name in ("torch", "transformers"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__spec__=object()))
     assert named(settings) == white
     trials = {trial.key: trial for trial in find_study("table1").trials(settings, {})}
     soft = trials["pilot_sst2_p-tuning-v2_0.01"].options["soft"]
     assert soft == {"name": "p-tuning-v2", "batch_size": 32, "learning_rate": 0.01}
     assert trials["sst2_bbt_s0"].options["run"]["backend"]["kind"] == "transformers"
-    monkeypatch.setitem(sys.modules, "cmaes", None)
-    assert named(settings) == white - {"bbt"}
     monkeypatch.setitem(sys.modules, "torch", None)
     assert named(settings) == set()
     assert (

@@ -18,7 +18,8 @@ from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.evaluation.engine import Result, Trial, Workspace
 from tests.fake_openai.process import FakeProcess, fake_process
 
-PRICES = (1.0, 2.0)
+PRICES = {"prompt": 1.0, "completion": 2.0}
+FREE = {"prompt": 0, "completion": 0}
 
 
 @pytest.fixture
@@ -29,16 +30,33 @@ def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePr
 
 
 @pytest.fixture
-def settings(glue: Path, provider: FakeProcess) -> Settings:
-    """SST-2's shape with rows of the SDK's own."""
+def settings(glue: Path, provider: FakeProcess, tmp_path: Path) -> Settings:
+    """SST-2's shape with rows of the SDK's own, and a model free of charge."""
     return Settings(
-        data=glue,
-        seeds=1,
-        quick=True,
-        base_url=provider.url,
-        api_model="fake-1",
-        api_key_env="TABLE3_KEY",
+        data=glue, seeds=1, quick=True, backend_file=backend_file(tmp_path, provider, FREE)
     )
+
+
+@pytest.fixture
+def paid(settings: Settings, provider: FakeProcess, tmp_path: Path) -> Settings:
+    """The same model at a price."""
+    return replace(settings, backend_file=backend_file(tmp_path, provider, PRICES))
+
+
+def backend_file(
+    folder: Path, provider: FakeProcess, prices: dict[str, float] | None, **more: str
+) -> Path:
+    said = {
+        "kind": "openai",
+        "model": "fake-1",
+        "base_url": provider.url,
+        "api_key_env": "TABLE3_KEY",
+        "prices": prices,
+        **more,
+    }
+    file = folder / f"backend-{'paid' if prices else 'unknown'}.yaml"
+    file.write_text(json.dumps(said))  # JSON is YAML
+    return file
 
 
 def run(trial: Trial, folder: Path) -> Result:
@@ -54,8 +72,8 @@ def run_all(settings: Settings, folder: Path) -> tuple[dict[str, Result], Report
     return results, study.report(settings, results)
 
 
-def test_the_whole_table(settings: Settings, provider: FakeProcess, tmp_path: Path) -> None:
-    results, report = run_all(replace(settings, prices=PRICES, cap_usd=10.0), tmp_path)
+def test_the_whole_table(paid: Settings, provider: FakeProcess, tmp_path: Path) -> None:
+    results, report = run_all(replace(paid, cap_usd=10.0), tmp_path)
     assert list(results) == [
         "sst2_no-prompt_s0",
         "sst2_no-prompt-bias_s0",
@@ -84,7 +102,9 @@ def test_the_whole_table(settings: Settings, provider: FakeProcess, tmp_path: Pa
     assert results["sst2_bdpl_s0"]["status"] == "completed"
     assert "Of the runs 3 rounds were paid for. The first 16 dev rows" in report.markdown
     assert "one accuracy alone is up to 12.5" in report.markdown
+    # The paper's numbers stand beside those of a full run only.
     assert "GPT-3.5 Turbo" in report.markdown
+    assert "| the paper |" not in report.markdown
 
 
 async def spend(workspace: Workspace, usd: Decimal) -> None:
@@ -100,9 +120,8 @@ class TestCaps:
         assert (found["spent"]["queries"], found["rounds"]) == (6, 2)
         assert found["status"] == "budget_exhausted"
 
-    def test_money_is_divided_among_the_trials(self, settings: Settings, tmp_path: Path) -> None:
-        paid = replace(settings, prices=PRICES, cap_usd=6e-4)
-        trials = find_study("table3").trials(paid, {})
+    def test_money_is_divided_among_the_trials(self, paid: Settings, tmp_path: Path) -> None:
+        trials = find_study("table3").trials(replace(paid, cap_usd=6e-4), {})
         assert {trial.options["usd"] for trial in trials} == {"0.0001"}
         with pytest.raises(FedOneError, match=r"budget of 0\.0001 usd exhausted"):
             run(trials[0], tmp_path)
@@ -111,15 +130,33 @@ class TestCaps:
         with pytest.raises(SpecError, match="--cap: 5 queries do not pay for one round of 3 of"):
             find_study("table3").trials(replace(settings, cap_queries=5), {})
 
-    def test_what_broken_attempts_have_spent_counts(
-        self, settings: Settings, provider: FakeProcess, tmp_path: Path
-    ) -> None:
-        paid = replace(settings, prices=PRICES, cap_usd=6.0)
-        tuned = find_study("table3").trials(paid, {})[-1]
+    def test_what_broken_attempts_have_spent_counts(self, paid: Settings, tmp_path: Path) -> None:
+        tuned = find_study("table3").trials(replace(paid, cap_usd=6.0), {})[-1]
         workspace = Workspace(inputs=tuned.inputs, folder=tmp_path / tuned.key)
         asyncio.run(spend(workspace, Decimal("0.9999")))
         with pytest.raises(FedOneError, match=r"budget of 1\.0 usd exhausted: 0\.9999 held"):
             tuned.run(tuned.options, workspace)
+
+
+def test_refuses_before_it_spends(
+    paid: Settings, provider: FakeProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table3 = find_study("table3")
+    with pytest.raises(SpecError, match=r"--cap-usd: is required: fake-1 in .* costs money"):
+        table3.trials(paid, {})
+    for prices, more, message in (
+        (None, {}, "prices: are required: that of fake-1 is not known"),
+        (PRICES, {"modle": "x"}, "backend.modle"),
+        (PRICES, {"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
+    ):
+        wrong = replace(
+            paid, cap_usd=1.0, backend_file=backend_file(tmp_path, provider, prices, **more)
+        )
+        with pytest.raises(FedOneError, match=message):
+            table3.trials(wrong, {})
+    with pytest.raises(SpecError, match="--backend: is required"):
+        table3.trials(replace(paid, backend_file=None), {})
+    assert provider.received == []
 
 
 def test_a_cell_whose_label_words_are_not_shown_says_so(

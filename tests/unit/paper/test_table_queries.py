@@ -28,6 +28,7 @@ def run(queries: int | None, *, clients: int = 1, missed_by: float = 0.04) -> Re
         "round": 1,
         "queries": last // 2,
         "expected_loss": 0.58,
+        "expected_metric": 0.71,
         "prompt_loss": 0.59,
         "prompt_metric": 0.7,
     }
@@ -35,6 +36,7 @@ def run(queries: int | None, *, clients: int = 1, missed_by: float = 0.04) -> Re
         "round": 2,
         "queries": last,
         "expected_loss": 0.55 + (missed_by if queries is None else 0.0),
+        "expected_metric": 0.74,
         "prompt_loss": 0.5,
         "prompt_metric": 0.75,
     }
@@ -42,12 +44,13 @@ def run(queries: int | None, *, clients: int = 1, missed_by: float = 0.04) -> Re
         "round": 0,
         "queries": 0,
         "expected_loss": 0.6,
+        "expected_metric": 0.7,
         "prompt_loss": 0.7,
         "prompt_metric": 0.7,
     }
     return {
         "curve": [start, middle, ends],
-        "reached": {"expected_loss": queries, "prompt_loss": last},
+        "reached": {"expected_loss": queries, "expected_metric": last, "prompt_loss": last},
         "queries_per_round": [20 * clients, 20 * clients],
     }
 

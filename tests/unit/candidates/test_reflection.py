@@ -1,0 +1,36 @@
+"""Messages and filters of a reflection, by the vectors that all clients share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedone_sdk.candidates import quotes, read_reflection, reflection_messages
+from fedone_sdk.task import TaskSpec
+
+VECTORS = json.loads(
+    (Path(__file__).parents[2] / "vectors" / "reflection.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize(("text", "private"), VECTORS["quotes"]["texts"])
+def test_what_is_private_stays(text: str, private: bool) -> None:
+    found = quotes(text, VECTORS["quotes"]["rows"], VECTORS["quotes"]["public"])
+    assert (found is not None) == private, found
+
+
+def test_a_candidate_is_read_from_an_answer() -> None:
+    given = VECTORS["reads"]
+    for answer, candidate in given["answers"]:
+        found = read_reflection(answer, known=given["known"], labels=given["labels"])
+        assert found == candidate, answer
+
+
+def test_the_messages_have_the_task_the_text_and_the_cases() -> None:
+    given = VECTORS["messages"]
+    cases = [(case["fields"], case["feedback"]) for case in given["cases"]]
+    task = TaskSpec.model_validate(given["task"])
+    found = reflection_messages(task, given["slot"], given["parent"], cases)
+    assert [list(message) for message in found] == given["expected"]

@@ -1,0 +1,199 @@
+"""Score functions: their calls, and the ready ones."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedone_sdk import scores
+from fedone_sdk.errors import BackendUnavailable, SpecError
+from fedone_sdk.local import load_score
+from fedone_sdk.scores import SCORES, graded, ready_score
+from fedone_sdk.task import Example, Score, ScoreFunction, TaskSpec, example_loss, feedback
+
+
+def task_of(score: object = None) -> TaskSpec:
+    task = {"template": "{prompt} {text}", "loss": "score", "score": score, "label_field": "answer"}
+    return TaskSpec.model_validate(task)
+
+
+async def sees_a_number(generated: str, example: Example) -> Score:
+    await asyncio.sleep(0)
+    return Score(float(generated == example["answer"]), "look again")
+
+
+ROWS: tuple[Example, ...] = tuple({"text": "t", "answer": str(number)} for number in range(10))
+WRITTEN = [str(number % 5) for number in range(10)]
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        sees_a_number,
+        lambda generated, example: sees_a_number(generated, example),
+        lambda generated, example: Score(float(generated == example["answer"]), "look again"),
+        lambda generated, example: generated == example["answer"],
+    ],
+)
+async def test_a_score_may_be_a_number_or_have_a_reason_now_or_later(score: ScoreFunction) -> None:
+    task = task_of()
+    found = await graded(task, [*WRITTEN[:-1], None], ROWS, score)
+    assert found[-1] is None
+    losses = [example_loss(task, row, ROWS[0]) for row in found if row is not None]
+    assert losses == [0.0] * 5 + [1.0] * 4
+    said = feedback(task, found[7] or (), ROWS[7])
+    assert said.removesuffix(": look again") == "expected '7', answered '2', score 0.00 of 1"
+
+
+async def test_a_synchronous_score_leaves_the_event_loop_free() -> None:
+    """The function returns only after the loop has run."""
+    turned = threading.Event()
+
+    def score(generated: str, example: Example) -> float:
+        return float(turned.wait(20))
+
+    asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(turned.set))
+    (found,) = await graded(task_of(), ["a"], ROWS[:1], score)
+    assert isinstance(found, Score)
+    assert found.value == 1.0
+
+
+async def _never(generated: str, example: Example) -> float:
+    await asyncio.sleep(1000)
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda *_: "high", "failed with ValueError: could not convert"),
+        (lambda *_: None, "failed with TypeError: "),
+        (lambda _, example: example["missing"], "failed with KeyError: 'missing'"),
+        (lambda *_: Score(1.01), r"returned 1.01; it must be in \[0, 1\]"),
+        (lambda *_: math.nan, r"returned nan; it must be in \[0, 1\]"),
+        (_never, "failed with TimeoutError: no result in 1 s"),
+        (None, "loss score needs a score function"),
+    ],
+)
+async def test_a_row_without_a_score_fails_alone_and_many_fail_together(
+    broken: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if broken is _never:
+        monkeypatch.setattr(scores, "SCORE_TIMEOUT_S", 1.0)
+
+    def breaks_at(numbers: set[int]) -> ScoreFunction:
+        def score(generated: str, example: Example) -> Any:
+            return broken(generated, example) if int(example["answer"]) in numbers else 0.5
+
+        return score
+
+    if broken is not None:
+        found = await graded(task_of(), WRITTEN, ROWS, breaks_at({2, 4}))
+        assert [index for index, row in enumerate(found) if row is None] == [2, 4]
+        everything = await graded(task_of(), WRITTEN, ROWS, breaks_at({*range(10)}), most_failed=1)
+        assert everything == (None,) * 10
+    with pytest.raises(SpecError, match=message):
+        await graded(task_of(), WRITTEN, ROWS, breaks_at({2, 4, 6}) if broken else None)
+
+
+async def test_a_scoring_model_that_is_down_is_no_fault_of_a_row() -> None:
+    def score(generated: str, example: Example) -> float:
+        raise BackendUnavailable("down")
+
+    with pytest.raises(BackendUnavailable, match="down"):
+        await graded(task_of(), WRITTEN, ROWS, score)
+
+
+def value_of(name: str, generated: str, answer: object, **options: Any) -> Score:
+    found = ready_score(name, "answer", options)(generated, {"answer": answer})
+    assert isinstance(found, (float, Score))
+    return found if isinstance(found, Score) else Score(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "generated", "answer", "options", "value"),
+    [
+        ("exact_match", " The  LAMP\n", ["a lamp", "the lamp"], {}, 1.0),
+        ("exact_match", "the lamp.", "the lamp", {}, 0.0),
+        ("contains", "A wet lamp", ["LAMP", "rain"], {}, 0.5),
+        ("number", "3 + 4 makes 1,234.50", 1234.5, {}, 1.0),
+        ("number", "so it is -2", "#### 2", {}, 0.0),
+        ("number", "so it is 2.01", "2", {"tolerance": 0.011}, 1.0),
+        ("number", "none", "2", {}, 0.0),
+        ("token_f1", "the cat sat", "a cat sat down", {}, 0.8),
+        ("rouge_l", "police killed the gunman", "police kill the gunman", {}, 0.75),
+        ("json_fields", '```json\n{"a": " X ", "b": 2.0}\n```', {"a": "x", "b": 2}, {}, 1.0),
+        ("json_fields", 'so {"a": 1, "c": 9}', '{"a": 1, "b": 2}', {}, 0.5),
+        ("json_fields", '{"a": 1}', {"a": 1, "b": 2}, {"fields": ["a"]}, 1.0),
+        ("json_fields", '{"a": 1', {"a": 1}, {}, 0.0),
+        ("regex", "on 2024-05-01", "", {"pattern": r"\d{4}-\d\d"}, 1.0),
+    ],
+)
+def test_ready_scores(
+    name: str, generated: str, answer: object, options: Any, value: float
+) -> None:
+    found = value_of(name, generated, answer, **options)
+    assert found.value == pytest.approx(value)
+
+
+def test_the_reason_names_each_wrong_field() -> None:
+    said = value_of("json_fields", '{"a": 1, "b": 3}', {"a": 1, "b": 2, "c": "x"}).feedback
+    assert said == "b: expected 2, answered 3; c: expected 'x', is missing"
+
+
+words = st.lists(st.sampled_from(["a", "b", "c", "dog"]), max_size=12)
+
+
+@given(words, words)
+def test_rouge_l_is_the_longest_common_subsequence(first: list[str], second: list[str]) -> None:
+    table = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
+    for i, one in enumerate(first):
+        for j, other in enumerate(second):
+            table[i + 1][j + 1] = (
+                table[i][j] + 1 if one == other else max(table[i][j + 1], table[i + 1][j])
+            )
+    total = len(first) + len(second)
+    expected = 2 * table[-1][-1] / total if total else 1.0
+    assert value_of("rouge_l", " ".join(first), " ".join(second)).value == pytest.approx(expected)
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_every_ready_score_is_in_range_and_best_for_its_own_reference(
+    generated: str, reference: str
+) -> None:
+    for name in ("exact_match", "contains", "token_f1", "rouge_l"):
+        assert 0.0 <= value_of(name, generated, reference).value <= 1.0
+        assert value_of(name, reference, reference).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        ({"number": {"tolerance": -1}}, "task.score.number.tolerance: .*greater than or equal"),
+        ({"number": {"near": 1}}, "task.score.number.near: Unexpected keyword"),
+        ({"regex": {}}, "task.score.regex.pattern: Missing required"),
+        ({"regex": {"pattern": "("}}, "task.score.regex: pattern: missing"),
+        ({"rouge_l": {"n": 2}}, "task.score.rouge_l: .*unexpected keyword argument 'n'"),
+        ({"bleu": {}}, "task.score: 'bleu' is not one of exact_match, contains, number"),
+    ],
+)
+def test_a_wrong_option_is_told_before_any_query(score: object, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        load_score(task_of(score))
+
+
+def test_a_run_names_a_ready_score_and_its_column() -> None:
+    for name in SCORES:
+        options = {"pattern": "7"} if name == "regex" else {}
+        found = load_score(task_of({name: options}))
+        assert found is not None
+        answer = '{"a": 7}' if name == "json_fields" else "7"
+        value = found(answer, {"answer": answer})
+        assert (value.value if isinstance(value, Score) else value) == 1.0
+    assert load_score(task_of("exact_match")) is not None
