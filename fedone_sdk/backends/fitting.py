@@ -57,14 +57,6 @@ class Encoding(NamedTuple):
         return cls(ids, list(zip(borders, [*borders[1:], len(text)], strict=True)))
 
 
-def check_unicode(text: str) -> None:
-    """Raise ``TypeError``, as the library tokenizers does, for a text with a lone surrogate."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as exc:
-        raise TypeError("a lone surrogate") from exc
-
-
 def special_names(tokenizer: Any, text: str) -> list[str]:
     """Return the special tokens of a tokeniser of ``tokenizers`` in a text."""
     added = tokenizer.get_added_tokens_decoder().values()
@@ -106,7 +98,7 @@ class _Encoder:
         # own that ignores the backend's.
         try:
             return self._tokenizer.encode(text, add_special_tokens=False)
-        except TypeError as exc:
+        except (TypeError, UnicodeEncodeError) as exc:
             raise BackendError("an input is not valid Unicode (it has a lone surrogate)") from exc
 
     def _continued(self, text: str) -> Any:
