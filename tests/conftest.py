@@ -30,11 +30,7 @@ _SLOW = (
     *("contract/test_postgres_store.py", "fuzz/test_server.py"),
 )
 """Tests of processes, browsers, models and pages; scripts/test-slow runs them."""
-_FAST = (
-    "acceptance/test_cap_chaos.py",
-    "acceptance/test_cli_state.py",
-    "docs/test_reference.py",
-)
+_FAST = ("acceptance/test_cli_state.py", "docs/test_reference.py")
 """Exceptions: the promises that scripts/test checks too."""
 _FIRST = ("docs/test_site.py", "tutorials")
 """Long files with few tests, that one worker would finish last. The other tests of the site wait

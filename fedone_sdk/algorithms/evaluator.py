@@ -154,16 +154,21 @@ class Evaluator:
             reference=observed.row(features.space.reference),
         )
 
-    def estimates(self) -> Estimates:
-        """Return the value of each prompt and its uncertainty."""
+    def estimates(self, against_row: int | None = None) -> Estimates:
+        """Return the value of each prompt and its uncertainty.
+
+        Args:
+            against_row: The prompt to compare with; the reference by default.
+        """
         size = len(self.observed.prompts)
+        row = self.reference if against_row is None else against_row
         value, variance = _optimism(self.observed), np.zeros(size)
-        if self.reference is None:
+        if row is None:
             # Compared with the mean of all prompts.
             against = np.full(size, 1.0 / size)
         else:
             against = np.zeros(size)
-            against[self.reference] = 1.0
+            against[row] = 1.0
         for share, own in zip(self.observed.class_share, self.classes, strict=True):
             if own is None:
                 continue
@@ -206,6 +211,15 @@ class Evaluator:
         drawn: NDArray[np.float64] = gain @ mean + normal @ np.linalg.cholesky(covariance).T
         return drawn
 
+    @property
+    def confirmed(self) -> NDArray[np.bool_]:
+        """Whether mini-batches of two clients agree on each prompt (`incumbent`), shape (P,)."""
+        evaluations = self.observed.trusted_evaluations[:, self.observed.seen]
+        found: NDArray[np.bool_] = np.all(evaluations >= _CONFIRMED, axis=1)
+        if self.reference is not None:
+            found[self.reference] = True
+        return found
+
     def incumbent(self, estimates: Estimates) -> int:
         """Return the row with the best pessimistic value among confirmed prompts.
 
@@ -214,10 +228,7 @@ class Evaluator:
         class. The reference needs no confirmation. Without a reference and without confirmed
         prompts, the best pessimistic value of all wins.
         """
-        evaluations = self.observed.trusted_evaluations[:, self.observed.seen]
-        confirmed: NDArray[np.bool_] = np.all(evaluations >= _CONFIRMED, axis=1)
-        if self.reference is not None:
-            confirmed[self.reference] = True
+        confirmed = self.confirmed
         if not confirmed.any():
             return int(estimates.pessimistic.argmin())
         return int(np.where(confirmed, estimates.pessimistic, np.inf).argmin())

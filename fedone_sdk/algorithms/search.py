@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -43,6 +44,9 @@ DRAWS = 16
 
 _REDRAWS = 8
 """Redraws of repeated prompts within an ask; a tiny vocabulary may have no other prompts."""
+
+_WITHIN = 1.959964
+"""Posterior standard deviations within which two prompts may be equal: 95 %."""
 
 # Indices into `progress`.
 _ASKS, _RACE_START = range(2)
@@ -227,6 +231,23 @@ class PromptSearch(ABC):
         observed = self._observed(state)
         row = observed.row(self._space.reference)
         return observed.biases[row].copy() if self._calibrates and row is not None else None
+
+    def cheapest(
+        self, state: State, length: Callable[[NDArray[np.int64]], int]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
+        """Return the shortest confirmed prompt that may be as good as the incumbent, and its bias.
+
+        The posterior interval (95 %) of its difference to the incumbent contains 0. "No prompt",
+        whose length is 0, is found only if it is the incumbent.
+        """
+        observed = self._observed(state)
+        known = self._known(state)
+        found, lengths = known.evaluator.estimates(0), np.array([*map(length, known.prompts)])
+        near = found.value - found.value[0] <= _WITHIN * found.spread
+        near &= known.evaluator.confirmed & (lengths > 0)
+        near[0] = True
+        row = min(np.flatnonzero(near), key=lambda row: (lengths[row], found.value[row]))
+        return known.prompts[row].copy(), observed.biases[row].copy() if self._calibrates else None
 
     def finished(self, state: State) -> bool:
         """Return whether the race is over."""

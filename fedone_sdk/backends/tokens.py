@@ -38,8 +38,12 @@ _TIMEOUT_S = 5.0
 _MAX_ENCODED = 50_000
 """Characters that tiktoken gets at once."""
 
-_BYTES_PER_TOKEN = 16
+_MOST_BYTES_PER_TOKEN = 16
 """More bytes than a token of a text has in the mean; natural languages have about 4."""
+
+BYTES_PER_TOKEN = 2
+"""Bytes per token that are assumed of an unknown tokeniser: English has about 4, texts in other
+scripts and code at least 2. If a model counts more, `Surplus` learns it from the answers."""
 
 _FILE = "tokenizer.json"
 
@@ -48,7 +52,7 @@ class TokenCounter(ABC):
     """Splits a text into tokens.
 
     Attributes:
-        exact: Whether the tokens are the model's; else their number is an upper bound.
+        exact: Whether the tokens are the model's; else their number is an estimate.
         chars_per_token: Maximal mean number of characters per token of a text.
     """
 
@@ -69,7 +73,7 @@ class TokenCounter(ABC):
 
     def least(self, count: int) -> int:
         """Return how many of the model's tokens a text has at least, given its `count`."""
-        return count if self.exact else -(-count // _BYTES_PER_TOKEN)
+        return count if self.exact else -(-count * BYTES_PER_TOKEN // _MOST_BYTES_PER_TOKEN)
 
     def tokens(self, text: str) -> list[str]:
         """Return the tokens of `text`, as text."""
@@ -89,24 +93,28 @@ class TokenCounter(ABC):
         fitted, num_tokens = fit(texts, most, offsets, chars=max(most, 0) * self.chars_per_token)
         if num_tokens > most:
             raise BackendError(
-                f"the input is {'' if self.exact else 'up to '}{num_tokens} tokens without its "
+                f"the input is {'' if self.exact else 'about '}{num_tokens} tokens without its "
                 f"text fields, max_input_tokens is {most}: shorten the prompt or the template"
             )
         return fitted, num_tokens
 
 
-class ByteCounter(TokenCounter):
-    """Counts UTF-8 bytes, an upper bound for byte-level tokenisers such as OpenAI's."""
+class EstimatedCounter(TokenCounter):
+    """Counts one token per `BYTES_PER_TOKEN` bytes of UTF-8."""
 
     exact = False
-    chars_per_token = 1
+    chars_per_token = BYTES_PER_TOKEN
 
     def spans(self, text: str) -> list[Span]:
-        """One span per byte: the span of its character."""
-        return [
-            (index, index + 1)
+        """One span per token, from the character with its first byte to the one with its last."""
+        places = [
+            index
             for index, character in enumerate(text)
             for _ in character.encode("utf-8", "surrogatepass")
+        ]
+        pieces = range(0, len(places), BYTES_PER_TOKEN)
+        return [
+            (places[at], places[min(at + BYTES_PER_TOKEN, len(places)) - 1] + 1) for at in pieces
         ]
 
 
@@ -196,7 +204,7 @@ def token_counter(
     Args:
         model: The provider's name of the model; tiktoken supports OpenAI's models.
         tokenizer: ``tokenizer.json``, or a folder with it; None looks for one by the model's
-            name, then falls back to tiktoken, then to counting bytes.
+            name, then falls back to tiktoken, then to an estimate.
         timeout_s: Time limit for tiktoken, in seconds.
     """
     file = find_tokenizer(tokenizer, model)
@@ -208,13 +216,13 @@ def token_counter(
     if encoding is not None:
         return _TiktokenCounter(encoding)
     structlog.get_logger(__name__).warning(
-        "tokens_counted_by_bytes",
+        "tokens_estimated",
         model=model,
         reason=reason,
-        effect="quotes and max_input_tokens count bytes, which are more than tokens",
+        effect=f"quotes and max_input_tokens count a token per {BYTES_PER_TOKEN} bytes",
         change="set tokenizer",
     )
-    return ByteCounter()
+    return EstimatedCounter()
 
 
 def _tiktoken_encoding(model: str, timeout_s: float) -> tuple[Any, str]:

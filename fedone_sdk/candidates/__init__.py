@@ -21,7 +21,12 @@ from fedone_sdk.candidates.prompt import (
     no_prompt,
     prompt_of,
 )
-from fedone_sdk.candidates.proposer import ScoredCandidate, proposal_messages, read_proposals
+from fedone_sdk.candidates.proposer import (
+    ScoredCandidate,
+    proposal_messages,
+    read_proposals,
+    texts_in,
+)
 from fedone_sdk.candidates.reflection import quotes, read_reflection, reflection_messages
 from fedone_sdk.candidates.sources import (
     DemonstrationsSource,
@@ -58,4 +63,5 @@ __all__ = [
     "read_reflection",
     "reflection_messages",
     "shipped_label_sets",
+    "texts_in",
 ]

@@ -144,7 +144,7 @@ def read_proposals(
     allowed = set(map(label_placeholder, labels))
     seen = {_folded(candidate) for candidate in known}
     found: list[str] = []
-    for proposal in _read(text[:_MAX_ANSWER_CHARS]):
+    for proposal in texts_in(text):
         if len(found) == count:
             break
         core = proposal.replace("\r\n", "\n").strip()
@@ -185,7 +185,9 @@ def _is_plain(text: str) -> bool:
     )
 
 
-def _read(text: str) -> Sequence[str]:
+def texts_in(text: str) -> Sequence[str]:
+    """Return the texts of a model's answer, fit or not."""
+    text = text[:_MAX_ANSWER_CHARS]
     longest: Sequence[str] = []
     for strings in _arrays(text):
         if len(strings) >= len(longest):

@@ -23,7 +23,7 @@ from fedone_sdk.metrics import metric_text
 
 if TYPE_CHECKING:
     from fedone_sdk.budget import Usage
-    from fedone_sdk.messages import RunDevices, RunResult, Verdict
+    from fedone_sdk.messages import Helper, RunDevices, RunResult, Verdict
 
 
 def terminal(*, stderr: bool = False) -> Console:
@@ -195,6 +195,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
     reason = f" ({result.reason})" if result.reason else ""
     took_part = {name for entry in result.history for name in entry.client_id.split(",")}
     prompt, verdict = result.prompt, result.verdict
+    short = None if verdict is None else verdict.standing("cheapest")
     facts = {
         "status": f"{result.status}{reason}, {plural(result.rounds, 'round')}",
         "verdict": None if verdict is None else verdict.text,
@@ -206,6 +207,9 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "label bias": None
         if prompt.bias is None
         else f"{bias_text(prompt.bias)}, belongs to the prompt",
+        "cheapest within": None
+        if short is None or short.prompt is None
+        else repr(short.prompt.text),
         # In one line, for runs without a verdict's table.
         f"{result.metric.name} on dev": None
         if verdict is not None and verdict.standings
@@ -216,6 +220,11 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         f" (evaluation: {result.evaluation.queries} more)",
         "billed requests": f"{spent.requests} (of them evaluation: {result.evaluation.requests}), "
         f"{spent.prompt_tokens} prompt tokens, USD {money(spent, priced=result.priced)}{usd}",
+        "proposer": None if result.proposer is None else _proposer(result.proposer, result.priced),
+        "judge": None
+        if result.judge is None
+        else f"{plural(result.judge.requests, 'request')}, {result.judge.prompt_tokens} prompt "
+        f"tokens, USD {money(result.judge, priced=result.priced)}",
         "cache hits": f"{result.cache.hits}",
         "clients": f"{len(took_part)}"
         f"{'' if num_clients is None else f' of {num_clients}'} took part",
@@ -234,6 +243,14 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
     if verdict is not None and verdict.standings:
         output.console.print()
         output.table(*_standings(result.metric.name, verdict))
+
+
+def _proposer(done: Helper, priced: bool) -> str:
+    failed = f", {done.failed} failed (the last: {done.failure})" if done.failed else ""
+    return (
+        f"{plural(done.calls, 'call')}{failed}; {plural(done.added, 'candidate')} added, "
+        f"{done.dropped} dropped; USD {money(done.spent, priced=priced)}"
+    )
 
 
 def _standings(metric: str, verdict: Verdict) -> tuple[list[str], list[list[str]]]:

@@ -197,7 +197,8 @@ def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
         "cap suffices": f"{verdict}: pays about {plan.rounds_expected} of "
         f"{plural(plan.rounds_planned, 'round')}, {plan.rounds_affordable} at worst",
         "evaluation queries": f"{evaluation.queries} (no prompt {evaluation.no_prompt}, "
-        f"untrained {evaluation.before}, curve {evaluation.curve}, tuned {evaluation.after})",
+        f"untrained {evaluation.before}, curve {evaluation.curve}, tuned {evaluation.after}"
+        f"{f', cheapest {evaluation.cheapest}' if evaluation.cheapest else ''})",
         "proposals": f"{plan.proposals} at most" if plan.proposals else "",
         "requests": f"about {expected.requests} ({plan.distinct_share:.0%} of the training's rows "
         f"are new), {most.requests} at most",

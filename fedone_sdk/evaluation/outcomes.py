@@ -15,8 +15,8 @@ from fedone_sdk.task import Score, example_loss, predicted, target_of
 OUTCOMES = "outcomes"
 """Kind of the log lines with outcomes."""
 
-Which = Literal["no_prompt", "before", "after"]
-"""The measured prompt: "no prompt", the untrained one, or the deployable one."""
+Which = Literal["no_prompt", "before", "cheapest", "after"]
+"""The measured prompt: "no prompt", the untrained one, a shorter one, or the deployable one."""
 
 
 def _is_empty(value: object) -> bool:
@@ -34,8 +34,8 @@ class Outcomes(BaseModel):
             Empty for tasks without labels.
         targets: Index of the true label. Empty for tasks without labels.
         losses: The task's loss, null if the model failed. Empty unless the loss is the metric.
-        log_probs: Except for the deployable prompt, log-probability of each label without a bias,
-            nats; null if the model failed. Empty for tasks without labels.
+        log_probs: Of the baselines, log-probability of each label without a bias, nats; null if the
+            model failed. Empty for tasks without labels.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -66,7 +66,7 @@ class Outcomes(BaseModel):
                     for row, _ in pairs
                 ),
                 "targets": tuple(int(target_of(task, example)) for _, example in pairs),
-                "log_probs": () if which == "after" else found.rows,
+                "log_probs": found.rows if which in ("no_prompt", "before") else (),
             }
         losses: tuple[float | None, ...] = ()
         if task.metric == "loss":
@@ -81,7 +81,7 @@ def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:
 
     Args:
         log: Its lines in order, at least those of the kinds `OUTCOMES` and ``rollback``. A rollback
-            discards the outcomes of the deployable prompt.
+            discards the outcomes of the deployable prompt and the shorter one.
     """
     found: dict[Which, Outcomes] = {}
     for entry in log:
@@ -93,4 +93,5 @@ def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:
             found[outcomes.which] = outcomes
         elif entry.kind == "rollback":
             found.pop("after", None)
+            found.pop("cheapest", None)
     return found

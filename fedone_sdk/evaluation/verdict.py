@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.budget import Price, Usage
 from fedone_sdk.evaluation.intervals import difference, interval
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
-from fedone_sdk.messages import Compared, Spread, Standing, Verdict
+from fedone_sdk.messages import Compared, PromptReport, Spread, Standing, Verdict
 from fedone_sdk.messages.verdict import Conclusion
 from fedone_sdk.metrics import METRICS, MetricFunction, evaluate, metric_text
 from fedone_sdk.task import (
@@ -97,8 +98,14 @@ def judge(
             found["no_prompt_biased"] = plain.outcomes
     if "before" in outcomes:
         found["untrained"] = outcomes["before"]
+    if "cheapest" in outcomes:
+        found["cheapest"] = outcomes["cheapest"]
     found["tuned"] = after
     standings = {name: _standing(task, name, one, after, measure) for name, one in found.items()}
+    if "cheapest" in standings and not _within(
+        task.metric, standings["cheapest"].value, standings["tuned"].interval
+    ):
+        del standings["cheapest"]
     against: Compared | None = "no_prompt" if "no_prompt" in standings else None
     if not empty:
         against = _best_baseline(task.metric, standings)
@@ -119,9 +126,12 @@ def judge(
 
 
 def with_lengths(
-    verdict: Verdict, prompts: Mapping[Compared, TextPrompt], price: Price | None
+    verdict: Verdict,
+    prompts: Mapping[Compared, TextPrompt],
+    price: Price | None,
+    reports: Mapping[Compared, PromptReport] = MappingProxyType({}),
 ) -> Verdict:
-    """Return the verdict with what the length of each prompt costs at every call."""
+    """Return the verdict with what the length of each prompt costs, and some of the prompts."""
     standings = []
     for one in verdict.standings:
         if (prompt := prompts.get(one.name)) is not None:
@@ -129,7 +139,8 @@ def with_lengths(
             tokens = math.ceil(len(text) / CHARS_PER_TOKEN)
             # Prices are per million tokens.
             usd = float(tokens * price.prompt) if price is not None and price.prompt else None
-            one = one.model_copy(update={"tokens": tokens, "usd": usd})
+            also = {"tokens": tokens, "usd": usd, "prompt": reports.get(one.name)}
+            one = one.model_copy(update=also)
         standings.append(one)
     return verdict.model_copy(update={"standings": tuple(standings)})
 
@@ -161,9 +172,15 @@ def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> st
     text = _concluded(verdict, metric, spent, priced=priced)
     if tuned is None or bare is None or tuned.usd is None or tuned.usd == bare.usd:
         return text
-    return (
-        f"{text}; its {tuned.tokens} tokens cost USD {tuned.usd:.2f} per million calls, "
+    text += (
+        f"; its {tuned.tokens} tokens cost USD {tuned.usd:.2f} per million calls, "
         f"those of no prompt {bare.usd or 0:.2f}"
+    )
+    if (short := verdict.standing("cheapest")) is None:
+        return text
+    return (
+        f"{text}, the {short.tokens} of the cheapest within its interval {short.usd or 0:.2f} "
+        f"({metric} {metric_text(short.value)})"
     )
 
 
@@ -304,6 +321,13 @@ def _standing(
     value, ends = measured(task, one, measure)
     over = None if name == "tuned" or ends is None else gain(task, after, one)
     return Standing(name=name, value=value, interval=ends, gain=over)
+
+
+def _within(metric: str, value: float | None, ends: tuple[float, float] | None) -> bool:
+    """Whether a value is not worse than an interval."""
+    if value is None or ends is None:
+        return False
+    return value <= ends[1] if metric == "loss" else value >= ends[0]
 
 
 def _own_metric(task: TaskSpec, one: Outcomes, measure: MetricFunction | None) -> float | None:

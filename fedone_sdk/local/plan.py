@@ -13,6 +13,7 @@ from fedone_sdk.aggregator import RoundMachine
 from fedone_sdk.aggregator.serving.evaluation import curve_examples
 from fedone_sdk.aggregator.serving.model_checks import check_caps
 from fedone_sdk.aggregator.serving.proposer import proposal_query
+from fedone_sdk.aggregator.serving.run_view import seeks_cheapest
 from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import (
     LLMBackend,
@@ -23,6 +24,7 @@ from fedone_sdk.backends import (
     query_for,
     usable_vocabulary,
 )
+from fedone_sdk.backends.judge import Judge
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.candidates import ScoredCandidate, label_checks, no_prompt, prompt_of
 from fedone_sdk.data import draw_minibatch
@@ -49,12 +51,17 @@ _QUOTED = 128
 
 
 class EvaluationPlan(Message):
-    """Evaluation queries, if all caps allow them."""
+    """Evaluation queries, if all caps allow them.
+
+    Attributes:
+        cheapest: At most: the search may know no shorter prompt that may be as good.
+    """
 
     no_prompt: int
     before: int
     curve: int
     after: int
+    cheapest: int
     queries: int
 
 
@@ -302,8 +309,14 @@ class _Planner:
         whole = math.ceil(len(dev) / self.size)
         shown = min(self.spec.evaluation.examples, len(dev))
         curve = self.points * math.ceil(shown / self.size)
+        short = whole if seeks_cheapest(self.spec) else 0
         return EvaluationPlan(
-            no_prompt=whole, before=whole, curve=curve, after=whole, queries=3 * whole + curve
+            no_prompt=whole,
+            before=whole,
+            curve=curve,
+            after=whole,
+            cheapest=short,
+            queries=3 * whole + curve + short,
         )
 
     async def _costs(self, steps: Sequence[Sequence[Query]]) -> _Costs:
@@ -312,7 +325,7 @@ class _Planner:
         sample = [query for step in steps for query in step[: _QUOTED // _STEPS]]
         try:
             measured = await self._quoted_rows(no_prompt(task, vocabulary), dev)
-            measured += await self._quoted_rows(untrained, dev) * 2
+            measured += await self._quoted_rows(untrained, dev) * (2 + seeks_cheapest(self.spec))
             curve = curve_examples(self.spec, dev)
             measured += await self._quoted_rows(untrained, curve) * self.points
             return _Costs(
@@ -402,6 +415,9 @@ class _Planner:
             f"budget: {pays} at worst case": affordable < max(planned, 1),
             f"participation.min_clients: {needed} are waited for, there are only {clients} "
             "clients": needed > clients,
+            "task.score: the cost of the judge is not included": isinstance(
+                self.federation.score, Judge
+            ),
             "data.dev: is missing, so the run has no evaluation": not self.federation.dev,
             f"prompt.vocabulary.size: {wanted} asked, only {found} found": found < wanted,
             "data: clients share rows, there are too few for disjoint shards": (

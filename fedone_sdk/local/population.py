@@ -51,12 +51,13 @@ class Devices:
     score: ScoreFunction | None = None
     state_dir: Path | None = None
     between: Between | None = None
-    secret: bytes = field(init=False, repr=False)
+    secret: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         folder = self.state_dir
-        secret = secrets.token_bytes(32) if folder is None else _secret(folder)
-        object.__setattr__(self, "secret", secret)
+        if not self.secret:
+            secret = secrets.token_bytes(32) if folder is None else _secret(folder)
+            object.__setattr__(self, "secret", secret)
 
     @property
     def token(self) -> str:

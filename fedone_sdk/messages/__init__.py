@@ -42,14 +42,15 @@ if TYPE_CHECKING:
         TokenInfo,
         TokenList,
     )
+    from fedone_sdk.messages.prompt import PromptReport
     from fedone_sdk.messages.run import (
         CacheReport,
         Cap,
         CensoringReport,
         ClientInfluence,
+        Helper,
         MetricReport,
         PrivacyReport,
-        PromptReport,
         RoundReport,
         RunDevices,
         RunEvent,
@@ -145,6 +146,7 @@ __all__ = [
     "PROTOCOL_HEADER",
     "PROTOCOL_VERSION",
     "PositionProbabilities",
+    "Helper",
     "PrivacyReport",
     "Problem",
     "PromptReport",

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
-from fedone_sdk.budget import Budget, Usage
-from fedone_sdk.candidates import prompt_of
+from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.messages.base import Message, is_none
 from fedone_sdk.messages.bill import Billed
+from fedone_sdk.messages.prompt import PromptReport
 from fedone_sdk.messages.verdict import Standing, Verdict
-from fedone_sdk.task import Filling, TaskSpec, TextPrompt
-from fedone_sdk.vocabulary import LABELS, Vocabulary
 
 RunStatus = Literal["running", "completed", "budget_exhausted", "stopped", "failed"]
 
@@ -112,56 +109,6 @@ class RoundReport(Message):
     metric: float | None = None
 
 
-class PromptReport(Message):
-    """The deployable prompt.
-
-    Attributes:
-        text: Its text; for a prompt of slots, their texts in order.
-        tokens: Its candidates, by position.
-        bias: Number per label to add to the label words' log-probabilities, nats
-            (`TaskSpec.bias`); null for none.
-        slots: Text of each slot, with label words in place of their placeholders; absent without
-            slots.
-        labels: Label words chosen by the prompt, by label; absent if it chooses none.
-    """
-
-    text: str
-    tokens: tuple[str, ...]
-    bias: tuple[float, ...] | None = None
-    slots: dict[str, str] | None = Field(default=None, exclude_if=is_none)
-    labels: dict[str, str] | None = Field(default=None, exclude_if=is_none)
-
-    @classmethod
-    def of(
-        cls,
-        task: TaskSpec,
-        vocabulary: Vocabulary,
-        indices: Sequence[int],
-        bias: tuple[float, ...] | None,
-    ) -> PromptReport:
-        """Return the report of a prompt of candidates."""
-        prompt = prompt_of(task, vocabulary, indices)
-        tokens = tuple(vocabulary.tokens(indices))
-        if isinstance(prompt, str):
-            return cls(text=prompt, tokens=tokens, bias=bias)
-        names = [slot.name for slot in vocabulary.slots if slot.name != LABELS]
-        words = dict(zip(task.labels, prompt.labels, strict=True)) if prompt.labels else None
-        return cls(
-            text=prompt.text,
-            tokens=tokens,
-            bias=bias,
-            slots=dict(zip(names, prompt.texts, strict=True)),
-            labels=words,
-        )
-
-    @property
-    def prompt(self) -> TextPrompt:
-        """Return the prompt as the input of a task."""
-        if self.slots is None:
-            return self.text
-        return Filling(tuple(self.slots.values()), tuple((self.labels or {}).values()))
-
-
 class PrivacyReport(Message):
     """Privacy loss of the device with the most releases.
 
@@ -208,6 +155,32 @@ class ClientInfluence(Message):
     epsilon: float | None = None
 
 
+class Helper(Message):
+    """What a model beside the scored one did for a run: its proposer.
+
+    Attributes:
+        calls: Number of calls, with those that failed.
+        added: Number of its candidates that the run took.
+        dropped: Number of texts that were no new candidates, or not fit.
+        failure: Why the last call failed; for operators only.
+        spent: Its part of the run's evaluation.
+    """
+
+    calls: int = 0
+    failed: int = 0
+    added: int = 0
+    dropped: int = 0
+    failure: str | None = None
+    spent: Usage = NOTHING
+
+    def and_then(self, *, spent: Usage = NOTHING, failure: str | None = None, **more: int) -> Self:
+        """Return the sum with further numbers."""
+        numbers = {name: getattr(self, name) + number for name, number in more.items()}
+        return self.model_copy(
+            update={**numbers, "spent": self.spent + spent, "failure": failure or self.failure}
+        )
+
+
 class UnfitDevices(Message):
     """Connected devices that are unfit for a run for the same reason."""
 
@@ -240,6 +213,8 @@ class RunResult(Billed):
         leased: Usage that is reserved for open work beyond that.
         censoring: Label log-probabilities that the provider's API did not return.
         evaluation: Usage of evaluation; its `queries` are not part of `spent`.
+        proposer: What ``prompt.proposer`` did; absent before its first call.
+        judge: The part of `evaluation` for the judge of ``task.score``; absent without one.
         communication: Traffic of federated messages.
         verdict: Whether tuning improved the metric; absent while the run is running.
         model: Fingerprint of the model that scored, once known.
@@ -259,6 +234,8 @@ class RunResult(Billed):
     cache: CacheReport
     censoring: CensoringReport = CensoringReport()
     evaluation: Usage
+    proposer: Helper | None = Field(default=None, exclude_if=is_none)
+    judge: Usage | None = Field(default=None, exclude_if=is_none)
     communication: Traffic
     gateway: Traffic
     metric: MetricReport

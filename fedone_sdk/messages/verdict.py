@@ -7,17 +7,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedone_sdk.messages.base import Message
+from fedone_sdk.messages.base import Message, is_none
+from fedone_sdk.messages.prompt import PromptReport
 
-Compared = Literal["chance", "no_prompt", "no_prompt_biased", "untrained", "tuned"]
+Compared = Literal["chance", "no_prompt", "no_prompt_biased", "untrained", "cheapest", "tuned"]
 """The compared prompts: the best constant answer, "no prompt", "no prompt" with its own label bias,
-the untrained prompt, the deployable prompt."""
+the untrained prompt, the shortest one within the interval of the deployable one, the deployable
+prompt."""
 
 COMPARED: Mapping[Compared, str] = {
     "chance": "One answer for everything",
     "no_prompt": "No prompt",
     "no_prompt_biased": "No prompt, with its own label bias",
     "untrained": "Untrained prompt",
+    "cheapest": "Cheapest within the interval",
     "tuned": "Tuned prompt",
 }
 """Their display names."""
@@ -55,10 +58,6 @@ class Spread(Message):
     probability: Annotated[float, Field(ge=0, le=1)]
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 class Standing(Message):
     """Measurement of one prompt on the dev split.
 
@@ -68,14 +67,16 @@ class Standing(Message):
         gain: The tuned prompt minus this one, paired by example; null if there is no interval.
         tokens: Tokens that the prompt adds to each call, 4 characters each.
         usd: Their price for a million calls; absent if it is not known.
+        prompt: The prompt, of ``cheapest``; else absent.
     """
 
     name: Compared
     value: float | None = None
     interval: tuple[float, float] | None = None
     gain: Spread | None = None
-    tokens: int | None = Field(default=None, exclude_if=_is_none)
-    usd: float | None = Field(default=None, exclude_if=_is_none)
+    tokens: int | None = Field(default=None, exclude_if=is_none)
+    usd: float | None = Field(default=None, exclude_if=is_none)
+    prompt: PromptReport | None = Field(default=None, exclude_if=is_none)
 
 
 class Verdict(Message):

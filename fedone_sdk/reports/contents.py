@@ -13,6 +13,7 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.evaluation.intervals import confusion
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.evaluation.verdict import no_prompt_biased
+from fedone_sdk.messages import RunResult
 from fedone_sdk.reports.forms import program_of
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.task import Bias, Example, TaskSpec
@@ -85,6 +86,18 @@ def _confusion(run: ReportedRun) -> tuple[list[str], list[tuple[str, list[int]]]
     return columns, list(zip(labels, counts, strict=True))
 
 
+def _proposer(result: RunResult) -> list[tuple[str, int, None]]:
+    done = result.proposer
+    if done is None:
+        return []
+    return [
+        ("of these the proposer", done.spent.requests, None),
+        ("Calls of the proposer that failed", done.failed, None),
+        ("Candidates of the proposer, added", done.added, None),
+        ("Candidates of the proposer, dropped", done.dropped, None),
+    ]
+
+
 def _costs(run: ReportedRun) -> list[tuple[str, str, str]]:
     result = run.result
     spent, caps, evaluation = result.spent, result.cap, result.evaluation
@@ -93,6 +106,8 @@ def _costs(run: ReportedRun) -> list[tuple[str, str, str]]:
         ("Evaluation queries", evaluation.queries, None),
         ("Billed requests", spent.requests, caps.requests),
         ("of them evaluation", evaluation.requests, None),
+        *_proposer(result),
+        *([] if result.judge is None else [("of these the judge", result.judge.requests, None)]),
         ("Prompt tokens", spent.prompt_tokens, caps.prompt_tokens),
         ("Completion tokens", spent.completion_tokens, caps.completion_tokens),
         ("Tokens together", spent.prompt_tokens + spent.completion_tokens, caps.tokens),

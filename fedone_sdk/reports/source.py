@@ -71,7 +71,7 @@ def read_export(data: bytes) -> ReportedRun:
             outcomes={
                 which: one
                 for which, one in outcomes.items()
-                if getattr(found.metric, which) is not None
+                if getattr(found.metric, "after" if which == "cheapest" else which) is not None
             },
         )
     except ValidationError as exc:

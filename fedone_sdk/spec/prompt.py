@@ -23,7 +23,7 @@ from fedone_sdk.data import load_examples
 from fedone_sdk.description import Description
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.objects import load_object
-from fedone_sdk.spec.backends import BackendSpec
+from fedone_sdk.spec.backends import WriterSpec
 from fedone_sdk.spec.base import Spec
 from fedone_sdk.task import TaskSpec
 from fedone_sdk.vocabulary import (
@@ -136,7 +136,7 @@ class ProposerSpec(Spec):
     """Tokens of an answer: some candidates of that length."""
 
     kind: Literal["scores", "reflection"] = "scores"
-    backend: BackendSpec | None = None
+    backend: WriterSpec | None = None
     slot: SlotName | None = None
     every: Annotated[int, Field(ge=1, le=10**6)] = 5
 
@@ -346,7 +346,7 @@ def _candidates(
             shots=source.shots,
             blocks=source.blocks,
         )
-    elif isinstance(source, ListVocabulary) and len(source.candidates) == 1 and not source.blank:
+    elif isinstance(source, ListVocabulary) and len(source.candidates) == 1:
         found = source.candidates  # A slot may have one candidate only.
     else:
         return build_vocabulary(source, texts, base_dir, wanted=wanted).candidates

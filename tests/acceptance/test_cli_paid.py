@@ -176,31 +176,6 @@ def without_log_probs(run: Path) -> Path:
     return run
 
 
-class TestAnswers:
-    """Answers in the forms of real providers; each command counts what was served."""
-
-    @pytest.mark.parametrize(
-        "behaviour", ["parts", "twice", "system:fp_2", 'says:```json\\n{"label": "{}"}\\n```']
-    )
-    def test_the_form_changes_no_number(
-        self, fedone: Fedone, folder: Path, provider: Provider, behaviour: str
-    ) -> None:
-        metrics = []
-        for chance in ("0", "0.5"):
-            url = provider.start("--chance", f"{behaviour}={chance}")
-            run = write_run(folder, url)
-            if behaviour.startswith("says"):
-                without_log_probs(run)
-            assert fedone("tune", run, "--fresh", "--json", folder / "r.json").code == 0
-            result = result_in(folder / "r.json")
-            assert result.spent.requests == provider.received
-            metrics.append((result.metric, result.alpha_sha256))
-        assert metrics[0] == metrics[1]
-        served = [f"fake-1-2026-01-01 (system_fingerprint {fp})" for fp in ("fp_fake", "fp_2")]
-        assert set(result.models) <= set(served)
-        assert len(result.models) == 1 + behaviour.startswith("system")
-
-
 class TestPlan:
     def test_it_equals_the_spending_of_tune_and_sends_nothing(
         self, fedone: Fedone, folder: Path, provider: Provider

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import base64
 import importlib.util
 import json
 import os
@@ -16,7 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import aiohttp
@@ -280,27 +279,6 @@ async def test_companion_app(tmp_path: Path) -> None:
     terminal.close()
 
 
-@pytest.mark.parametrize(
-    ("charging", "wifi", "wanted", "missing"),
-    [
-        (True, True, True, []),
-        (False, True, True, ["not charging"]),
-        (True, False, True, ["not on wi-fi"]),
-        (True, True, False, ["switched off"]),
-        (False, False, False, ["switched off", "not charging", "not on wi-fi"]),
-    ],
-)
-def test_companion_conditions(
-    tmp_path: Path, charging: bool, wifi: bool, wanted: bool, missing: list[str]
-) -> None:
-    """The logic needs no toolkit."""
-    conditions = loaded("companion_app/conditions.py").Conditions(tmp_path)
-    device(tmp_path, charging=charging, wifi=wifi)
-    conditions.wanted = wanted
-    assert conditions.missing() == missing
-    assert conditions.hold() is (missing == [])
-
-
 @asynccontextmanager
 async def mosquitto(folder: Path, port: int) -> AsyncIterator[None]:
     """A real broker on a port of this machine."""
@@ -366,15 +344,6 @@ async def test_mqtt_gateway(tmp_path: Path) -> None:
     assert "feedback" not in repr(model.asked)
 
 
-def test_the_stdlib_client_draws_what_the_vectors_say() -> None:
-    vectors = json.loads((ROOT / "tests" / "vectors" / "minibatch.json").read_text())
-    draw = loaded("stdlib_client.py").draw
-    assert vectors["draws"]
-    for case in vectors["draws"]:
-        rows = draw(case["num_examples"], case["batch_size"], case["seed"])
-        assert rows == case["rows"]
-
-
 def calibrated(labels: int) -> RunSpec:
     """As the README's run: a search, with losses by class if allowed."""
     words = [" no", " yes", " maybe", " never", " so", " it"]
@@ -419,54 +388,3 @@ async def test_stdlib_client(tmp_path: Path, run: RunSpec) -> None:
         async with served.client(ROWS) as client:
             await client.run_forever()
         assert served.run.result().alpha_sha256 == result.alpha_sha256
-
-
-@pytest.mark.parametrize(
-    ("leased", "why"),
-    [(1, "why"), (0, "the run does not fit this device")],
-    ids=["update", "lease"],
-)
-def test_the_stdlib_client_declines_refused_work(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    leased: int,
-    why: str,
-) -> None:
-    """It waits: a loop without a pause would send a hundred requests per second."""
-    write(tmp_path / "rows.jsonl")
-    module = loaded("stdlib_client.py")
-    run = {
-        "task": {"template": "{text}", "labels": {"0": "", "1": ""}, "label_field": "label"},
-        "method": {"batch_size": 2},
-        "calibration": {"kind": "none"},
-    }
-    log_probs = {"shape": [1, 2, 2], "data": base64.b64encode(bytes(16)).decode()}
-    answers = {
-        "/v1/clients": (201, {}, {"credential": "me"}),
-        "/task": (200, {}, run),
-        "/v1/score": (200, {}, {"failed": [], "log_probs": log_probs, "model": "m"}),
-        "/update": (422, {}, {"detail": "why"}),
-        "/decline": (204, {}, None),
-    }
-    work = {"assignment_id": "a", "run_id": "r", "minibatch_seed": 1, "round": 7}
-    claims = iter(
-        [
-            (200, {}, {**work, "prompts": {"shape": [1, 2]}, "leased_queries": leased}),
-            (410, {}, {"detail": "over"}),
-        ]
-    )
-    events: list[object] = []
-
-    def call(server: str, token: str, method: str, path: str, body: Any = None) -> Any:
-        if path.endswith("/claim"):
-            return next(claims)
-        if path.endswith("/decline"):
-            events.append((path, body))
-        return next(answer for end, answer in answers.items() if path.endswith(end))
-
-    monkeypatch.setattr(module, "call", call)
-    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=events.append))
-    module.main("http://x", "token", tmp_path / "rows.jsonl")
-    assert capsys.readouterr().out == "7 422\nover\n"
-    assert events == [("/v1/assignments/a/decline", {"reason": why}), module.PAUSE_S]

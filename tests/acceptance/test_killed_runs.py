@@ -1,6 +1,6 @@
 """Runs and processes that signals end, checked against the provider's own count.
 
-The quick form of ``python -m tests.chaos.killed_runs`` and ``tests.chaos.shared_budget``.
+The quick form of ``python -m tests.chaos.killed_runs``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("openai")
 
+from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger
-from tests.chaos import killed_runs, shared_budget
-from tests.chaos.callers import ask_until_refused, spec_of
+from fedone_sdk.errors import BackendError, BudgetExhausted
+from fedone_sdk.spec import BackendSpec, LimitsSpec, PricesSpec, RetrySpec
+from fedone_sdk.task import Part
+from tests.chaos import killed_runs
 from tests.chaos.killed_runs import Kill
-from tests.chaos.provider import ERRORS, Provider
+from tests.chaos.provider import ERRORS, LABELS, MODEL, PRICE, Provider
 
 KILLS = (Kill(request=4, delay_s=0.0), Kill(request=9, delay_s=0.01))
 
@@ -66,17 +69,18 @@ async def test_the_cap_holds_under_kills_and_errors(cap: Budget) -> None:
     assert figures.requests > 4
 
 
-@pytest.mark.parametrize("seed", [1, 3], ids=["usd", "requests"])
-async def test_processes_share_a_cap(seed: int) -> None:
-    plan = shared_budget.Plan.draw(seed, num_requests=600, num_kills=0)
-    plan = replace(plan, kills=frozenset({20, 60}))
-    assert (plan.num_processes, plan.num_callers) == (3, 200)
-    figures = await shared_budget.play(plan)
-    assert figures.violations == []
-    # A kill may leave so much leased that there is no second.
-    assert figures.kills > 0
-    assert figures.looks > figures.kills
-    assert figures.requests >= 20
+async def ask_until_refused(backend: LLMBackend, name: str) -> int:
+    """Ask something new each time; return how many answers came."""
+    answers = 0
+    while True:
+        part = Part("field", f"{name} {answers} It was")
+        try:
+            await backend.score(Query(inputs=((part,),), label_words=LABELS))
+        except BudgetExhausted:
+            return answers
+        except BackendError:
+            continue  # Too many errors in a row.
+        answers += 1
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
@@ -101,7 +105,15 @@ def test_any_failure_and_any_disconnect(
         chances = {behaviour: chance * worse for behaviour, chance in ERRORS.items()}
         async with Provider(cap=cap, chances=chances, seed=seed) as provider:
             guard = BudgetGuard(cap, ledger=SqliteLedger(folder / "budget.db"))
-            spec = spec_of(provider.base_url, num_callers)
+            spec = BackendSpec(
+                kind="openai",
+                model=MODEL,
+                base_url=provider.base_url,
+                api_key_env=None,
+                retry=RetrySpec(max_wait_s=0.02, breaker_failures=100_000),
+                limits=LimitsSpec(concurrency=num_callers),
+                prices=PricesSpec(prompt=PRICE.prompt, completion=PRICE.completion),
+            )
             async with build_backend(spec, folder, guard=guard) as backend:
                 callers = [
                     asyncio.create_task(ask_until_refused(backend, f"caller {number}"))
@@ -127,10 +139,3 @@ async def test_killed_runs_for_long() -> None:
     figures = await killed_runs.campaign(200, first_seed=1000, jobs=2)
     assert figures.violations == []
     assert figures.killed_runs >= 200
-
-
-@pytest.mark.heavy
-async def test_a_shared_budget_for_long() -> None:
-    figures = await shared_budget.campaign(12, first_seed=1000, num_requests=3000, num_kills=8)
-    assert figures.violations == []
-    assert figures.kills > 50

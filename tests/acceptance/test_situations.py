@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
+import yaml
 
 from tests.acceptance.test_cli_paid import RUN, without_log_probs
 from tests.acceptance.test_cli_processes import ADMIN, CONFIG, Start, starting
@@ -52,7 +53,7 @@ class Case(NamedTuple):
 
     provider: tuple[str, ...]
     ends: Literal["completed", "inputs failed", "paused", "not started"] = "completed"
-    says: tuple[str, ...] = ()
+    says: Sequence[str] = ()
     most: int = 2
     refused: int | None = 0
     task: str = TEMPLATE
@@ -64,191 +65,39 @@ class Case(NamedTuple):
     model: str = "fake-1"
 
 
-def always(behaviour: str) -> tuple[str, ...]:
-    return ("--chance", f"{behaviour}=1")
+def behaviour(what: Any) -> str:
+    """A behaviour of the provider; a mapping has JSON."""
+    if isinstance(what, str):
+        return what
+    ((kind, body),) = what.items()
+    status, body = (f"{body[0]}:", body[1]) if kind == "raw" else ("", body)
+    return f"{kind}:{status}{json.dumps(body)}"
 
 
-def one_input(behaviour: str) -> Case:
-    says = ("the model refused an input, which counts as failed",)
-    return Case(("--text", f"rubbish={behaviour}"), "inputs failed", says)
+def case_of(
+    *,
+    does: Any = None,
+    chance: float = 1,
+    text: Mapping[str, Any] = {},
+    at: Mapping[int, Any] = {},
+    set: str | None = None,  # the name of the option
+    serves: str | None = None,
+    **facts: Any,
+) -> Case:
+    provider = [("--text", f"{part}={behaviour(what)}") for part, what in text.items()]
+    provider += [("--at", f"{number}={behaviour(what)}") for number, what in at.items()]
+    if does is not None:
+        provider.append(("--chance", f"{behaviour(does)}={chance}"))
+    provider += [(f"--{key}", what) for key, what in (("set", set), ("model", serves)) if what]
+    if facts.get("ends") == "inputs failed":
+        facts["says"] = ["the model refused an input, which counts as failed"]
+    if facts.get("task") == "chat":
+        facts["task"] = CHAT
+    return Case(tuple(word for pair in provider for word in pair), **facts)
 
 
-def no_input(behaviour: str, *says: str) -> Case:
-    neutral = "the model refuses every input, also a neutral one"
-    return Case(always(behaviour), "paused", (neutral, *says))
-
-
-def adapted(server: str, change: str) -> Case:
-    return Case(("--set", server), says=(change,), refused=1, task=CHAT)
-
-
-def ended(behaviour: str, *says: str, **facts: Any) -> Case:
-    return Case(always(behaviour), "paused", says, **facts)
-
-
-def raw(status: int, body: object) -> str:
-    return f"raw:{status}:{json.dumps(body)}"
-
-
-def merged(**parts: object) -> str:
-    return f"merged:{json.dumps(parts)}"
-
-
-def first_token(*top: tuple[str, float]) -> str:
-    rows = [{"token": token, "logprob": value} for token, value in top]
-    return merged(logprobs={"content": [{"token": "x", "logprob": 0.0, "top_logprobs": rows}]})
-
-
-def wrong(says: str, url: str = "{}", **environment: str) -> Case:
-    return Case((), "not started", (says,), url=url, environment=environment)
-
-
-CASES = {
-    # One input
-    "a flagged text": one_input("moderated"),
-    "a filtered prompt": one_input("filtered_prompt"),
-    "a text that is too long": one_input("too_long"),
-    "400 for a text": one_input("error:400"),
-    "413 for a text": one_input("error:413"),
-    "451 for a text": one_input("error:451"),
-    # All inputs
-    "400 for all": no_input("error:400", "HTTP 400", "Sorry about that!"),
-    "422 for all": no_input("error:422", "HTTP 422", "Sorry about that!"),
-    "a key without the model": no_input("forbidden", "Project does not have access to this model."),
-    "all texts flagged": no_input("moderated", "Your input was flagged."),
-    "all texts too long": no_input("too_long", "Please reduce the length of the messages."),
-    "only a neutral text passes": Case(
-        ("--text", " text It=ok", "--text", "It was=moderated"),
-        "paused",
-        ("inputs in a row: HTTP 403", "Your input was flagged."),
-        most=24,
-    ),
-    # Forms
-    "no temperature": adapted("temperature=-1", "without temperature"),
-    "max_completion_tokens": adapted(
-        'max_name="max_completion_tokens"', "it expects max_completion_tokens"
-    ),
-    "five tokens": adapted("max_top=5", "at most 5 tokens"),
-    "no system message": adapted(
-        "takes_system=false", "the system message is the beginning of the user's"
-    ),
-    "lists of parts": adapted("takes_text=false", "messages are lists of parts"),
-    # Answers
-    "content in parts": Case(always("parts")),
-    "a token twice": Case(always("twice")),
-    "probabilities beyond 1": ended("twice:x", "likeliest tokens add up to", "log_probs: false"),
-    "no credits, as 200": ended("error_body:402", "no quota left", "Insufficient credits", most=1),
-    "an error, as 200": no_input("error_body", "HTTP 400", "Insufficient credits"),
-    "a wrong key, as 200": ended("ended:401", "key is missing or not valid", most=1),
-    "no log-probabilities": ended(
-        "no_log_probs", "shows no log-probabilities: set log_probs", most=1
-    ),
-    "a fence and JSON": Case(always('says:```json\\n{"label": "{}"}\\n```'), log_probs=False),
-    "no label word": ended(
-        "says:I think that it is fun",
-        "33 of the first 33 answers",
-        "set structured: true",
-        "(most often 'I think that it')",
-        most=36,
-        log_probs=False,
-    ),
-    "another system_fingerprint": Case(("--chance", "system:fp_2=0.5")),
-    "the run asks for a system_fingerprint": Case(
-        ("--model", "fake-1", "--at", "3=system:fp_2"),
-        "paused",
-        ("asks for system_fingerprint",),
-        most=72,
-        model="fake-1 (system_fingerprint fp_fake)",
-    ),
-    # Addresses
-    "an address of Azure": Case((), url="{}/chat/completions?api-version=2026-01-01"),
-    "a port that is none": wrong("is no address", "http://127.0.0.1:99999/v1"),
-    "a dead port": wrong("no connection", "http://127.0.0.1:9/v1"),
-    "https at a port of http": wrong("check http or https", "https{tail}"),
-    "a proxy of another kind": wrong("HTTP_PROXY, HTTPS_PROXY", HTTPS_PROXY="ftp://x:1"),
-    "no file of certificates": wrong("SSL_CERT_FILE", SSL_CERT_FILE="/none.pem"),
-}
-"""The situations of public reports that were known at first."""
-
-REPORTS = {
-    "DeepSeek-V3.2-Exp#49": ended(first_token(), "shows no log-probabilities", most=1),
-    "text-generation-inference#2108": Case(always(first_token((" great", 0.0)))),
-    "rig#788": Case(
-        ("--text", '"role": "system"=' + raw(400, [{"error": {
-            "code": 400, "status": "INVALID_ARGUMENT",
-            "message": "Developer instruction is not enabled for models/gemma-3-27b-it",
-        }}])),
-        says=("the system message is the beginning of the user's",), refused=1, task=CHAT,
-    ),
-    "vllm#33425": one_input(raw(400, {"error": {
-        "message": "This model's maximum context length is 2048 tokens. However, your request has "
-        "2040 input tokens plus 16 'max_tokens'. Please reduce one or the other.",
-        "type": "BadRequestError", "param": "input_tokens, max_tokens", "code": 400,
-    }})),
-    "lettertrace#34": Case(
-        ("--at", "5=" + raw(429, [{"error": {
-            "code": 429, "status": "RESOURCE_EXHAUSTED",
-            "details": [{"@type": "google.rpc.RetryInfo", "retryDelay": "38s"}],
-        }}])),
-        refused=None,
-    ),
-    "gemini-cli#10925": ended(
-        raw(429, {"error": {
-            "code": 429, "status": "RESOURCE_EXHAUSTED",
-            "message": "Quota exceeded for quota metric 'Requests per day per user per tier'",
-        }}),
-        "failed 100 times in a row", "Requests per day per user per tier", most=140,
-    ),
-    "pi#8511": Case(
-        ("--chance", merged(
-            finish_reason="stop", native_finish_reason="network_error", logprobs=None,
-            message={"content": ""},
-        ) + "=0.1"),
-        refused=None, exact=False,
-    ),
-    "gram#3129": Case(
-        ("--chance", raw(200, {"id": "gen-1", "choices": []}) + "=0.1"), refused=None, exact=False
-    ),
-    "ramalama#2343": Case(
-        ("--set", 'lists_models="loading"'), "not started", ("HTTP 503", "Loading model"),
-        task='chat: {user: "{prompt} {text}", assistant: "It was"}',
-    ),
-    "litellm#12586": Case(
-        always(merged(usage={"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0})),
-        exact=False,
-    ),
-    "litellm#17165": ended(
-        raw(400, {"error": {
-            "message": "litellm.UnsupportedParamsError: ollama_chat does not support parameters: "
-            "['logprobs'], for model llama3.1:70b.",
-            "type": None, "param": None, "code": "400",
-        }}),
-        "shows no log-probabilities", most=1,
-    ),
-    "litellm#5295": Case(
-        ("--text", "response_format=" + raw(400, {"error": {
-            "message": "Invalid parameter: 'response_format' must be one of 'json_object', 'text'.",
-            "type": "invalid_request_error", "param": "response_format", "code": None,
-        }})),
-        "paused", ("set structured: false",), most=1, log_probs=False,
-    ),
-    "meridian#898": Case(
-        always("says:Here is the label you asked for:\\n\\n**Label:** {}"), log_probs=False
-    ),
-    "oh-my-pi#9415": Case(
-        ("--text", "reasoning_effort=" + raw(400, {"error": {
-            "message": "Reasoning is mandatory for this endpoint and cannot be disabled.",
-            "code": 400,
-        }})),
-        "paused", ("does not take reasoning_effort 'none'", "Reasoning is mandatory"), most=1,
-        more=", reasoning_effort: none",
-    ),
-    "SillyTavern#4680": ended(
-        first_token(("<think>", -0.001), ("\n", -7.0)), "show none of the label words", "<think>",
-        most=36, more=", limits: {concurrency: 4}",
-    ),
-}  # fmt: skip
-"""Reports that were looked for afterwards, of docs/backends/situations.md."""
+ROWS = yaml.safe_load(Path(__file__).with_name("situations.yaml").read_text(encoding="utf-8"))
+CASES = {name: case_of(**row) for name, row in ROWS.items()}
 
 
 class Ran(NamedTuple):
@@ -345,9 +194,9 @@ def served(start: Start, fedone: Fedone, case: Case) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("name", [*CASES, *REPORTS])
+@pytest.mark.parametrize("name", CASES)
 def test_situation(run: Run, name: str, command: str) -> None:
-    case = (CASES | REPORTS)[name]
+    case = CASES[name]
     ran = run(command, case)
     rows = ran.server.received
     if case.ends == "not started":

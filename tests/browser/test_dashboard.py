@@ -177,25 +177,6 @@ async def test_a_viewer_cannot_stop(chromium: Chromium, stage: Stage) -> None:
         assert run.state.running
 
 
-async def test_a_lost_connection_is_shown_and_restored(chromium: Chromium, stage: Stage) -> None:
-    await stage.add_run()
-    stage.start_devices()
-    await stage.reach(4)
-    async with chromium.watching(stage.url) as watcher:
-        page = watcher.page
-        await watcher.sign_in(VIEWER, "#/runs/sentiment")
-        await expect(tile(page, "Rounds")).to_contain_text("4of 60")
-        await stage.shut()
-        banner = page.get_by_text("Connection lost. What you see may be old.")
-        await expect(banner).to_be_visible()
-        await expect(tile(page, "Rounds")).to_contain_text("4of 60")  # It stays to be read.
-        await stage.open()
-        await expect(banner).to_be_hidden()
-        await expect(page.locator("#news")).to_have_text("Connected again.")
-        await stage.reach(7)
-        await expect(tile(page, "Rounds")).to_contain_text("7of 60")
-
-
 async def test_the_token_stays_in_its_tab(chromium: Chromium, stage: Stage) -> None:
     async with chromium.watching(stage.url) as watcher:
         page = watcher.page
@@ -227,30 +208,6 @@ async def test_text_from_a_device_stays_text(chromium: Chromium, stage: Stage) -
         await expect(page.get_by_text(attack).first).to_be_visible()
         await expect(page.locator("main img")).to_have_count(0)
         assert await page.title() == "sentiment · FedOne"
-
-
-async def test_a_client_that_lost_a_seat_is_reported(chromium: Chromium, stage: Stage) -> None:
-    run = await stage.add_run()
-    stage.start_quitter(2)
-    stage.start_devices(2)
-    await stage.reach(12)
-    assert len(run.lost) > 0
-    quitter = run.lost[0].client_id
-    async with chromium.watching(stage.url) as watcher:
-        page = watcher.page
-        await watcher.sign_in(OPERATOR, "#/runs/sentiment")
-        line = (
-            page.get_by_role("region", name="Clients")
-            .get_by_role("row")
-            .filter(has=page.locator(f'[title="{quitter}"]'))
-        )
-        await expect(line.locator("td:not([hidden])").last).to_have_text(str(len(run.lost)))
-        errors = page.get_by_role("region", name="Errors")
-        await expect(errors.get_by_role("listitem")).to_have_count(1)
-        times = "Once" if len(run.lost) == 1 else f"{len(run.lost)} times"
-        await expect(errors).to_contain_text(f"{times}, last in round {run.lost[-1].round + 1} at ")
-        await expect(errors).to_contain_text("the battery is low")
-        assert await page.locator("rect.cell.lost").count() == len(run.lost)
 
 
 @pytest.mark.parametrize("size", [PHONE, (320, 640), DESKTOP], ids=["phone", "narrow", "desktop"])
@@ -303,24 +260,6 @@ async def test_the_forecast(chromium: Chromium, stage: Stage) -> None:
         "seconds": [35, None],
         "smooth": [1, 1.5, 1.25],
     }
-
-
-async def test_devices_that_do_not_fit(chromium: Chromium, stage: Stage) -> None:
-    labels = {"low": " terrible", "high": " great"}
-    task = {"template": "{prompt} {text} It was {mask}.", "labels": labels}
-    await stage.add_run(task=task)
-    stage.start_devices(2)
-    why = "field 'label' is none of: low, high (2)"
-    for token, message in ((OPERATOR, f"0 fit: {why}"), (VIEWER, "0 fit.")):
-        async with chromium.watching(stage.url) as watcher:
-            page = watcher.page
-            await watcher.sign_in(token)
-            row = page.get_by_role("row").filter(has_text="sentiment")
-            await expect(row).to_contain_text("2 devices0 fit")
-            await page.get_by_role("link", name="sentiment").click()
-            line = page.get_by_text(f"2 devices connected, {message}", exact=True)
-            await expect(line).to_be_visible()
-            await expect(page.get_by_text("Waiting for the first client")).to_be_hidden()
 
 
 async def test_the_list_has_what_users_look_for(chromium: Chromium, stage: Stage) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -31,6 +31,15 @@ class Counts:
             else:
                 setattr(self, name, mine + value)
 
+    def table(self) -> str:
+        """Return a line per count, as Markdown."""
+        rows: dict[str, object] = {"violations": len(self.violations)}
+        for name, value in vars(self).items():
+            if isinstance(value, Counter):
+                value = ", ".join(f"{each} {count}" for each, count in sorted(value.items()))
+            rows.setdefault(name, value)
+        return "\n".join(["| | |", "|---|---|", *(f"| {name} | {rows[name]} |" for name in rows)])
+
     async def add_all(self, play: Callable[[], Awaitable[Self | None]], jobs: int = 1) -> Self:
         """Add runs, some at once, until there are no more; print the progress."""
         began = time.monotonic()
@@ -52,13 +61,3 @@ class Counts:
             for _ in range(jobs):
                 group.create_task(work())
         return self
-
-
-def markdown(rows: Mapping[str, object]) -> str:
-    """Return figures as a table."""
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {rows[name]} |" for name in rows)])
-
-
-def listed(counts: Counter[str]) -> str:
-    """Return counts in one line."""
-    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))

@@ -37,6 +37,7 @@ from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
 from tests.power import Disk, Left
+from tests.runs import PROMPT, run_spec
 
 Kind = Literal["kill", "nothing", "names", "half", "chance"]
 """``kill`` ends the process; the others cut the power, and keep that part of the cache."""
@@ -74,28 +75,18 @@ class Scenario:
     def spec(self) -> RunSpec:
         """The run."""
         privacy = {"clip": 2.0, "noise_multiplier": _MULTIPLIER, "target": self.noise}
-        return RunSpec.model_validate(
-            {
-                "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-                "prompt": {"length": 4, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-                "method": {
-                    "name": "gs-bdpl",
-                    "num_samples": _SAMPLES,
-                    "batch_size": 4,
-                    "tau": 1.0,
-                    "optimizer": "adamw",
-                    "local_steps": self.local_steps,
-                },
-                "participation": {
-                    "exchange": self.exchange,
-                    "own_models": "trusted",
-                    "model": "scripted",
-                },
-                "privacy": None if self.noise is None else privacy,
-                "budget": {"queries": 2 * self.queries_per_round},
-                "rounds": 2,
-                "evaluation": {"every": 0},
-            }
+        return run_spec(
+            prompt={**PROMPT, "length": 4},
+            method={
+                "num_samples": _SAMPLES,
+                "batch_size": 4,
+                "optimizer": "adamw",
+                "local_steps": self.local_steps,
+            },
+            participation={"exchange": self.exchange, "own_models": "trusted"},
+            privacy=None if self.noise is None else privacy,
+            budget={"queries": 2 * self.queries_per_round},
+            rounds=2,
         )
 
     @property

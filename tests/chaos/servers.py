@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.counts import Counts, listed, markdown
+from tests.chaos.counts import Counts
 from tests.chaos.serving import Death, Deployment, Outcome, Scenario, judge
 from tests.postgres import Cluster, cluster
 
@@ -62,24 +62,6 @@ class Figures(Counts):
     asked: int = 0
     requests: int = 0
     same: int = 0
-
-    def table(self) -> str:
-        """Return the figures as Markdown."""
-        deaths = listed(self.deaths)
-        rows = {
-            "runs": self.runs,
-            "runs killed at least once": self.killed_runs,
-            "kills of a server": self.kills,
-            **({"planned deaths": deaths} if deaths else {}),
-            "updates acknowledged to devices": self.receipts,
-            "**of them lost**, or counted twice": self.lost,
-            "**queries over a cap**": self.over_cap,
-            "requests that reached the model": self.asked,
-            "requests charged (in progress at a kill: in full)": self.requests,
-            "**same alpha, history and queries as without kills**": f"{self.same} of {self.runs}",
-            "violations of any kind": len(self.violations),
-        }
-        return markdown(rows)
 
 
 async def play(

@@ -35,6 +35,7 @@ from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
 from tests.processes import free_port
+from tests.runs import run_spec
 
 TOKEN = "enrolment-token-of-the-chaos"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine", " poor"))
@@ -121,26 +122,22 @@ class Scenario:
         method |= {"batch_size": 2, "local_steps": self.local_steps}
         if self.method == "gs-bdpl":
             method |= {"tau": 1.0, "optimizer": self.optimizer, "learning_rate": 0.05}
-        return RunSpec.model_validate(
-            {
-                "name": "chaos",
-                "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-                "prompt": {
-                    "length": 3,
-                    "vocabulary": {"kind": "list", "candidates": list(WORDS.candidates)},
-                },
-                "method": method,
-                "participation": {
-                    "exchange": self.exchange,
-                    "clients_per_round": self.clients_per_round,
-                    "min_clients": self.num_clients,
-                    "deadline_s": self.deadline_s,
-                },
-                "budget": {"queries": self.queries, "requests": 1_000_000},
-                "rounds": self.rounds,
-                "evaluation": {"every": 0},
-                "seed": self.seed,
-            }
+        return run_spec(
+            name="chaos",
+            prompt={
+                "length": 3,
+                "vocabulary": {"kind": "list", "candidates": list(WORDS.candidates)},
+            },
+            method=method,
+            participation={
+                "exchange": self.exchange,
+                "clients_per_round": self.clients_per_round,
+                "min_clients": self.num_clients,
+                "deadline_s": self.deadline_s,
+            },
+            budget={"queries": self.queries, "requests": 1_000_000},
+            rounds=self.rounds,
+            seed=self.seed,
         )
 
     def examples(self, client: int) -> list[dict[str, object]]:

@@ -251,45 +251,6 @@ def _examples(stack: Stack) -> str:
     return str((COMPOSE / source).resolve())
 
 
-def test_prometheus_sees_the_aggregator(stack: Stack, aggregator: Process) -> None:
-    prometheus = tool("prometheus", "apt-get install prometheus")
-    document = yaml.safe_load((stack.folder / "prometheus.yml").read_text())
-    (job,) = document["scrape_configs"]
-    assert job.pop("dns_sd_configs")[0]["port"] == 9090
-    job["static_configs"] = [{"targets": [f"127.0.0.1:{stack.ports['metrics']}"]}]
-    document["rule_files"] = [str(ROOT / "deploy/helm/fedone/files/alerts.yaml")]
-    document["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config = stack.folder / "here.yml"
-    config.write_text(yaml.safe_dump(document))
-    port = free_port()
-    argv = [
-        prometheus,
-        f"--config.file={config}",
-        f"--storage.tsdb.path={stack.folder}/tsdb",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
-    environment = {"PATH": os.environ["PATH"]}
-    with running(argv, environment, stack.folder, "prometheus") as watcher:
-        until(lambda: _value(port, 'fedone_runs{status="running"}') == "1", aggregator, watcher)
-        until(lambda: _healths(port) == {"ok"}, watcher)
-        assert _value(port, 'up{job="fedone"}') == "1"
-
-
-def _value(port: int, query: str) -> str | None:
-    from urllib.parse import quote
-
-    body = fetch(f"http://127.0.0.1:{port}/api/v1/query?query={quote(query)}")
-    found = [] if body is None else json.loads(body)["data"]["result"]
-    return str(found[0]["value"][1]) if found else None
-
-
-def _healths(port: int) -> set[str]:
-    """How the rules fared when they were last evaluated."""
-    body = fetch(f"http://127.0.0.1:{port}/api/v1/rules")
-    groups = [] if body is None else json.loads(body)["data"]["groups"]
-    return {rule["health"] for group in groups for rule in group["rules"]}
-
-
 def test_an_error_for_a_wrong_password_does_not_contain_it(stack: Stack) -> None:
     wrong = "a-wrong-password-of-this-test"
     (stack.folder / "secrets/database_password").write_text(wrong)

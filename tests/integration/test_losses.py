@@ -196,6 +196,42 @@ class TestRuns:
             deployed.append(result.prompt.text)
         assert deployed == [long, long, ""]
 
+    async def test_the_cheapest_prompt_that_may_be_as_good_is_measured_if_prompts_cost(
+        self,
+    ) -> None:
+        words = ("", " short", " a long text" * 10)
+
+        def answer(inputs: Rendered, _: Sequence[str]) -> tuple[float, ...]:
+            text = text_of(inputs)
+            right = int(text.split()[-1]) % 2
+            share = 0.905 if words[2] in text else 0.9 if words[1] in text else 0.6
+            return tuple(math.log(share if at == right else 1 - share) for at in range(2))
+
+        for price in (0, 0.1):
+            prices = {"prompt": price, "completion": 0}
+            spec = run_spec(
+                task={**GENERATION, **LABELS},
+                prompt={"length": 1, "vocabulary": {"kind": "list", "candidates": [*words]}},
+                method={"name": "thompson", "num_samples": 3, "batch_size": 3},
+                backend={"kind": "openai", "model": "m", "prices": prices},
+                rounds=8,
+            )
+            federation = federation_of(spec, vocabulary=Vocabulary(candidates=words))
+            planned = (await plan_run(federation, backend=ScriptedBackend())).evaluation
+            result = await simulate(federation, backend=ScriptedBackend(answer))
+            assert result.verdict is not None
+            short = result.verdict.standing("cheapest")
+            assert result.prompt.text == words[2]
+            assert (planned.cheapest, planned.queries) == ((3, 12) if price else (0, 9))
+            assert result.evaluation.queries == planned.queries
+            if price:
+                assert short is not None
+                assert short.prompt is not None
+                assert (short.prompt.text, short.tokens) == (words[1], 2)
+                assert short.prompt.bias is not None  # It belongs to the prompt.
+            else:
+                assert short is None
+
     async def test_a_model_without_log_probs_is_tuned_by_what_it_chooses(self) -> None:
         wants = []
         shown: tuple[list[Want], ...] = (["labels", "choice"], ["choice", "text"])

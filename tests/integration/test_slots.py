@@ -78,6 +78,13 @@ def test_the_run_names_slots_to_its_task() -> None:
     assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
+@pytest.mark.parametrize("only", ["", "Well: "])
+def test_a_slot_may_have_one_candidate(only: str) -> None:
+    slots = [{**SLOTS[0], "candidates": [only]}, *SLOTS[1:]]
+    spec = spec_of(prompt={"slots": slots})
+    assert spec.prompt.build(spec.task).candidates_of("instruction") == (only,)
+
+
 async def test_the_model_sees_what_the_slots_hold() -> None:
     backend = ScriptedBackend()
     result = await tuned(spec_of(), backend)
@@ -169,6 +176,12 @@ async def test_proposed_candidates_are_tried() -> None:
     assert all("loss" in text for text in said)
     assert not any("text 0-" in text for text in said)
     assert run.result.evaluation.requests == len(scripted.asked)
+    done = run.result.proposer
+    assert done is not None
+    assert done.spent == run.result.evaluation.without_queries()
+    calls = len(scripted.asked)
+    assert (done.calls, done.failed, done.added) == (calls, 0, 2)
+    assert done.added + done.dropped == 4 * calls
 
 
 async def test_a_proposer_that_fails_costs_its_call_only() -> None:
@@ -182,6 +195,10 @@ async def test_a_proposer_that_fails_costs_its_call_only() -> None:
     assert run.result.status == "completed"
     assert vocabulary.candidates_of("instruction") == tuple(SLOTS[0]["candidates"])
     assert run.result.evaluation.requests == len(scripted.asked)
+    done = run.result.proposer
+    assert done is not None
+    assert (done.calls, done.failed, done.added) == (len(scripted.asked),) * 2 + (0,)
+    assert "out of order" in str(done.failure)
 
 
 def test_a_proposer_needs_a_pool() -> None:

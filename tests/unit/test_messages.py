@@ -68,8 +68,8 @@ class TestGoldenMessages:
     def test_every_message_has_a_vector(self) -> None:
         parts = {"Array", "CacheReport", "Cap", "CensoringReport", "Check", "ClientInfluence",
                  "LostWork", "Message", "MetricReport", "PositionProbabilities", "PrivacyReport",
-                 "PromptReport", "Case", "Proposal", "Reflection", "RoundReport", "RunDevices",
-                 "Scored", "SeatReport", "Spread",
+                 "PromptReport", "Case", "Helper", "Proposal", "Reflection", "RoundReport",
+                 "RunDevices", "Scored", "SeatReport", "Spread",
                  "Standing", "Step", "TokenProbability", "Traffic", "UnfitDevices",
                  "Verdict"}  # fmt: skip
         classes = {

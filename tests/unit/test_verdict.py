@@ -18,7 +18,7 @@ from fedone_sdk.evaluation.verdict import (
     sentence,
     with_lengths,
 )
-from fedone_sdk.messages import Spread, Verdict
+from fedone_sdk.messages import PromptReport, Spread, Verdict
 from fedone_sdk.task import LOG_ZERO, TaskSpec
 
 TARGETS = (0, 1) * 100
@@ -170,6 +170,21 @@ def test_the_price_of_a_prompts_length_at_every_call() -> None:
             "no_prompt": 0,
             "tuned": 34,
         }
+
+
+@pytest.mark.parametrize(("share", "shown"), [(0.78, True), (0.6, False)])
+def test_the_cheapest_prompt_is_shown_within_the_interval_of_the_best(
+    share: float, shown: bool
+) -> None:
+    found = {"no_prompt": answers(0.5, "no_prompt"), "cheapest": answers(share, "cheapest")}
+    verdict = judge(task(), {**found, "after": answers(0.8)})
+    prompts = {"no_prompt": "", "cheapest": "x" * 40, "tuned": "x" * 134}
+    price = Price(prompt="0.1", completion=1)
+    report = PromptReport(text="x" * 40, tokens=("x" * 40,))
+    text = said(verdict := with_lengths(verdict, prompts, price, {"cheapest": report}))
+    ending = f"the 10 of the cheapest within its interval 1.00 (accuracy {share:.3f}"[:-3]
+    assert ("no prompt 0.00, " + ending in text) is shown
+    assert (report in [one.prompt for one in verdict.standings]) is shown
 
 
 def test_an_inconclusive_verdict_has_the_number_of_rows_that_show_such_a_gain() -> None:

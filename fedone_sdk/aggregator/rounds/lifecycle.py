@@ -12,7 +12,7 @@ from fedone_sdk.aggregator.rounds.state import Result, RunState, Seat
 from fedone_sdk.algorithms import State, alpha_sha256
 from fedone_sdk.budget import Budget
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import RunStatus, Verdict
+from fedone_sdk.messages import Helper, RunStatus, Verdict
 from fedone_sdk.messages.base import SERVED_BY
 
 
@@ -256,17 +256,42 @@ def record_metric(
     return Result(state=replace(state, metric=metric, verdict=verdict))
 
 
-def propose(
-    machine: RoundMachine, state: RunState, now: float, *, slot: str, texts: tuple[str, ...]
+def count_call(
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    failure: str | None,
 ) -> Result[None]:
-    """Queue new candidates for a slot until the round ends; drawn prompts stay the same."""
+    """Count a call of the run's proposer, and why it failed."""
+    done = (state.proposer or Helper()).and_then(
+        calls=1, failed=int(failure is not None), failure=failure
+    )
+    return Result(state=replace(state, proposer=done))
+
+
+def propose(
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    slot: str,
+    texts: tuple[str, ...],
+    dropped: int = 0,
+) -> Result[None]:
+    """Queue new candidates for a slot until the round ends; drawn prompts stay the same.
+
+    `dropped` is the number of other texts, which were not fit.
+    """
     proposer = machine.spec.prompt.proposer
     if proposer is None or slot != machine.spec.prompt.proposed_slot:
         raise ProblemError("run_conflict", f"no candidates are proposed for slot {slot!r}")
     known = {text for _, text in (*state.proposed, *state.waiting)}
     room = proposer.max_candidates - len(known)
     fresh = [text for text in dict.fromkeys(texts) if text not in known][: max(room, 0)]
-    if not fresh or not state.running:
+    if not state.running:
         return Result(state=state)
     waiting = (*state.waiting, *((slot, text) for text in fresh))
-    return Result(state=replace(state, waiting=waiting))
+    dropped += len(texts) - len(fresh)
+    done = (state.proposer or Helper()).and_then(added=len(fresh), dropped=dropped)
+    return Result(state=replace(state, waiting=waiting, proposer=done))

@@ -15,7 +15,7 @@ from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import MetricReport, Receipt, RoundReport, RunStatus, Verdict
+from fedone_sdk.messages import Helper, MetricReport, Receipt, RoundReport, RunStatus, Verdict
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -133,6 +133,8 @@ class RunState:
         proposed: Candidates added since the start, each with its slot.
         waiting: Candidates that are added at the end of the round.
         lineage: The origins of those that devices wrote.
+        proposer: What the run's proposer did so far.
+        judge: What the judge of the generated texts cost.
         planned: Number of queries that the method plans with after caps were raised; None derives
             it from the spec.
     """
@@ -165,6 +167,8 @@ class RunState:
     proposed: tuple[tuple[str, str], ...] = ()
     waiting: tuple[tuple[str, str], ...] = ()
     lineage: tuple[Lineage, ...] = ()
+    proposer: Helper | None = None
+    judge: Usage | None = None
     planned: int | None = None
 
     @property

@@ -16,7 +16,7 @@ from fedone_sdk.aggregator.rounds.state import Closed, Lineage, Result, RunState
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, LossesUpdate, Receipt
+from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, Helper, LossesUpdate, Receipt
 from fedone_sdk.messages.array import from_wire
 
 _MAX_ALPHA = 1e6
@@ -108,6 +108,7 @@ def _proposed(
         state,
         waiting=(*state.waiting, (slot, proposal.text)),
         lineage=(*state.lineage, origin),
+        proposer=(state.proposer or Helper()).and_then(added=1),
     )
     record = {"round": state.round, "slot": slot, **origin._asdict()}
     return Result(state=state, log=(("proposal", record),))

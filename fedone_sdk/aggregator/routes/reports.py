@@ -50,7 +50,9 @@ def result_of(service: Service, run: ServedRun, person: AdminToken) -> RunResult
         result = result.model_copy(update={"devices": devices})
     if all_words:
         return result
-    return result.model_copy(update={"reason": run.state.summary or result.reason})
+    proposer = result.proposer and result.proposer.model_copy(update={"failure": None})
+    shown = {"reason": run.state.summary or result.reason, "proposer": proposer}
+    return result.model_copy(update=shown)
 
 
 def lost_work_of(run: ServedRun, person: AdminToken) -> tuple[LostWork, ...]:

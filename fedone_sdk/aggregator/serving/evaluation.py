@@ -6,14 +6,20 @@ import asyncio
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import structlog
 
 from fedone_sdk.aggregator.rounds.lifecycle import record_metric
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime import in_thread
-from fedone_sdk.aggregator.serving.calls import BugCounter, Companion, persist, query_as_evaluation
+from fedone_sdk.aggregator.serving.calls import (
+    BugCounter,
+    Companion,
+    charged_to,
+    persist,
+    query_as_evaluation,
+)
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms import stream_seed
@@ -28,7 +34,7 @@ from fedone_sdk.errors import (
     SpecError,
     StoreUnavailable,
 )
-from fedone_sdk.evaluation.outcomes import Outcomes, Which
+from fedone_sdk.evaluation.outcomes import Outcomes
 from fedone_sdk.messages import Verdict
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
@@ -76,7 +82,7 @@ class Evaluation(Companion):
         self._is_leader = is_leader
         self._backend = backend
         self._examples = examples
-        self._score = score
+        self._score = charged_to(run, score)
         self._metric = measure
         self._subset = curve_examples(run.spec, examples)
         # Prompts are captured at the end of their rounds; training does not wait.
@@ -157,7 +163,10 @@ class Evaluation(Companion):
             self._points.put_nowait((round_number, shown, rollbacks))
 
     async def _measure_whole(
-        self, which: Which, shown: _ShownPrompt, at: tuple[int, int] | None = None
+        self,
+        which: Literal["no_prompt", "before", "after"],
+        shown: _ShownPrompt,
+        at: tuple[int, int] | None = None,
     ) -> None:
         if getattr(self._run.state.metric, which) is not None:
             return
@@ -167,7 +176,10 @@ class Evaluation(Companion):
             metric, prediction = found
             outcomes = Outcomes.of(which, prediction)
             await persist(self._run, partial(self._run.record_outcomes, outcomes))
-            verdict = await self._verdict() if which == "after" else None
+            verdict = None
+            if which == "after":
+                await self._measure_cheapest()
+                verdict = await self._verdict()
             measured = partial(
                 self._run.apply,
                 record_metric,
@@ -177,6 +189,14 @@ class Evaluation(Companion):
                 verdict=verdict,
             )
             await persist(self._run, measured)
+
+    async def _measure_cheapest(self) -> None:
+        """Measure a prompt that costs less at every call and may be as good, if there is one."""
+        short = await in_thread(self._run.cheapest)
+        found = short and await self._measure(_ShownPrompt(*short), self._examples)
+        if found:
+            outcomes = Outcomes.of("cheapest", found[1])
+            await persist(self._run, partial(self._run.record_outcomes, outcomes))
 
     async def _verdict(self) -> Verdict | None:
         """Return whether tuning improved the metric; None if that is unknown."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import structlog
 
-from fedone_sdk.aggregator.rounds.lifecycle import propose
-from fedone_sdk.aggregator.serving.calls import Companion, query_as_evaluation
+from fedone_sdk.aggregator.rounds.lifecycle import count_call, propose
+from fedone_sdk.aggregator.serving.calls import Companion, persist, query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms.observations import standings
 from fedone_sdk.backends import LLMBackend, Query, written_query
-from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals
+from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals, texts_in
 from fedone_sdk.description import Description
 from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.spec import RunSpec
@@ -79,23 +80,40 @@ class Proposer(Companion):
         run, spec = self._run, self._run.spec
         try:
             query = proposal_query(spec, self._slot, list(self._scored()))
-            # Charged to evaluation, but not counted as an evaluation query.
-            (answer,) = await query_as_evaluation(run, self._backend, [query], counted=False)
+            written = await self._write(query)
             texts = read_proposals(
-                (answer.texts[0] if answer.texts else None) or "",
+                written,
                 known=run.vocabulary.candidates_of(self._slot),
                 count=self._spec.count,
                 max_chars=MAX_PROPOSAL_CHARS,
                 labels=spec.task.labels,
             )
             texts = tuple([text for text in texts if not await self._model.special_tokens(text)])
-            await run.apply(propose, slot=self._slot, texts=texts)
+            dropped = len(texts_in(written)) - len(texts)
+            await run.apply(propose, slot=self._slot, texts=texts, dropped=dropped)
             _log.info("candidates proposed", run_id=run.run_id, slot=self._slot, count=len(texts))
         except FedOneError as exc:
             _log.warning("no candidates proposed", run_id=run.run_id, reason=str(exc))
         except Exception:
             # A bug in a backend: the run continues.
             _log.error("the proposer failed", traceback=traceback.format_exc())
+
+    async def _write(self, query: Query) -> str:
+        """Return the model's text, and count the call.
+
+        It is charged to evaluation, but not counted as an evaluation query.
+        """
+        failure: str | None = None
+        try:
+            (answer,) = await query_as_evaluation(
+                self._run, self._backend, [query], payee="proposer"
+            )
+        except Exception as exc:
+            failure = str(exc) if isinstance(exc, FedOneError) else type(exc).__name__
+            raise
+        finally:
+            await persist(self._run, partial(self._run.apply, count_call, failure=failure))
+        return (answer.texts[0] if answer.texts else None) or ""
 
     def _scored(self) -> Iterator[ScoredCandidate]:
         run = self._run

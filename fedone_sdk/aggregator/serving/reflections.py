@@ -10,7 +10,6 @@ import structlog
 
 from fedone_sdk.aggregator.rounds.spending import begin_reflection
 from fedone_sdk.aggregator.rounds.state import Seat
-from fedone_sdk.aggregator.serving.calls import query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.proposer import Proposer
 from fedone_sdk.aggregator.serving.run import ServedRun
@@ -90,9 +89,8 @@ class Reflections(Proposer):
         messages = reflection_messages(run.spec.task, self._slot, current, cases)
         query = written_query(messages, self._spec.max_tokens)
         try:
-            (answer,) = await query_as_evaluation(run, self._backend, [query], counted=False)
+            text = await self._write(query)
         except (BackendError, BudgetExhausted) as exc:
             _log.warning("no reflection", run_id=run.run_id, reason=str(exc))
             raise ProblemError("backend_failed", "the run's proposer failed") from exc
-        text = (answer.texts[0] if answer.texts else None) or ""
         return Reflected(text=text[:MAX_WRITTEN_CHARS])

@@ -14,6 +14,7 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.state import RunState, decode
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
+from fedone_sdk.algorithms.search import PromptSearch
 from fedone_sdk.backends import price_of
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import no_prompt, prompt_of
@@ -40,7 +41,7 @@ from fedone_sdk.messages import (
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import LogEntry, RunRecord, Store, log_pages
-from fedone_sdk.task import TaskSpec, TextPrompt
+from fedone_sdk.task import Bias, TaskSpec, TextPrompt
 from fedone_sdk.vocabulary import Vocabulary
 
 _MAX_LOST = 200
@@ -294,6 +295,8 @@ class RunView:
             cache=CacheReport(hits=counters.cache_hits),
             censoring=CensoringReport(values=counters.values, censored=counters.censored),
             evaluation=state.evaluation.spent,
+            proposer=state.proposer,
+            judge=state.judge,
             communication=counters.communication,
             gateway=counters.gateway,
             priced=not counters.unpriced,
@@ -328,7 +331,27 @@ class RunView:
             "untrained": self.shown(method.prompt(method.init()).tolist()),
             "tuned": self._deployable,
         }
-        return self._with_text(with_lengths(found, prompts, price_of(self.spec.backend)))
+        reports = dict[Compared, PromptReport]()
+        if (short := self.cheapest()) is not None:
+            prompts["cheapest"] = self.shown(short[0])
+            reports["cheapest"] = PromptReport.of(self.spec.task, self.vocabulary, *short)
+        return self._with_text(with_lengths(found, prompts, price_of(self.spec.backend), reports))
+
+    def cheapest(self) -> tuple[list[int], Bias | None] | None:
+        """Return the shortest prompt that may be as good as the deployable one, and its bias.
+
+        None if prompts have no known price, or if it is the deployable prompt.
+        """
+        method = self.machine.method
+        if not seeks_cheapest(self.spec) or not isinstance(method, PromptSearch):
+            return None
+        row, bias = method.cheapest(
+            self.state.method, lambda row: self.vocabulary.length(row.tolist())
+        )
+        found = row.tolist()
+        if self.shown(found) in (self._deployable, no_prompt(self.spec.task, self.vocabulary)):
+            return None
+        return found, None if bias is None else tuple(bias.tolist())
 
     @property
     def _deployable(self) -> TextPrompt:
@@ -354,6 +377,12 @@ class RunView:
         state, priced = self.state, not self.counters.unpriced
         text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
         return verdict.model_copy(update={"text": text})
+
+
+def seeks_cheapest(spec: RunSpec) -> bool:
+    """Whether an evaluation measures the cheapest prompt that may be as good as the best."""
+    price = price_of(spec.backend)
+    return spec.method.pools and price is not None and price.prompt > 0
 
 
 def reasons(cause: Exception | str) -> tuple[str, str | None]:

@@ -24,7 +24,7 @@ from fedone_sdk.backends.completions import (
 )
 from fedone_sdk.backends.onnx import OnnxBackend
 from fedone_sdk.backends.openai import OpenAIBackend
-from fedone_sdk.backends.tokens import ByteCounter
+from fedone_sdk.backends.tokens import EstimatedCounter
 from fedone_sdk.backends.vllm import VllmBackend
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
@@ -362,7 +362,7 @@ async def test_a_long_input_loses_the_end_of_its_field(make: Make) -> None:
     async with FakeOpenAI() as server:
         await make(server, max_input_tokens=40).score(ask("word " * 100))
     sent = server.received[0].body["messages"][0]["content"]
-    assert len(sent.encode()) == 40
+    assert len(sent.encode()) in (79, 80)  # 40 tokens
     assert sent.startswith("Decide: word ")
     assert sent.endswith(" great or terrible?")
 
@@ -492,7 +492,7 @@ async def test_a_server_known_to_show_log_probs_may_leave_them_out_once(make: Ma
 
 
 async def test_an_input_is_tokenised_once(make: Make) -> None:
-    class Counted(ByteCounter):
+    class Counted(EstimatedCounter):
         texts: ClassVar[list[str]] = []
 
         def spans(self, text: str) -> list[tuple[int, int]]:

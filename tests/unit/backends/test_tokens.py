@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,12 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from fedone_sdk import assets
-from fedone_sdk.backends.tokens import ByteCounter, TokenCounter, _TiktokenCounter, token_counter
+from fedone_sdk.backends.tokens import (
+    EstimatedCounter,
+    TokenCounter,
+    _TiktokenCounter,
+    token_counter,
+)
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.task import Part, Rendered
 
@@ -34,7 +40,7 @@ def small_encoding() -> Any:
 
 
 COUNTERS: dict[str, TokenCounter] = {
-    "bytes": ByteCounter(),
+    "estimate": EstimatedCounter(),
     "file": token_counter(model="x", tokenizer=str(TOKENIZER)),
     "tiktoken": _TiktokenCounter(small_encoding()),
 }
@@ -51,14 +57,20 @@ def test_a_counter_agrees_with_its_tokeniser(text: str) -> None:
     assert COUNTERS["file"].count(text) == len(file.encode(text, add_special_tokens=False).ids)
     ids = small_encoding().encode(text, disallowed_special=())
     assert COUNTERS["tiktoken"].count(text) == len(ids)
-    assert COUNTERS["bytes"].count(text) == len(text.encode())
+    assert COUNTERS["estimate"].count(text) == math.ceil(len(text.encode()) / 2)
+
+
+def test_prose_has_fewer_tokens_than_estimated() -> None:
+    for page in Path(__file__).parents[3].joinpath("docs", "tutorials").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert COUNTERS["file"].count(text) <= COUNTERS["estimate"].count(text)
 
 
 @given(text=st.text(st.characters(codec="utf-8"), max_size=60))
-def test_bytes_are_never_less_than_tokens(text: str) -> None:
-    bound = COUNTERS["bytes"].count(text)
-    assert COUNTERS["file"].count(text) <= bound
-    assert COUNTERS["tiktoken"].count(text) <= bound
+def test_an_estimate_covers_the_text(text: str) -> None:
+    spans = COUNTERS["estimate"].spans(text)
+    assert {index for begin, end in spans for index in range(begin, end)} == {*range(len(text))}
+    assert COUNTERS["estimate"].least(len(spans)) == math.ceil(len(text.encode()) / 16)
 
 
 def test_special_tokens_in_a_text_are_text() -> None:
@@ -98,8 +110,8 @@ def test_only_the_ends_of_fields_are_cut(name: str, first: str, second: str) -> 
 
 def test_the_longest_field_is_cut_first() -> None:
     parts: Rendered = (Part("field", "x" * 100), Part("field", "y" * 10))
-    (fitted,), _ = ByteCounter().fit([parts], 40)
-    assert [part.text for part in fitted] == ["x" * 30, "y" * 10]
+    (fitted,), _ = EstimatedCounter().fit([parts], 40)
+    assert [part.text for part in fitted] == ["x" * 70, "y" * 10]
 
 
 def test_what_does_not_fit_without_its_fields_is_refused(counter: TokenCounter) -> None:
@@ -111,7 +123,7 @@ def test_what_does_not_fit_without_its_fields_is_refused(counter: TokenCounter) 
 def test_a_lone_surrogate_is_refused_or_counted() -> None:
     with pytest.raises(BackendError, match="Unicode"):
         COUNTERS["file"].count("\ud800")
-    assert COUNTERS["bytes"].count("\ud800") == 3
+    assert COUNTERS["estimate"].count("\ud800") == 2
     assert COUNTERS["tiktoken"].count("\ud800") >= 1
 
 
@@ -152,14 +164,14 @@ def _unknown(model: str) -> object:
         (_unknown, "tiktoken does not know the model"),
     ],
 )
-def test_bytes_are_counted_where_tiktoken_fails(
+def test_tokens_are_estimated_where_tiktoken_fails(
     monkeypatch: pytest.MonkeyPatch, load: object, reason: str
 ) -> None:
     monkeypatch.setattr(tiktoken, "encoding_for_model", load)
     with capture_logs() as logs:
         counter = token_counter(model="gpt-x")
     assert not counter.exact
-    assert counter.count("good") == 4
+    assert counter.count("good") == 2
     assert [log["reason"] for log in logs] == [reason]
 
 
@@ -180,7 +192,7 @@ def test_a_download_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch)
     assert [log["reason"] for log in logs] == ["tiktoken took over 0.01 s"]
 
 
-def test_without_tiktoken_bytes_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tiktoken_tokens_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedone_sdk.backends.tokens.find_spec", lambda name: None)
     with capture_logs() as logs:
         assert not token_counter(model="gpt-x").exact

@@ -13,7 +13,7 @@ export function trafficPanel() {
   return {
     node: panel("Traffic and model", list),
     update({ result }) {
-      const { communication, gateway, cache, censoring, evaluation } = result;
+      const { communication, gateway, cache, censoring, evaluation, proposer } = result;
       const facts = [
         ["Federated messages", traffic(communication)],
         ["Gateway", gateway.messages ? traffic(gateway) : "not used"],
@@ -21,6 +21,7 @@ export function trafficPanel() {
         ["Asked", `${plural(result.spent.requests, "request", "requests")}, ${count(result.spent.prompt_tokens + result.spent.completion_tokens)} tokens`],
         ["Cost", result.spent.usd === null ? "unknown: the model's price is not known" : amount("usd", result.spent.usd)],
         ["Evaluation", plural(evaluation.queries, "query", "queries")],
+        ...(proposer ? [["Proposer", `${plural(proposer.calls, "call", "calls")}, ${proposer.failed} failed; ${plural(proposer.added, "candidate", "candidates")} added, ${proposer.dropped} dropped`]] : []),
         ["Answers from the cache", count(cache.hits)],
       ];
       if (censoring.censored) {

@@ -8,6 +8,7 @@ const NAMES = {
   no_prompt: "No prompt",
   no_prompt_biased: "No prompt, with its own label bias",
   untrained: "Untrained prompt",
+  cheapest: "Cheapest within the interval",
   tuned: "Tuned prompt",
 };
 
