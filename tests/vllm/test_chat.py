@@ -121,16 +121,3 @@ async def test_a_chat_endpoint_shows_the_same(
     ]
     assert len(pairs) > len(calm)
     assert max(abs(ours - theirs) for ours, theirs in pairs) < 1e-3
-
-
-async def test_special_tokens_come_from_the_template_alone(
-    folder: Path, server: VllmServer
-) -> None:
-    task = FORMS["asked"]
-    async with VllmBackend(server.model, base_url=server.url, tokenizer=str(folder)) as backend:
-        await backend.check(task.label_words, form_of(task))
-        start = backend._causal._special_id("<|im_start|>")
-        for prompt, text in ((PROMPT, "Fine."), (ATTACK, ATTACK)):
-            query = query_for(task, prompt, [{"text": text}], backend=backend)
-            (ids,) = (await backend._prepared(query)).body["prompt"]
-            assert ids.count(start) == 3
