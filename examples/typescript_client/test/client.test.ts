@@ -73,6 +73,17 @@ test("it enrols, scores through the gateway and returns one loss for each prompt
   });
 });
 
+test("it returns the losses of an assignment that asks for a proposal, without one", async () => {
+  const asking = assignment({ reflect: true, leased_queries: 5 });
+  const server = new ScriptedServer().next("claim", () => json(asking));
+  const { client } = clientOf(server);
+  await client.run();
+  const [update] = server.bodies("update").map((body) => JSON.parse(body));
+  assert.equal(update.losses.length, 4);
+  assert.ok(!update.proposal);
+  assert.equal(server.bodies("reflect").length, 0);
+});
+
 test("an enrolment whose answer is lost, or that a restart interrupts, is one client", async () => {
   const server = new ScriptedServer().next("clients", ...Array(5).fill(lost));
   const { client, storage } = clientOf(server);
@@ -119,7 +130,6 @@ test("a longer wait ends the turn, and the update is kept across a restart", asy
   assert.equal(bodies.length, 2);
   assert.equal(bodies[0], bodies[1]);
   assert.equal(again.client.status().unsent, false);
-  assert.equal(server.bodies("score").length, 1);
 });
 
 test("work that the server gave up is dropped", async () => {
