@@ -11,7 +11,7 @@ from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.messages.base import Message, is_none
 from fedone_sdk.messages.bill import Billed
 from fedone_sdk.messages.prompt import PromptReport
-from fedone_sdk.messages.verdict import Standing, Verdict
+from fedone_sdk.messages.verdict import Compared, Standing, Verdict
 
 RunStatus = Literal["running", "completed", "budget_exhausted", "stopped", "failed"]
 
@@ -84,14 +84,33 @@ class MetricReport(Message):
     """The metric on the dev split; null if not measured.
 
     Attributes:
+        no_prompt_biased: Metric of "no prompt" with its own label bias; absent if it has none.
         before: Metric of the untrained prompt.
         after: Metric of the deployable prompt.
     """
 
     name: str
     no_prompt: float | None = None
+    no_prompt_biased: float | None = Field(default=None, exclude_if=is_none)
     before: float | None = None
     after: float | None = None
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """The measurements without intervals."""
+        values: dict[Compared, float | None] = {"no_prompt": self.no_prompt}
+        if self.no_prompt_biased is not None:
+            values["no_prompt_biased"] = self.no_prompt_biased
+        values |= {"untrained": self.before, "tuned": self.after}
+        return tuple(Standing(name=name, value=value) for name, value in values.items())
+
+    @property
+    def baseline(self) -> float | None:
+        """The fair baseline: the better of "no prompt" with and without its label bias."""
+        found = [one for one in (self.no_prompt_biased, self.no_prompt) if one is not None]
+        if ":" in self.name:  # Which direction is better is not known.
+            return found[0] if found else None
+        return min(found, default=None) if self.name == "loss" else max(found, default=None)
 
 
 class RoundReport(Message):
@@ -275,12 +294,7 @@ class RunResult(Billed):
         """Return the measurements on the dev split: of the verdict, or else of `metric`."""
         if self.verdict is not None and self.verdict.standings:
             return self.verdict.standings
-        metric = self.metric
-        return (
-            Standing(name="no_prompt", value=metric.no_prompt),
-            Standing(name="untrained", value=metric.before),
-            Standing(name="tuned", value=metric.after),
-        )
+        return self.metric.standings
 
 
 RunEvent = RoundReport | RunResult

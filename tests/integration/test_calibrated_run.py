@@ -16,7 +16,7 @@ from fedone_sdk.aggregator.rounds.state import decode_snapshot
 from fedone_sdk.backends import predict
 from fedone_sdk.calibration import class_means, loss_terms
 from fedone_sdk.data import draw_minibatch
-from fedone_sdk.local import Federation, plan_run, simulate
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import (
     RunResult,
     RunTask,
@@ -267,12 +267,3 @@ async def test_the_prompt_is_measured_with_its_bias() -> None:
     assert result.metric.before == await measured(spec, untrained.text, None)
     assert [report.metric is not None for report in result.history] == [False, True, False, True]
     assert run.prompt() == result.prompt
-
-
-async def test_the_plan_includes_it() -> None:
-    """A plan covers the queries of a calibrated run's evaluation."""
-    federation = federation_of(spec_of(kind="labels", method={"race": 0}))
-    backend = ScriptedBackend(leaning)
-    plan = await plan_run(federation, backend=backend)
-    result = await simulate(federation, backend=backend)
-    assert plan.evaluation.queries == result.evaluation.queries

@@ -26,13 +26,12 @@ from fedone_sdk.errors import (
     ProblemError,
     SpecError,
 )
-from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import (
     MAX_TEXT_CHARS,
 )
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Rendered
-from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.testing import ScriptedBackend
 from tests import runs
 from tests.edge import stored
 from tests.power import Disk
@@ -379,20 +378,6 @@ class TestOutages:
             assert (await client.run_once()).outcome == "declined"
             assert run_of(service).state.account.spent.queries == 4
             assert run_of(service).state.account.spent.requests == 5
-
-    async def test_too_late(self) -> None:
-        clock = ManualClock()
-
-        class Slow(MemoryTransport):
-            async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
-                clock.advance(100)
-                await self._service.replicas.tick()
-                return await super().update(credential, assignment_id, message)
-
-        async with serving(clock=clock) as service:
-            async with client_of(service, transport=Slow(service)) as client:
-                assert (await client.run_once()).outcome == "refused"
-            assert run_of(service).state.round == 0
 
     async def test_a_server_without_its_clients(self, tmp_path: Path) -> None:
         """It enrols again with its token, and reports an error without one."""

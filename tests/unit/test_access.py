@@ -17,8 +17,6 @@ from fedone_sdk.messages import Enrol, NewToken
 from fedone_sdk.stores import ClientRecord, MemoryStore, TokenRecord
 from fedone_sdk.testing import ManualClock
 
-NONCE = "a-nonce-of-22-letters-x"
-
 
 class CountedStore(MemoryStore):
     """Counts the reads that strangers can cause."""
@@ -73,22 +71,6 @@ async def refused(access: Access, credential: str | None) -> str:
 
 
 class TestConfiguredTokens:
-    async def test_a_device_enrols_and_is_known_by_its_credential(self) -> None:
-        access = await access_of()
-        enrolled = await access.enrol("fleet-secret", Enrol(name="phone"))
-        client = await access.client(enrolled.credential)
-        assert (client.client_id, client.name) == (enrolled.client_id, "phone")
-        assert (client.index, client.token, client.runs) == (0, "config:1", None)
-        assert access.num_clients == 1
-        assert await access.names([0, 7]) == [client.client_id, "unknown"]
-
-    async def test_a_client_gets_the_runs_of_its_token(self) -> None:
-        token = EnrolmentToken(token_sha256=digest("acme"), name="acme", runs=("acme-*",))
-        access = await access_of(None, token)
-        client = await access.client((await access.enrol("acme", Enrol())).credential)
-        assert client.runs == ("acme-*",)
-        assert client.token == "config:acme"
-
     async def test_another_order_is_no_other_token(self) -> None:
         store = MemoryStore()
         await access_of(store, "one", "two")
@@ -168,14 +150,6 @@ class TestConfiguredTokens:
 
 
 class TestMadeTokens:
-    async def test_a_name_is_taken_once(self) -> None:
-        access = await access_of()
-        _, secret = await access.create_token(NewToken(name="acme"))
-        with pytest.raises(ProblemError) as caught:
-            await access.create_token(NewToken(name="acme"))
-        assert caught.value.code == "token_conflict"
-        await access.enrol(secret, Enrol())
-
     async def test_only_what_exists_is_revoked(self) -> None:
         with pytest.raises(ProblemError) as caught:
             await (await access_of()).revoke_token("nobody")
@@ -186,20 +160,6 @@ class TestMadeTokens:
         here, there = await access_of(store), await access_of(store)
         _, secret = await there.create_token(NewToken(name="acme"))
         await here.check_token(secret)
-
-
-class TestEnrolment:
-    async def test_asked_again_with_its_nonce_it_is_the_same_client(self) -> None:
-        token = EnrolmentToken(token_sha256=digest("once"), uses=1)
-        access = await access_of(None, token)
-        lost = await access.enrol("once", Enrol(nonce=NONCE))
-        await access.client(lost.credential)
-        kept = await access.enrol("once", Enrol(nonce=NONCE))
-        assert kept.client_id == lost.client_id
-        assert kept.credential != lost.credential
-        assert (await access.client(kept.credential)).index == 0
-        await refused(access, lost.credential)
-        assert access.num_clients == 1
 
 
 class TestClients:

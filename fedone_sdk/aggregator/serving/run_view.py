@@ -43,6 +43,7 @@ from fedone_sdk.messages import (
     RunResult,
     RunSummary,
     RunTask,
+    Standing,
     Traffic,
     Verdict,
     VocabularyList,
@@ -221,6 +222,14 @@ class RunView:
             metric_name=state.metric.name,
             active_at=self._active_at,
         )
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """The newest measurements; those of the verdict, once there is one."""
+        state = self.state
+        if state.verdict is not None and state.verdict.standings:
+            return state.verdict.standings
+        return state.metric.model_copy(update={"after": self._newest_metric}).standings
 
     @property
     def _newest_metric(self) -> float | None:
