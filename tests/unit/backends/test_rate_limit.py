@@ -13,6 +13,7 @@ from fedone_sdk.backends.model_client import ModelClient
 from fedone_sdk.backends.rate_limit import RateLimiter
 from fedone_sdk.budget import BudgetGuard, Usage
 from fedone_sdk.errors import BackendUnavailable, BudgetExhausted
+from fedone_sdk.spec import LimitsSpec
 from fedone_sdk.task import Part
 from tests.virtual_time import now, on_virtual_time
 
@@ -65,9 +66,9 @@ def tokens_of(query: Query) -> int:
     return int(query.inputs[0][0].text.partition(":")[2] or 1)
 
 
-def limited(model: LLMBackend, **settings: Any) -> ModelClient:
+def limited(model: LLMBackend, max_wait_s: float = 60.0, **settings: Any) -> ModelClient:
     client = ModelClient(model)
-    client._limiter = RateLimiter(**settings)
+    client._limiter = RateLimiter(LimitsSpec(**settings), max_wait_s=max_wait_s)
     return client
 
 
