@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, validate_call
 
-from fedone_sdk.errors import BackendError, BudgetError, SpecError
+from fedone_sdk.errors import BackendError, BackendRefused, BudgetError, ProblemError, SpecError
 from fedone_sdk.task import Example, LogProbs, Score, ScoreFunction, TaskSpec
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "graded",
     "json_fields",
     "number",
+    "object_in",
     "ready_score",
     "regex",
     "rouge_l",
@@ -94,9 +95,10 @@ async def _called(
             given = await found if inspect.isawaitable(found) else found
         given = given if isinstance(given, Score) else Score(float(given))
         value, said = float(given.value), str(given.feedback)
-    except (BackendError, BudgetError):
-        raise  # Of a model that scores.
     except Exception as exc:
+        refused = type(exc) in (BackendError, BackendRefused)  # This text only.
+        if isinstance(exc, (BackendError, BudgetError, ProblemError)) and not refused:
+            raise  # Of a model that scores.
         late = f"no result in {SCORE_TIMEOUT_S:g} s" if isinstance(exc, TimeoutError) else ""
         reason = f"{type(exc).__name__}: {str(exc) or late}"
         raise SpecError(f"task.score: the score function failed with {reason}") from exc
@@ -232,7 +234,7 @@ def json_fields(column: str, fields: tuple[str, ...] = ()) -> ScoreFunction:
     def score(generated: str, example: Example) -> Score:
         wanted = example[column]
         wanted = wanted if isinstance(wanted, Mapping) else json.loads(str(wanted))
-        found = _object_in(generated)
+        found = object_in(generated)
         if found is None:
             return Score(0.0, "the answer has no JSON object")
         names = fields or tuple(wanted)
@@ -248,7 +250,7 @@ def json_fields(column: str, fields: tuple[str, ...] = ()) -> ScoreFunction:
     return score
 
 
-def _object_in(text: str) -> Mapping[str, Any] | None:
+def object_in(text: str) -> Mapping[str, Any] | None:
     """Return the first JSON object in a text, which may be in a fence or between sentences."""
     decoder = json.JSONDecoder(strict=False)
     for start in (found.start() for found in re.finditer(r"\{", text[:20_000])):

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -35,6 +36,7 @@ from fedone_sdk.vocabulary import LABELS, special_token
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import Prediction
+    from fedone_sdk.budget import Usage
     from fedone_sdk.reports import Labelled, PromptArtefact
     from fedone_sdk.task import Example, TaskSpec
 
@@ -205,6 +207,7 @@ def score(
         bias (B,B): Add this to the label words' log-probabilities: one number per label, nats.
     """
     from fedone_sdk.backends import predict
+    from fedone_sdk.backends.judge import Judge
     from fedone_sdk.backends.label_words import check_label_words
     from fedone_sdk.evaluation import interval
     from fedone_sdk.evaluation.outcomes import Outcomes
@@ -221,15 +224,21 @@ def score(
     source, examples = _dev_examples(run, data, task)
     backend = backend_of(backend_path) if backend_path else run.backend()
 
-    async def predicted() -> Prediction:
-        async with backend:
+    async def predicted() -> tuple[Prediction, Usage | None]:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(backend)
+            if isinstance(score, Judge):
+                await stack.enter_async_context(score.backend)
             await check_label_words(backend, words_of(task, asked), form_of(task, asked))
             size = run.spec.method.batch_size
-            return await predict(backend, task, asked, examples, size, score=score, measure=measure)
+            found = await predict(
+                backend, task, asked, examples, size, score=score, measure=measure
+            )
+            return found, (await score.bill.account()).spent if isinstance(score, Judge) else None
 
     with naming(str(run_path)):
         score, measure = load_score(task, run.folder), load_measure(task, run.folder)
-        found = asyncio.run(predicted())
+        found, judged = asyncio.run(predicted())
         metric, mean_loss = found.metric, found.mean_loss
         ends = interval(task.metric, Outcomes.of("after", found), len(task.labels))
         priced = "usd" in backend.bounds
@@ -248,22 +257,30 @@ def score(
         "failed": len(examples) - len(found.scored),
         "censored": found.censored,
         "usage": bill(found.usage, priced=priced),
+        **({} if judged is None else {"judge": bill(judged, priced=judged.usd > 0)}),
     }
     spread = "" if ends is None else f", 95 % {ends.low:.4f} to {ends.high:.4f}"
     of_loss = spread if task.metric == "loss" else ""
     facts = {
         **({} if task.metric == "loss" else {task.metric: metric_text(metric, 4) + spread}),
         "mean loss": f"{metric_text(mean_loss, 4)} ({task.loss}){of_loss}",
+        **({} if judged is None else {"judge": _cost(judged, priced=judged.usd > 0)}),
         **({} if found.task.bias is None else {"label bias": bias_text(found.task.bias)}),
         "examples": f"{report['examples']} ({report['failed']} failed)",
-        "queries": f"{found.usage.queries} ({plural(found.usage.requests, 'request')}, "
-        f"{found.usage.prompt_tokens} prompt tokens, USD {money(found.usage, priced=priced)})",
+        "queries": f"{found.usage.queries} ({_cost(found.usage, priced=priced)})",
     }
     try:
         output.write_json(report)
     finally:  # paid for: printed even if the file cannot be written
         output.heading(f"{report['prompt']!r} on {source}")
         output.facts(facts)
+
+
+def _cost(usage: Usage, *, priced: bool) -> str:
+    return (
+        f"{plural(usage.requests, 'request')}, {usage.prompt_tokens} prompt tokens, "
+        f"USD {money(usage, priced=priced)}"
+    )
 
 
 def _artefact(path: Path, prompt: str, slot: list[str] | None, run: RunFile) -> PromptArtefact:

@@ -208,9 +208,12 @@ async def _add_run(
     aggregator: Aggregator, run: RunToServe, stack: AsyncExitStack, *, measured: bool
 ) -> None:
     from fedone_sdk.backends.build import proposer_of
+    from fedone_sdk.backends.judge import Judge
 
     proposer = await stack.enter_async_context(proposer_of(run.spec, run.path.parent))
     dev = _dev_of(run) if measured else _Dev()
+    if isinstance(dev.score, Judge):
+        await stack.enter_async_context(dev.score.backend)
     await aggregator.add_run(
         run.spec,
         run.vocabulary,

@@ -16,7 +16,15 @@ from fedone_sdk.client.examples import BeforeSend, Declining
 from fedone_sdk.client.work import Ask, Step
 from fedone_sdk.errors import BackendError, BudgetError, ProblemError
 from fedone_sdk.messages import MAX_TEXT_CHARS, Array, Case, LossesUpdate, Proposal, RunTask
-from fedone_sdk.task import Example, Score, feedback
+from fedone_sdk.task import (
+    Example,
+    LogProbs,
+    Score,
+    TaskSpec,
+    feedback,
+    predicted,
+    target_of,
+)
 from fedone_sdk.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -111,16 +119,21 @@ class Reflection:
         return proposal if sum(gains) > 0 else None
 
     def _cases(self, step: Step, parent: int) -> list[Case]:
-        """Return the parent's worst examples and its best ones.
+        """Return the parent's worst examples and its best ones; none if it got all right.
 
         Written answers are those of this process: after a restart there are none.
         """
-        answers, losses = step.answers(parent), step.example_losses(parent)
-        by_loss = sorted(
-            (-loss, index)
-            for index, (loss, answer) in enumerate(zip(losses, answers, strict=True))
-            if loss is not None and isinstance(answer, (Score, tuple))
+        task, wrong, by_loss = step.task_at(parent), False, []
+        triples = zip(
+            step.answers(parent), step.example_losses(parent), step.batch.examples, strict=True
         )
+        for index, (answer, loss, example) in enumerate(triples):
+            if loss is not None and isinstance(answer, (Score, tuple)):
+                by_loss.append((-loss, index))
+                wrong = wrong or not _is_right(task, answer, example)
+        if not wrong:
+            return []
+        by_loss.sort()
         chosen = [*by_loss[:_FAILED], *by_loss[_FAILED:][-_GONE_WELL:]]
         return [self._case(step, parent, index) for _, index in chosen]
 
@@ -148,6 +161,12 @@ class Reflection:
         except Exception as exc:
             _log.warning("before_propose failed", error=type(exc).__name__)
             return False
+
+
+def _is_right(task: TaskSpec, answer: Score | LogProbs, example: Example) -> bool:
+    if isinstance(answer, Score):
+        return answer.value >= 1.0
+    return task.loss != "nll" and predicted(task, answer) == target_of(task, example)
 
 
 def _row(array: Array, place: int) -> Array:

@@ -22,7 +22,14 @@ from fedone_sdk.client.options import Hooks
 from fedone_sdk.client.session import Session
 from fedone_sdk.client.state import Change
 from fedone_sdk.data.splitmix import draw_minibatch
-from fedone_sdk.errors import BackendError, SpecError, needs_extra, one_line
+from fedone_sdk.errors import (
+    BackendError,
+    BudgetError,
+    ProblemError,
+    SpecError,
+    needs_extra,
+    one_line,
+)
 from fedone_sdk.messages import (
     MAX_LOSS,
     MIN_SCORED_SHARE,
@@ -161,6 +168,8 @@ class Step:
             return await graded(
                 self.task, answers, self.batch.examples, self.score, most_failed=most
             )
+        except (BackendError, BudgetError, ProblemError) as exc:  # Of a model that scores.
+            raise Declining(reason_of(exc)) from exc
         except SpecError as exc:
             cause = exc.__cause__
             # Neither a text nor a value leaves the device: they may quote private data.

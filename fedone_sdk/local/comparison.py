@@ -25,6 +25,7 @@ from fedone_sdk.backends import (
     score_all,
 )
 from fedone_sdk.backends.build import build_backend
+from fedone_sdk.backends.judge import Judge
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Lease, SqliteLedger, Usage
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.data import draw_minibatch
@@ -130,6 +131,8 @@ def contests(
             key = spec.model_dump_json(include={"data", "prompt", "task"})
             if key not in read:
                 read[key] = Federation.load(spec, folder)
+            if isinstance(read[key].score, Judge):
+                raise SpecError("task.score: fedone compare takes no judge; fedone tune does")
             federation = replace(read[key], spec=spec, score=None, measure=None)
             if not federation.dev:
                 raise SpecError("data.dev: is required, with rows, to compare methods")

@@ -12,9 +12,11 @@ from pathlib import Path
 import structlog
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
+from fedone_sdk.aggregator.serving.calls import charged_to
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import Answer, LLMBackend, Query, Wrapper
+from fedone_sdk.backends.judge import Judge, judge_of
 from fedone_sdk.budget import Usage
 from fedone_sdk.data import check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
@@ -143,6 +145,8 @@ def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | No
         )
     if not isinstance(task.score, str):
         ((name, options),) = task.score.items()
+        if name == "judge":
+            return judge_of(options, task, base_dir)
         return ready_score(name, task.label_field, options)
     if task.score in SCORES:
         return ready_score(task.score, task.label_field, {})
@@ -234,6 +238,9 @@ async def simulate(
         if first is not None:
             await first(partial(aggregator.service.query_model, run))
 
+        if isinstance(federation.score, Judge):
+            await stack.enter_async_context(federation.score.backend)
+        devices = replace(devices, score=charged_to(run, federation.score))
         # Sequential, so that a client's enrolment index, which seeds its draws, is its shard's.
         population = await stack.enter_async_context(Population(aggregator.service, devices))
         await population.enrol()

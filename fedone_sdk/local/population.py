@@ -51,12 +51,13 @@ class Devices:
     score: ScoreFunction | None = None
     state_dir: Path | None = None
     between: Between | None = None
-    secret: bytes = field(init=False, repr=False)
+    secret: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         folder = self.state_dir
-        secret = secrets.token_bytes(32) if folder is None else _secret(folder)
-        object.__setattr__(self, "secret", secret)
+        if not self.secret:
+            secret = secrets.token_bytes(32) if folder is None else _secret(folder)
+            object.__setattr__(self, "secret", secret)
 
     @property
     def token(self) -> str:
@@ -216,12 +217,8 @@ class Population:
                 self._offer(seat.client)
 
     def _offer(self, index: int) -> None:
-        member = self._by_index.get(index)
-        if member is not None:  # otherwise another process's client
-            self._wake(member)
-
-    def _wake(self, member: _Member) -> None:
-        if not member.awake and self._group is not None:
+        member = self._by_index.get(index)  # None for another process's client
+        if member is not None and not member.awake and self._group is not None:
             member.awake = True
             task = self._group.create_task(self._work(member), name=f"client {member.number}")
             self._tasks.add(task)

@@ -107,6 +107,7 @@ def _costs(run: ReportedRun) -> list[tuple[str, str, str]]:
         ("Billed requests", spent.requests, caps.requests),
         ("of them evaluation", evaluation.requests, None),
         *_proposer(result),
+        *([] if result.judge is None else [("of these the judge", result.judge.requests, None)]),
         ("Prompt tokens", spent.prompt_tokens, caps.prompt_tokens),
         ("Completion tokens", spent.completion_tokens, caps.completion_tokens),
         ("Tokens together", spent.prompt_tokens + spent.completion_tokens, caps.tokens),

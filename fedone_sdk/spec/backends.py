@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 
 from fedone_sdk.spec.base import Spec
 
@@ -192,3 +192,13 @@ class BackendSpec(Spec):
         """The keyword arguments of the kind's adapter."""
         names = _KEYS[self.kind] - {"retry", "limits", "prices"}
         return {name: getattr(self, name) for name in sorted(names)}
+
+
+def _room(value: object) -> object:
+    if isinstance(value, dict) and value.get("kind") == "openai":
+        return {"max_input_tokens": 8192, **value}
+    return value
+
+
+WriterSpec = Annotated[BackendSpec, BeforeValidator(_room)]
+"""A model that reads several candidates or texts, which are never truncated, and writes."""

@@ -23,7 +23,7 @@ from fedone_sdk.data import load_examples
 from fedone_sdk.description import Description
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.objects import load_object
-from fedone_sdk.spec.backends import BackendSpec
+from fedone_sdk.spec.backends import WriterSpec
 from fedone_sdk.spec.base import Spec
 from fedone_sdk.task import TaskSpec
 from fedone_sdk.vocabulary import (
@@ -121,8 +121,7 @@ class ProposerSpec(Spec):
 
     Attributes:
         backend: The model, which must generate text. With ``reflection``, null leaves the writing
-            to models on devices. Its `max_input_tokens` is 8192 by default, because it reads
-            several candidates or examples, which are never truncated.
+            to models on devices.
         slot: Its slot; null is the first one with built-in instructions, else the first text slot.
         every: Rounds between two proposals.
     """
@@ -137,16 +136,9 @@ class ProposerSpec(Spec):
     """Tokens of an answer: some candidates of that length."""
 
     kind: Literal["scores", "reflection"] = "scores"
-    backend: BackendSpec | None = None
+    backend: WriterSpec | None = None
     slot: SlotName | None = None
     every: Annotated[int, Field(ge=1, le=10**6)] = 5
-
-    @field_validator("backend", mode="before")
-    @classmethod
-    def _room_for_candidates(cls, value: object) -> object:
-        if isinstance(value, dict) and value.get("kind") == "openai":
-            return {"max_input_tokens": 8192, **value}
-        return value
 
     @model_validator(mode="after")
     def _check_backend(self) -> Self:

@@ -72,19 +72,6 @@ def test_tune_writes_the_artefact_and_the_report(folder: Path) -> None:
     assert page.startswith("<!DOCTYPE html>")
 
 
-def test_tune_without_a_store_does_so_too(fedone: Fedone, folder: Path) -> None:
-    code, _, err = fedone(
-        *("tune", "run.yaml", "--artefact", "again.json"),
-        *("--report", "again.html"),
-    )
-    assert code == 0, err
-    again, first = read_artefact(folder / "again.json"), artefact(folder)
-    # The same seed, so the same run: all but what was remembered in between.
-    assert (again.prompt, again.alpha_sha256) == (first.prompt, first.alpha_sha256)
-    assert again.evaluation == first.evaluation
-    assert "tiny" in (folder / "again.html").read_text()
-
-
 def test_score_measures_an_artefact(fedone: Fedone, folder: Path) -> None:
     made = artefact(folder)
     code, _, err = fedone(

@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import structlog
 
-from fedone_sdk import EdgeClient, objects
+from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.aggregator.config import ServeConfig
 from fedone_sdk.algorithms import Space, State, check_algorithm, make_method, registry
@@ -188,20 +187,6 @@ class TestTuned:
             assert (code, err) == (0, ""), command
             assert done in out
 
-    def test_an_entry_point_is_a_name(
-        self, fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        point = EntryPoint("climb", OBJECT, "fedone.methods")
-        monkeypatch.setattr(
-            objects, "entry_points", lambda *, group: [point] if group == point.group else []
-        )
-        monkeypatch.syspath_prepend(folder)
-        Path("run.yaml").write_text(RUN.replace(f'"{OBJECT}"', "climb"))
-        assert tuned(fedone).status == "completed"
-        Path("run.yaml").write_text(RUN.replace(f'"{OBJECT}"', "nowhere"))
-        err = fedone("tune", "run.yaml", "--fresh").err
-        assert err.startswith("run.yaml: method.object: 'nowhere' must be package.module:object")
-
     def test_a_method_that_fails_ends_the_run_which_can_go_on(
         self, fedone: Fedone, folder: Path
     ) -> None:
@@ -364,11 +349,6 @@ class TestContract:
                 return found
 
         return Flawed()
-
-    def test_methods_of_the_sdk_keep_to_it(self) -> None:
-        for name in ("gs-bdpl", "bdpl", "random", "thompson"):
-            method = make_method(name, prompt_len=3, vocab_size=4, num_samples=4, seed=0)
-            check_algorithm(method, space=self.SPACE, num_samples=4)
 
     @pytest.mark.parametrize(
         ("flaw", "said"),

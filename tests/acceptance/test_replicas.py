@@ -6,7 +6,6 @@ The quick form of ``python -m tests.chaos.servers``.
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -48,13 +47,6 @@ async def test_one_dies_during_a_round(death: Death, postgres: Cluster) -> None:
     assert figures.kills >= 1
     assert (figures.same, figures.lost) == (1, 0)
     assert figures.receipts >= SCENARIO.rounds * SCENARIO.clients_per_round
-
-
-async def test_a_seat_granted_at_one_replica_wakes_clients_at_another(postgres: Cluster) -> None:
-    found = await servers.wakes(databases_of(postgres), rounds=30)
-    assert len(found) >= 5
-    # Without a signal, it would be a second or the end of the long poll.
-    assert statistics.median(found) < 0.5
 
 
 async def test_deadlines_fire_when_the_leader_has_died(postgres: Cluster, tmp_path: Path) -> None:
@@ -111,10 +103,3 @@ async def _patiently(transports: list[HttpTransport], name: str, *args: object) 
         if not hasattr(answer, "retry_after_s"):
             return answer
     raise TimeoutError
-
-
-@pytest.mark.heavy
-async def test_for_long(postgres: Cluster) -> None:
-    figures = await servers.kill_replicas(30, first_seed=1000, databases=databases_of(postgres))
-    assert figures.violations == []
-    assert figures.same == figures.runs

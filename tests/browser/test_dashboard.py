@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import FloatRect, Locator, Page, expect
+from playwright.async_api import Locator, Page, expect
 
 from fedone_sdk.budget import Budget
 from tests.browser.axe import overflow
@@ -24,13 +24,6 @@ async def stage() -> AsyncIterator[Stage]:
 
 def tile(page: Page, name: str) -> Locator:
     return page.locator(".tiles > div").filter(has=page.get_by_text(name, exact=True))
-
-
-async def box(found: Locator) -> FloatRect:
-    """Where an element is."""
-    rectangle = await found.bounding_box()
-    assert rectangle is not None
-    return rectangle
 
 
 async def painted(page: Page, chart: str) -> str:
@@ -276,39 +269,3 @@ async def test_the_list_has_what_users_look_for(chromium: Chromium, stage: Stage
         metric = run.summary.metric
         assert metric is not None
         await expect(cells.nth(0)).to_have_text(f"{metric:.3f}accuracy")
-
-
-async def test_numbers_of_rounds_agree(chromium: Chromium, stage: Stage) -> None:
-    """Rounds arrive at once, and all else some seconds later."""
-    await stage.add_run()
-    stage.start_devices(2)
-    await stage.reach(4)
-    async with chromium.watching(stage.url) as watcher:
-        page = watcher.page
-        await watcher.sign_in(VIEWER, "#/runs/sentiment")
-        await expect(tile(page, "Rounds")).to_contain_text("4of 60")
-        await page.route(re.compile("history=false|/seats"), lambda route: None)  # No answer.
-        await stage.reach(7)
-        rounds = page.get_by_role("region", name="Rounds, newest first").get_by_role("listitem")
-        await expect(rounds.nth(1)).to_contain_text("Round 7")
-        await expect(rounds.nth(0)).to_contain_text("Round 8 under way")
-        await expect(tile(page, "Rounds")).to_contain_text("7of 60")
-
-
-async def test_a_phone_has_room_for_header_and_dialog(chromium: Chromium, stage: Stage) -> None:
-    await stage.add_run()
-    async with chromium.watching(stage.url, size=(320, 640)) as watcher:
-        page = watcher.page
-        await watcher.sign_in(OPERATOR, "#/runs/sentiment")
-        brand = await box(page.locator(".brand"))
-        out = await box(page.get_by_role("button", name="Sign out"))
-        assert out["y"] < brand["y"] + brand["height"]  # One line,
-        assert out["x"] + out["width"] <= 320  # whole.
-        await page.get_by_role("button", name="Stop", exact=True).click()
-        dialog = await box(page.get_by_role("dialog"))
-        assert dialog["x"] >= 0
-        assert dialog["x"] + dialog["width"] <= 320
-        for name in ("Keep running", "Stop the run"):
-            button = await box(page.get_by_role("button", name=name))
-            assert button["height"] >= 44
-            assert button["width"] > 0.8 * dialog["width"]

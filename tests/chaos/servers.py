@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import random
 import shutil
-import statistics
 import sys
 import tempfile
 from collections import Counter
@@ -204,31 +202,6 @@ def _deaths(rng: random.Random) -> dict[int, Death]:
     return dict(enumerate(deaths))
 
 
-async def wakes(databases: Databases, *, rounds: int = 200) -> list[float]:
-    """Measure how fast a seat that one replica grants wakes a device that waits at another.
-
-    Returns:
-        Seconds from the receipt of the update that ended a round to the answer of the long poll
-        with the next round's work, where both were at different replicas.
-    """
-    scenario = Scenario(rounds=rounds, num_clients=6, exchange="losses", optimizer="sgd")
-    with tempfile.TemporaryDirectory(prefix="fedone-wakes-") as name, databases() as url:
-        folder = Path(name)
-        outcome = await Deployment(scenario, folder, store=url, replicas=NUM_REPLICAS).play()
-        if outcome.violations:
-            raise RuntimeError("; ".join(outcome.violations))
-        turns = [json.loads(line) for line in (folder / "turns").read_text().splitlines()]
-    updates = {turn["round"]: turn for turn in turns if turn["kind"] == "update"}
-    found = []
-    for turn in turns:
-        if turn["kind"] == "claim" and turn["round"]:
-            update = updates[turn["round"] - 1]
-            waited = turn["began"] < update["began"]
-            if waited and turn["replica"] != update["replica"]:
-                found.append(turn["ended"] - update["ended"])
-    return found
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; 1 if anything was violated."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -264,11 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             total = asyncio.run(
                 kill_replicas(options.runs, first_seed=options.seed, databases=databases)
             )
-            found = asyncio.run(wakes(databases))
             print(total.table())
-            print(f"| wakes across replicas | {len(found)} |")
-            print(f"| wake, p50 | {1000 * statistics.median(found):.1f} ms |")
-            print(f"| wake, p99 | {1000 * statistics.quantiles(found, n=100)[-1]:.1f} ms |")
     return 1 if total.violations else 0
 
 

@@ -301,7 +301,7 @@ def _begin(log: Path) -> None:
 class Rotating:
     """A transport that takes the next replica for each message, as a load balancer does.
 
-    It writes down which updates were acknowledged, and when and where work was asked for.
+    It writes down which updates were acknowledged.
     """
 
     def __init__(self, urls: Sequence[str], folder: Path, first: int) -> None:
@@ -313,13 +313,9 @@ class Rotating:
         async def call(*args: Any) -> Any:
             self._next += 1
             replica = self._next % len(self._transports)
-            began = time.monotonic()
             answer = await getattr(self._transports[replica], name)(*args)
             if isinstance(answer, Receipt):
                 self._write("receipts", answer.model_dump())
-            if name in ("claim", "update"):
-                turn = {"kind": name, "replica": replica, "began": began, "ended": time.monotonic()}
-                self._write("turns", {**turn, "round": getattr(answer, "round", None)})
             return answer
 
         return call

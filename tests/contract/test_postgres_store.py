@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import socket
+import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection
@@ -22,6 +27,8 @@ from fedone_sdk.stores import (
 from fedone_sdk.stores.sql import postgres as module
 from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything, opened, until
 from tests.postgres import PASSWORD, Cluster
+from tests.processes import free_port
+from tests.processes import until as until_it
 
 
 @asynccontextmanager
@@ -458,3 +465,79 @@ class TestUrls:
                 lambda c: c.exec_driver_sql("SHOW synchronous_commit").scalar()
             )
         assert setting == "on"
+
+
+@contextmanager
+def pooler(server: Cluster, database: str, folder: Path, **settings: object) -> Iterator[str]:
+    """The URL of a database behind PgBouncer, which refuses to run as root."""
+    port = free_port()
+    ignored = ",".join(set(module._SETTINGS) - {"application_name"})
+    lines = {"listen_addr": "127.0.0.1", "listen_port": port, "unix_socket_dir": "", **settings}
+    lines |= {"auth_type": "any", "ignore_startup_parameters": ignored}
+    target = f"* = host={server.socket_folder} port={server.port} user=fedone"
+    file = folder / "pgbouncer.ini"
+    file.write_text(
+        f"[databases]\n{target}\n[pgbouncer]\n"
+        + "".join(f"{name} = {value}\n" for name, value in lines.items())
+    )
+    command = ["pgbouncer", "-q", "/dev/stdin"]
+    user = "postgres" if os.geteuid() == 0 else None
+    with (
+        file.open() as config,
+        subprocess.Popen(command, stdin=config, stderr=subprocess.DEVNULL, user=user) as process,
+    ):
+        try:
+            until_it(lambda: _listens(port))
+            yield f"postgresql://fedone@127.0.0.1:{port}/{database}"
+        finally:
+            process.terminate()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return not client.connect_ex(("127.0.0.1", port))
+
+
+@pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="needs PgBouncer")
+@pytest.mark.parametrize(
+    ("settings", "works"),
+    [
+        ({"pool_mode": "session"}, True),
+        ({"pool_mode": "transaction"}, False),
+        ({"pool_mode": "transaction", "server_round_robin": 1}, False),
+        ({"pool_mode": "transaction", "default_pool_size": 1}, False),
+    ],
+)
+async def test_a_pooler(
+    postgres: Cluster, database: str, tmp_path: Path, settings: dict[str, object], works: bool
+) -> None:
+    """A session needs a server process of its own; the check says so as well as the start."""
+    async with opened(postgres.url(database)):
+        pass  # creates the tables
+    with pooler(postgres, database, tmp_path, **settings) as url:
+        store = SqlStore(url)
+        for use in (store.check, store.open):
+            if works:
+                await use()
+            else:
+                with pytest.raises(FedOneError, match="a pooler in transaction mode"):
+                    await use()
+        await store.close()
+
+
+async def test_a_database_that_refuses_writes_for_some_time(
+    postgres: Cluster, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections of that time stay read-only; the pool replaces them."""
+    monkeypatch.setattr(module, "_RETRYING", module._RETRYING.copy(stop=stop_after_delay(1.0)))
+    sets = f"ALTER DATABASE {database} SET default_transaction_read_only"
+    async with opened(postgres.url(database)) as store:
+        await store.add_run(RUN)
+        postgres.execute(f"{sets} = on")
+        await store._database._engine.dispose()  # type: ignore[union-attr]
+        for use in (store.ping, lambda: store.commit("run-1", 0, Commit(document="1"))):
+            with pytest.raises(StoreUnavailable, match="read-only transaction"):
+                await use()
+        postgres.execute(f"{sets} = off")
+        await store.commit("run-1", 0, Commit(document="1"))
+        await asyncio.gather(*(store.ping() for _ in range(20)))

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, event
 import fedone_sdk.stores
 from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
 from fedone_sdk.stores import Commit, SqlStore, VersionConflict
+from fedone_sdk.stores.sql import sqlite
 from tests.contract.stores import RUN, WORK, enrol, everything, opened, until
 
 
@@ -110,9 +111,28 @@ class TestFile:
                     await store.commit("run-1", 0, Commit(document="1"))
                 with pytest.raises(FedOneError, match=r"store\.db.*locked"):
                     await SqlStore.sqlite(path, serving=False, busy_timeout_s=0.01).open()
+                with pytest.raises(FedOneError, match=r"store\.db.*locked"):
+                    await store.ping()
                 assert await store.run("run-1") == RUN
+            await store.ping()
+            await store.commit("run-1", 0, Commit(document="1"))
+
+    async def test_a_connection_that_refuses_writes_is_replaced(self, tmp_path: Path) -> None:
+        async with opened(tmp_path / "store.db") as store:
+            await store.add_run(RUN)
+            writer = store._database._writer  # type: ignore[union-attr]
+            await asyncio.to_thread(_make_read_only, writer)
+            with pytest.raises(StoreUnavailable, match="readonly"):
                 await store.ping()
             await store.commit("run-1", 0, Commit(document="1"))
+            await store.ping()
+
+    async def test_a_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A small write may still succeed there, and a commit may not."""
+        async with opened(tmp_path / "store.db") as store:
+            monkeypatch.setattr(sqlite, "_LEAST_FREE", 2**60)
+            with pytest.raises(StoreUnavailable, match="the disk is full"):
+                await store.ping()
 
     async def test_must_be_open(self, tmp_path: Path) -> None:
         store = SqlStore.sqlite(tmp_path / "store.db")
@@ -393,3 +413,8 @@ def commit_and_be_killed(path: Path, meanwhile: Callable[[Path], None] = Path.st
         finally:
             process.kill()
         assert process.wait() == -signal.SIGKILL
+
+
+def _make_read_only(writer: Connection) -> None:
+    writer.exec_driver_sql("PRAGMA query_only = ON")
+    writer.rollback()

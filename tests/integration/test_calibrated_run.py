@@ -16,7 +16,7 @@ from fedone_sdk.aggregator.rounds.state import decode_snapshot
 from fedone_sdk.backends import predict
 from fedone_sdk.calibration import class_means, loss_terms
 from fedone_sdk.data import draw_minibatch
-from fedone_sdk.local import Federation, plan_run, simulate
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import (
     RunResult,
     RunTask,
@@ -24,7 +24,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import SERVER, MemoryStore
-from fedone_sdk.task import Part, Rendered
+from fedone_sdk.task import Part, Rendered, TaskSpec
 from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
 from tests.runs import (
@@ -178,6 +178,7 @@ async def test_a_server_that_asks_for_too_much_gets_nothing(change: dict[str, An
             document = (await super().task(credential, run_id)).model_dump()
             for key, value in change.items():
                 document[key] = {**(document[key] or {}), **value}
+            document["task_crc32"] = TaskSpec.model_validate(document["task"]).crc32
             return RunTask.model_validate(document)
 
     async with serving(backend=ScriptedBackend()) as service:
@@ -267,12 +268,3 @@ async def test_the_prompt_is_measured_with_its_bias() -> None:
     assert result.metric.before == await measured(spec, untrained.text, None)
     assert [report.metric is not None for report in result.history] == [False, True, False, True]
     assert run.prompt() == result.prompt
-
-
-async def test_the_plan_includes_it() -> None:
-    """A plan covers the queries of a calibrated run's evaluation."""
-    federation = federation_of(spec_of(kind="labels", method={"race": 0}))
-    backend = ScriptedBackend(leaning)
-    plan = await plan_run(federation, backend=backend)
-    result = await simulate(federation, backend=backend)
-    assert plan.evaluation.queries == result.evaluation.queries

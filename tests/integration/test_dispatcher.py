@@ -72,7 +72,7 @@ class Shared(MemoryStore):
     Attributes:
         name: The replica.
         alive_now: Whether the others can see it.
-        broken: How commits fail; ``late`` ones fail though they were stored.
+        broken: How commits fail, though they were stored: all (``late``) or one (``late once``).
         broken_log: Whether the log cannot be read.
     """
 
@@ -91,8 +91,6 @@ class Shared(MemoryStore):
         """It keeps its identity."""
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
-        if self.broken == "early":
-            raise FedOneError("the store is away")
         await super().commit(run_id, version, commit)
         await self.publish(commit.signal or "")
         if self.broken == "late once":

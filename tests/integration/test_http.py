@@ -103,17 +103,6 @@ class TestRefusals:
         )
         assert code == "not_json"
 
-    async def test_a_body_that_is_too_large(self, server: Server) -> None:
-        credential = await server.credential()
-        work = await server.claim(credential)
-        before = server.run.state
-        body = b" " * (MAX_BODY_BYTES + 1)
-        for path in (f"/v1/assignments/{work['assignment_id']}/update", "/v1/score"):
-            code = await server.refused("POST", path, body, token=credential)
-            assert code == "body_too_large"
-        assert await server.refused("POST", "/v1/clients", body, token=TOKEN) == "body_too_large"
-        assert server.run.state is before
-
     async def test_an_unauthenticated_body_is_not_read(self, server: Server) -> None:
         """A caller without a token cannot make the server hold megabytes."""
         body = b" " * (MAX_BODY_BYTES + 1)

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from fedone_sdk import Aggregator, EdgeClient
 from fedone_sdk.budget import Budget
-from fedone_sdk.client import AdminClient, Turn
+from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ProblemError, SpecError, TransportError
 from fedone_sdk.messages import NewToken, RoundReport, RunEvent, RunResult
 from fedone_sdk.spec import RunSpec
@@ -92,20 +92,6 @@ class TestDurability:
             async with Aggregator(store=MemoryStore()) as aggregator:
                 assert "not durable" in repr(aggregator)
         assert [line for line in logs if line["log_level"] == "warning"] == []
-
-
-class TestTurn:
-    async def test_says_what_was_done(self) -> None:
-        async with serving() as (aggregator, url):
-            await aggregator.add_run(spec_of(rounds=1))
-            async with EdgeClient(url, data=DATA, token="token") as client:
-                turn = await client.run_once()
-                assert isinstance(turn, Turn)
-                assert (turn.outcome, turn.run_id, turn.round) == ("worked", "run", 0)
-                assert turn.assignment_id
-                assert turn.next_turn_s == 0
-                ended = await client.run_once()
-        assert (ended.outcome, ended.assignment_id) == ("ended", None)
 
 
 class TestAdminClient:

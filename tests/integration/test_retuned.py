@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.backends import AnswerCache, ModelClient
-from fedone_sdk.errors import ProblemError, SpecError
+from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.outcomes import Outcomes
-from fedone_sdk.local import Federation, simulate
-from fedone_sdk.local.retune import Retuning, retune_name, retune_spec
+from fedone_sdk.local.retune import retune_name, retune_spec
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import (
     PromptArtefact,
@@ -23,10 +21,7 @@ from fedone_sdk.reports import (
     retuned_artefact,
 )
 from fedone_sdk.spec import BackendSpec, PromptSpec, RunSpec, load_backend
-from fedone_sdk.stores import MemoryStore
-from fedone_sdk.task import Bias, Example
-from fedone_sdk.testing import ScriptedBackend
-from fedone_sdk.vocabulary import build_vocabulary
+from fedone_sdk.task import Bias
 from tests.integration.tuned import SPEC, small
 
 OLD, NEW = " good", " so"
@@ -208,54 +203,3 @@ def test_a_backend_file_is_a_section_or_a_run(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         assert load_backend(path) == BackendSpec()
-
-
-def cached(inner: ScriptedBackend) -> ModelClient:
-    return ModelClient(inner, cache=AnswerCache())
-
-
-def federation_of(dev: tuple[Example, ...] = (), **changes: Any) -> Federation:
-    method = {"name": "thompson", "num_samples": 4, "batch_size": 4}
-    spec = RunSpec.model_validate({**SPEC, "method": method, **changes})
-    return Federation(
-        spec=spec,
-        shards=(DEV[:6], DEV[6:12]),
-        dev=dev,
-        vocabulary=build_vocabulary(spec.prompt.vocabulary, (), wanted=spec.prompt.wanted),
-        reused_rows=False,
-    )
-
-
-async def test_biases_are_paid_for_as_evaluation_and_once() -> None:
-    federation = federation_of(dev=DEV[12:24])
-    backend, store = cached(ScriptedBackend()), MemoryStore()
-    evaluated = []
-    for _ in range(2):
-        move = Retuning(artefact=await old_prompt(), federation=federation)
-        result = await simulate(
-            federation,
-            backend=backend,
-            store=store,
-            first=lambda ask, move=move: move.find_biases(backend, ask),
-        )
-        evaluated.append(result.evaluation.queries)
-        assert set(move.biases) == {"", OLD}
-    # Two prompts on 12 rows, four at a time, on top of what the run measures itself.
-    assert evaluated[0] == evaluated[1]
-    without = await simulate(federation, backend=cached(ScriptedBackend()))
-    assert evaluated[0] == without.evaluation.queries + 2 * 3
-    assert result.spent.queries <= 48
-
-
-async def test_caps_that_do_not_pay_for_biases_are_an_error() -> None:
-    federation = federation_of(budget={"queries": 48, "requests": 5})
-    backend = cached(ScriptedBackend())
-    move = Retuning(artefact=await old_prompt(), federation=federation)
-    with pytest.raises(ProblemError, match="5"):
-        await simulate(
-            federation,
-            backend=backend,
-            first=lambda ask: move.find_biases(backend, ask),
-        )
-    assert backend.cache is not None
-    assert backend.cache.misses == 0

@@ -120,18 +120,6 @@ class TestClaims:
                 await claim(service, client)
             assert code(excinfo) == "run_ended"
 
-    async def test_a_run_by_name(self) -> None:
-        async with serving() as service:
-            await service.add_run(spec_of("one"), WORDS)
-            await service.add_run(spec_of("two"), WORDS)
-            (client,) = await enrol(service, 1)
-            work = await claim(service, client, run_id="two")
-            assert work is not None
-            assert work.run_id == "two"
-            with pytest.raises(ProblemError) as excinfo:
-                await claim(service, client, run_id="three")
-            assert code(excinfo) == "not_found"
-
     async def test_a_client_that_works_for_one_run_is_not_drawn_by_another(self) -> None:
         async with serving() as service:
             one = await service.add_run(spec_of("one"), WORDS)
@@ -454,8 +442,3 @@ class TestWholeRuns:
         assert len({result.alpha_sha256 for result in results}) == 1
         losses = [[report.mean_loss for report in result.history] for result in results]
         np.testing.assert_allclose(losses, [losses[0]] * 4, rtol=1e-6)
-
-    async def test_another_seed_is_another_run(self) -> None:
-        spec = spec_of(participation={"min_clients": 4})
-        other = spec.model_copy(update={"seed": 1})
-        assert (await federate(spec)).alpha_sha256 != (await federate(other)).alpha_sha256

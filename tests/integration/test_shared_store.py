@@ -12,7 +12,6 @@ import pytest
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
-from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
 from fedone_sdk.budget import Usage
 from fedone_sdk.clock import SystemClock
@@ -56,7 +55,6 @@ class Device:
     def __init__(self, services: list[Service], number: int) -> None:
         self.services, self.at = services, number
         self.credential = ""
-        self.worked = 0
 
     @property
     def service(self) -> Service:
@@ -83,18 +81,6 @@ class Device:
         client = await service.access.client(self.credential)
         receipt = await service.work.update(client, work.assignment_id, update, body * 32)
         assert receipt.round == work.round
-        self.worked += 1
-
-    async def work(self) -> None:
-        """Works until the run has ended."""
-        with pytest.raises(ProblemError, match="run_ended"):
-            await self._work_for_ever()
-
-    async def _work_for_ever(self) -> None:
-        while True:
-            work = await self.claim()
-            if work is not None:
-                await self.send(work)
 
 
 async def devices_of(services: list[Service], count: int = 4) -> list[Device]:
@@ -102,14 +88,6 @@ async def devices_of(services: list[Service], count: int = 4) -> list[Device]:
     for device in devices:
         await device.enrol()
     return devices
-
-
-async def finish(services: list[Service]) -> tuple[ServedRun, list[Device]]:
-    devices = await devices_of(services)
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        for device in devices:
-            group.create_task(device.work())
-    return await services[-1].run("run"), devices
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -124,23 +102,6 @@ def shared(postgres: Cluster, database: str) -> Callable[[], Store]:
 
 
 class TestThreeReplicas:
-    async def test_end_where_one_ends(self, shared: Callable[[], Store]) -> None:
-        async with replicas(1, MemoryStore) as services:
-            alone, _ = await finish(services)
-        async with replicas(3, shared) as services:
-            together, devices = await finish(services)
-            assert [s.runs["run"].state.status for s in services]
-            results = [(await s.run("run")).result() for s in services]
-        assert alpha_sha256(together.state.method.alpha) == alpha_sha256(alone.state.method.alpha)
-        assert [(r.round, r.mean_loss) for r in together.history] == [
-            (r.round, r.mean_loss) for r in alone.history
-        ]
-        assert sum(device.worked for device in devices) == ROUNDS
-        for result in results:
-            assert (result.status, result.rounds) == ("completed", ROUNDS)
-            assert (result.spent.queries, result.leased.queries) == (2 * ROUNDS, 0)
-            assert len(result.history) == ROUNDS
-
     async def test_the_same_update_sent_to_two_is_one(self, shared: Callable[[], Store]) -> None:
         async with replicas(2, shared, min_clients=1) as services:
             (device,) = await devices_of(services, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -193,21 +192,6 @@ def test_a_tracker_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("mlflow", "tensorboard", "wandb"):
         with pytest.raises(MissingExtraError, match=rf"pip install 'fedone-sdk\[{name}\]'"):
             find_tracker(name)
-
-
-def test_a_third_party_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = tmp_path / "theirs-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(
-        "[fedone.trackers]\ntheirs = theirs_module:Tracker\nbroken = theirs_broken:Tracker\n"
-    )
-    (tmp_path / "theirs_module.py").write_text("class Tracker:\n    pass\n")
-    (tmp_path / "theirs_broken.py").write_text("raise RuntimeError('half installed')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert find_tracker("theirs").__name__ == "Tracker"  # type: ignore[attr-defined]
-    with pytest.raises(SpecError, match="broken cannot be loaded: RuntimeError: half installed"):
-        find_tracker("broken")
 
 
 def test_a_round_that_comes_again_with_its_metric_is_counted_once() -> None:

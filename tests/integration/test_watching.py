@@ -198,11 +198,6 @@ class TestPage:
             async with server.session.get(url, headers={"If-None-Match": tag}) as response:
                 assert (response.status, await response.read()) == (304, b"")
 
-    async def test_modules_load_only_what_is_there(self) -> None:
-        for name, file in FILES.items():
-            for loaded in re.findall(r'from "\./([^"]*)"', file.read_text()):
-                assert loaded in FILES, f"{name} loads {loaded}"
-
     @pytest.mark.parametrize("name", ["index.html", "uPlot.LICENSE.txt", "..%2ffiles.py", "%00"])
     async def test_no_other_file(self, server: Server, name: str) -> None:
         assert await server.refused("GET", f"/dashboard/{name}") == "not_found"

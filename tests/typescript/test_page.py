@@ -91,20 +91,3 @@ async def test_a_page_takes_part(chromium: Chromium, package: Path) -> None:
     result = run.result()
     assert (result.status, result.rounds) == ("completed", 6)
     assert len({one.client_id for one in result.history}) == 1
-
-
-async def test_a_page_of_another_origin_does_not(chromium: Chromium, package: Path) -> None:
-    async with (
-        asyncio.timeout(60),
-        page_of(package) as pages,
-        serving("https://app.example") as (url, run, _),
-        chromium.watching(pages, also=url) as watcher,
-    ):
-        await watcher.visit("page.html")
-        await take_part(watcher.page, url, TOKEN)
-        await expect(watcher.page.get_by_role("status")).to_contain_text("offline")
-        assert run.state.round == 0
-        # What the browser says of it in its console.
-        assert watcher.errors
-        assert all("CORS policy" in error for error in watcher.errors)
-        watcher.errors.clear()

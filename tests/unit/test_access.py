@@ -17,8 +17,6 @@ from fedone_sdk.messages import Enrol, NewToken
 from fedone_sdk.stores import ClientRecord, MemoryStore, TokenRecord
 from fedone_sdk.testing import ManualClock
 
-NONCE = "a-nonce-of-22-letters-x"
-
 
 class CountedStore(MemoryStore):
     """Counts the reads that strangers can cause."""
@@ -73,22 +71,6 @@ async def refused(access: Access, credential: str | None) -> str:
 
 
 class TestConfiguredTokens:
-    async def test_a_device_enrols_and_is_known_by_its_credential(self) -> None:
-        access = await access_of()
-        enrolled = await access.enrol("fleet-secret", Enrol(name="phone"))
-        client = await access.client(enrolled.credential)
-        assert (client.client_id, client.name) == (enrolled.client_id, "phone")
-        assert (client.index, client.token, client.runs) == (0, "config:1", None)
-        assert access.num_clients == 1
-        assert await access.names([0, 7]) == [client.client_id, "unknown"]
-
-    async def test_a_client_gets_the_runs_of_its_token(self) -> None:
-        token = EnrolmentToken(token_sha256=digest("acme"), name="acme", runs=("acme-*",))
-        access = await access_of(None, token)
-        client = await access.client((await access.enrol("acme", Enrol())).credential)
-        assert client.runs == ("acme-*",)
-        assert client.token == "config:acme"
-
     async def test_another_order_is_no_other_token(self) -> None:
         store = MemoryStore()
         await access_of(store, "one", "two")
@@ -168,38 +150,11 @@ class TestConfiguredTokens:
 
 
 class TestMadeTokens:
-    async def test_a_name_is_taken_once(self) -> None:
-        access = await access_of()
-        _, secret = await access.create_token(NewToken(name="acme"))
-        with pytest.raises(ProblemError) as caught:
-            await access.create_token(NewToken(name="acme"))
-        assert caught.value.code == "token_conflict"
-        await access.enrol(secret, Enrol())
-
-    async def test_only_what_exists_is_revoked(self) -> None:
-        with pytest.raises(ProblemError) as caught:
-            await (await access_of()).revoke_token("nobody")
-        assert caught.value.code == "not_found"
-
     async def test_a_token_of_another_replica_is_found(self) -> None:
         store = MemoryStore()
         here, there = await access_of(store), await access_of(store)
         _, secret = await there.create_token(NewToken(name="acme"))
         await here.check_token(secret)
-
-
-class TestEnrolment:
-    async def test_asked_again_with_its_nonce_it_is_the_same_client(self) -> None:
-        token = EnrolmentToken(token_sha256=digest("once"), uses=1)
-        access = await access_of(None, token)
-        lost = await access.enrol("once", Enrol(nonce=NONCE))
-        await access.client(lost.credential)
-        kept = await access.enrol("once", Enrol(nonce=NONCE))
-        assert kept.client_id == lost.client_id
-        assert kept.credential != lost.credential
-        assert (await access.client(kept.credential)).index == 0
-        await refused(access, lost.credential)
-        assert access.num_clients == 1
 
 
 class TestClients:
@@ -215,11 +170,6 @@ class TestClients:
         assert not access.is_cached(enrolled.credential)
         for _ in range(2):
             assert await refused(access, enrolled.credential) == "this client was revoked"
-
-    async def test_only_what_exists_is_revoked(self) -> None:
-        with pytest.raises(ProblemError) as caught:
-            await (await access_of()).revoke_client("client-none")
-        assert caught.value.code == "not_found"
 
     async def test_changes_of_another_replica_are_read_at_its_signal(self) -> None:
         store, events = CountedStore(), []
@@ -266,14 +216,6 @@ class TestClients:
             assert (await access.client(credential)).name == str(number)
         assert [(await access.record(number)).name for number in range(5)] == list("01234")
         assert access.num_clients == 5
-
-    async def test_a_restart_keeps_its_clients(self) -> None:
-        store = CountedStore()
-        enrolled = await (await access_of(store)).enrol("fleet-secret", Enrol())
-        access = await access_of(store)
-        assert access.is_cached(enrolled.credential)
-        assert (await access.client(enrolled.credential)).client_id == enrolled.client_id
-        assert (store.reads, access.num_clients) == (0, 1)
 
     async def test_guessing_does_not_take_the_store(self) -> None:
         store = CountedStore()

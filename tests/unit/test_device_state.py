@@ -18,9 +18,7 @@ from fedone_sdk.client.state import DeviceState, Identity, change
 from fedone_sdk.errors import DataError
 from fedone_sdk.messages import Enrolled, LossesUpdate, Scored
 from tests.edge import stored
-from tests.power import Disk, disk
-
-__all__ = ["disk"]
+from tests.power import Disk
 
 UPDATE = LossesUpdate(
     num_examples=1, scored=Scored(scored=1), usage=Usage(), model="m", losses=(1.0, 2.0)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from fedone_sdk.data import load_examples
 from fedone_sdk.errors import DataError
 from fedone_sdk.vocabulary import (
     FileVocabulary,
@@ -189,18 +187,3 @@ def test_malformed_files(tmp_path: Path, name: str, content: bytes, message: str
         build_vocabulary(FileVocabulary(path=name), [], tmp_path)
     with pytest.raises(DataError, match=r"absent: cannot be read"):
         build_vocabulary(FileVocabulary(path="absent"), [], tmp_path)
-
-
-@pytest.mark.skipif(not SST2.is_dir(), reason="no shared data")
-def test_real_sst2_text() -> None:
-    texts = [row["sentence"] for row in load_examples(SST2 / "train.jsonl")]
-    vocabulary = build_vocabulary(PmiVocabulary(), texts)
-    assert len(vocabulary) == 200
-    assert vocabulary == build_vocabulary(PmiVocabulary(), reversed(texts))
-    assert " the" in vocabulary.candidates
-    ngrams = [c for c in vocabulary.candidates if len(c.split()) > 1]
-    assert {" it 's", " kind of", " sense of"} <= set(ngrams)
-    corpus = "\n".join(f" {text} " for text in texts)
-    for ngram in ngrams:
-        assert re.fullmatch(r"( \S+)+", ngram)
-        assert f"{ngram} " in corpus

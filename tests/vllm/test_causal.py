@@ -7,12 +7,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from fedone_sdk.backends.base import Answer, Query
 from fedone_sdk.backends.vllm import VllmBackend
-from fedone_sdk.errors import BackendError
 from fedone_sdk.task import Part, Rendered
 
 from .conftest import VllmServer
@@ -156,47 +154,3 @@ async def test_an_answer_does_not_depend_on_its_company(
     assert_close(reverse, rows[::-1])
     for answer, row in zip(alone, rows, strict=True):
         assert_close(answer, [row])
-
-
-async def test_sampling_settings_do_not_change_log_probs(
-    backend: VllmBackend, llama_server: VllmServer
-) -> None:
-    query = ask(["a gorgeous , witty , seductive movie ."])
-    request = await backend._prepared(query)
-    settings = {"temperature": 1.7, "top_k": 1, "presence_penalty": 1.5, "seed": 1}
-    async with (
-        aiohttp.ClientSession() as http,
-        http.post(llama_server.url + request.path, json=request.body | settings) as response,
-    ):
-        log_probs, _ = request.read(await response.json())
-    assert_close(await backend.score(query), log_probs)
-
-
-async def test_the_server_tokenises_alike(
-    backend: VllmBackend,
-    llama_server: VllmServer,
-    sst2: list[dict[str, Any]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)  # No folder of the model's name here.
-    query = ask([row["sentence"] for row in sst2[:8]] + ["naïve 日本 \n\n 12345"])
-    async with connect(llama_server, tokenizer=None) as other:
-        await other.check(LABELS)
-        assert (await other._prepared(query)).body == (await backend._prepared(query)).body
-        long = await other.score(ask(["it was very , very long , " * 500]))
-        assert long.usage.prompt_tokens == MAX_LENGTH - 1
-
-
-async def test_too_long_inputs_are_cut_to_what_the_server_takes(
-    backend: VllmBackend, reference: Callable[[str, str], float]
-) -> None:
-    query = ask(["bad" + " bad" * 999])
-    answer = await backend.score(query)
-    assert answer.usage.prompt_tokens == MAX_LENGTH - 1
-    assert answer.usage.prompt_tokens <= backend.worst_case(1).prompt_tokens
-    # What is left next to <s>, " really", " It", " was" and one token to come.
-    text = f" really{' bad' * (MAX_LENGTH - 5)} It was"
-    assert_close(answer, [[reference(text, word) for word in LABELS]])
-    with pytest.raises(BackendError, match="without its text fields"):
-        await backend.score(Query(inputs=((Part("prompt", " a" * 300),),), label_words=LABELS))

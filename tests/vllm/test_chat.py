@@ -18,7 +18,6 @@ from fedone_sdk.backends import (
     query_for,
 )
 from fedone_sdk.backends.completions import Token, label_log_probs, spellings
-from fedone_sdk.errors import BackendBlocked
 from fedone_sdk.task import Example, TaskSpec, form_of
 from tests.vllm.conftest import Serve, VllmServer
 from tests.weights import ATTACK, FORMS, as_float32, as_folder
@@ -122,23 +121,3 @@ async def test_a_chat_endpoint_shows_the_same(
     ]
     assert len(pairs) > len(calm)
     assert max(abs(ours - theirs) for ours, theirs in pairs) < 1e-3
-
-
-async def test_special_tokens_come_from_the_template_alone(
-    folder: Path, server: VllmServer
-) -> None:
-    task = FORMS["asked"]
-    async with VllmBackend(server.model, base_url=server.url, tokenizer=str(folder)) as backend:
-        await backend.check(task.label_words, form_of(task))
-        start = backend._causal._special_id("<|im_start|>")
-        for prompt, text in ((PROMPT, "Fine."), (ATTACK, ATTACK)):
-            query = query_for(task, prompt, [{"text": text}], backend=backend)
-            (ids,) = (await backend._prepared(query)).body["prompt"]
-            assert ids.count(start) == 3
-
-
-async def test_without_a_tokeniser_here_a_chat_is_refused(server: VllmServer) -> None:
-    backend = VllmBackend(server.model, base_url=server.url)
-    async with backend:
-        with pytest.raises(BackendBlocked, match=r"set tokenizer to its tokenizer\.json"):
-            await backend.check(FORMS["asked"].label_words, form_of(FORMS["asked"]))

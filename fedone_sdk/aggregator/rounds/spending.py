@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import replace
+from typing import Literal
 
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
 from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
@@ -207,6 +208,10 @@ def charge_lost(state: RunState, alive: Set[str]) -> RunState:
     return replace(state, account=account, evaluation=evaluation, seats=tuple(seats))
 
 
+Payee = Literal["proposer", "judge"]
+"""Models beside the scored one, whose cost is shown apart and counts no queries."""
+
+
 def reserve_evaluation(
     machine: RoundMachine,
     state: RunState,
@@ -234,12 +239,13 @@ def settle_evaluation(
     *,
     lease_id: str,
     used: Usage,
-    proposes: bool = False,
+    payee: Payee | None = None,
 ) -> Result[None]:
-    """Charge the cost of an evaluation, or of a call of the proposer."""
-    if proposes:
-        spent = (state.proposer or Helper()).and_then(spent=used)
-        state = replace(state, proposer=spent)
+    """Charge the cost of an evaluation, or of a call of the proposer or the judge."""
+    if payee == "proposer":
+        state = replace(state, proposer=(state.proposer or Helper()).and_then(spent=used))
+    elif payee == "judge":
+        state = replace(state, judge=(state.judge or NOTHING) + used)
     try:
         state = replace(
             state,

@@ -134,6 +134,7 @@ class RunState:
         waiting: Candidates that are added at the end of the round.
         lineage: The origins of those that devices wrote.
         proposer: What the run's proposer did so far.
+        judge: What the judge of the generated texts cost.
         planned: Number of queries that the method plans with after caps were raised; None derives
             it from the spec.
     """
@@ -167,6 +168,7 @@ class RunState:
     waiting: tuple[tuple[str, str], ...] = ()
     lineage: tuple[Lineage, ...] = ()
     proposer: Helper | None = None
+    judge: Usage | None = None
     planned: int | None = None
 
     @property

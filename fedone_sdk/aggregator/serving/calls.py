@@ -15,12 +15,14 @@ from typing import Any
 
 import structlog
 
-from fedone_sdk.aggregator.rounds.spending import reserve_evaluation, settle_evaluation
+from fedone_sdk.aggregator.rounds.spending import Payee, reserve_evaluation, settle_evaluation
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import Answer, LLMBackend, Query, score_all
+from fedone_sdk.backends.judge import Judge
 from fedone_sdk.budget import NOTHING, Lease, Usage
 from fedone_sdk.errors import BackendBlocked, BudgetExhausted, FedOneError, ProblemError
+from fedone_sdk.task import ScoreFunction
 
 _log = structlog.get_logger(__name__)
 
@@ -111,11 +113,11 @@ class CallBudget:
 
 
 async def query_as_evaluation(
-    run: ServedRun, backend: LLMBackend, queries: Sequence[Query], *, proposes: bool = False
+    run: ServedRun, backend: LLMBackend, queries: Sequence[Query], *, payee: Payee | None = None
 ) -> list[Answer]:
     """Query the model outside training and charge the run's evaluation account.
 
-    The cost of a call that `proposes` candidates is shown apart, and counts no queries.
+    The cost of a `payee` is shown apart, and counts no queries.
 
     Raises:
         BackendError: The model refused a query.
@@ -129,7 +131,7 @@ async def query_as_evaluation(
     queries = [replace(query, scope=(run.run_id,), payer=call) for query in queries]
     quotes = [await backend.quote(query) for query in queries]
     worst = sum((quote.without_queries() for quote in quotes), NOTHING)
-    count = NOTHING if proposes else Usage(queries=len(queries))
+    count = Usage(queries=len(queries)) if payee is None else NOTHING
     asked = NOTHING
     try:
         await call.grant(worst + count)
@@ -145,7 +147,7 @@ async def query_as_evaluation(
         # Also after a cancellation during `grant`, which may have opened a lease.
         for lease_id, used in call.shares(call.spent + asked):
             settle = partial(
-                run.apply, settle_evaluation, lease_id=lease_id, used=used, proposes=proposes
+                run.apply, settle_evaluation, lease_id=lease_id, used=used, payee=payee
             )
             await persist(run, settle)
 
@@ -169,6 +171,13 @@ async def persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None
             await asyncio.sleep(_RETRY_S)
         else:
             return
+
+
+def charged_to(run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
+    """Return the score function; a judge's calls are charged to the run."""
+    if not isinstance(score, Judge):
+        return score
+    return replace(score, ask=partial(query_as_evaluation, run, score.backend, payee="judge"))
 
 
 class Companion(ABC):

@@ -105,7 +105,9 @@ class Proposer(Companion):
         """
         failure: str | None = None
         try:
-            (answer,) = await query_as_evaluation(self._run, self._backend, [query], proposes=True)
+            (answer,) = await query_as_evaluation(
+                self._run, self._backend, [query], payee="proposer"
+            )
         except Exception as exc:
             failure = str(exc) if isinstance(exc, FedOneError) else type(exc).__name__
             raise

@@ -16,7 +16,7 @@ from typing import TypeVar
 import structlog
 from sqlalchemy import Connection, event, select, text
 from sqlalchemy.engine import URL
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
@@ -206,8 +206,19 @@ class PostgresDatabase:
         finally:
             await engine.dispose()
 
+    async def check(self) -> None:
+        """Check that a server can have a session."""
+        engine = self._make_engine(2, timeout_s=_STATEMENT_TIMEOUT_S)
+        session = Session(self._sender)
+        try:
+            with self._translate_errors():
+                await session.open(engine)
+        finally:
+            await session.close()
+            await engine.dispose()
+
     async def ping(self) -> None:
-        """Read a row, without retries."""
+        """Write a row, without retries."""
         with self._translate_errors():
             async with self._connection() as connection:
                 await connection.run_sync(statements.ping)
@@ -362,6 +373,7 @@ class PostgresDatabase:
         except ModuleNotFoundError as error:
             raise MissingExtraError("SqlStore", extra="server") from error
         event.listen(engine.sync_engine, "checkout", _refuse_closed)
+        event.listen(engine.sync_engine, "handle_error", _replace_refusing)
         return engine
 
     @asynccontextmanager
@@ -419,6 +431,16 @@ def _refuse_closed(
         raise DisconnectionError
 
 
+def _replace_refusing(context: ExceptionContext) -> None:
+    """Make the pool replace its connections after an error that is due to their state.
+
+    It may be over for new connections: the server is a standby since a failover, or its settings
+    were changed.
+    """
+    code = getattr(context.original_exception, "sqlstate", None) or ""
+    context.is_disconnect = context.is_disconnect or code in _OF_CONNECTION
+
+
 def _is_of_the_database(error: BaseException) -> bool:
     # Imported here: a missing driver is reported by `open`.
     import asyncpg
@@ -449,6 +471,8 @@ def _is_transient(error: BaseException) -> bool:
     return isinstance(error, broken) or code.startswith(_PASSING)
 
 
+# Read-only transactions; a role's or a database's privileges and limits are read at each statement.
+_OF_CONNECTION = ("25006",)
 # Connection trouble, serialization and deadlock, too many connections, shutdown and start.
 _PASSING = ("08", "40001", "40P01", "53300", "57P01", "57P02", "57P03")
 _PATIENCE_S = 15.0

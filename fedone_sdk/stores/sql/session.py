@@ -18,6 +18,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from tenacity import AsyncRetrying, wait_random_exponential
 
+from fedone_sdk.errors import FedOneError
 from fedone_sdk.stores.base import Signals
 
 CHANNEL = "fedone"
@@ -32,6 +33,8 @@ WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND datname = current_d
 
 Locks on two 32-bit numbers (``objsubid`` 2), such as the leader lock, are excluded.
 """
+
+_PROCESS = "SELECT pg_backend_pid()"
 
 _LEADER = (0x0FED_0001, 1)
 _HEARTBEAT_S = 2.0
@@ -53,6 +56,7 @@ class Session:
         self._replica = uuid.uuid4().hex
         self._connection: AsyncConnection | None = None
         self._driver: Any = None
+        self._process: int | None = None
         self._lost = asyncio.Event()
         # The driver allows one operation at a time.
         self._busy = asyncio.Lock()
@@ -70,8 +74,11 @@ class Session:
         self._signals = signals
 
     async def open(self, engine: AsyncEngine) -> None:
-        """Connect, and reconnect until `close`."""
-        engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        """Connect, and reconnect until `close`.
+
+        Raises:
+            FedOneError: A pooler gives the connection several server processes.
+        """
         await self._connect(engine)
         self._watch_task = asyncio.create_task(self._watch(engine), name="store session")
 
@@ -101,9 +108,10 @@ class Session:
             return self._is_leader
 
     async def _connect(self, engine: AsyncEngine) -> None:
-        connection = await engine.connect()
+        connection = await engine.execution_options(isolation_level="AUTOCOMMIT").connect()
         try:
             driver: Any = (await connection.get_raw_connection()).driver_connection
+            process = await _process_of(driver, engine)
             while True:
                 # Lock numbers are signed.
                 number = secrets.randbits(63)
@@ -119,7 +127,7 @@ class Session:
             await connection.close()
             raise
         self._connection, self._driver, self._lost = connection, driver, lost
-        self._is_leader = False
+        self._is_leader, self._process = False, process
         self._replica = f"{number:016x}"
 
     async def _disconnect(self) -> None:
@@ -143,7 +151,7 @@ class Session:
             self._notify_listener(None)
 
     async def _heartbeat(self) -> bool:
-        """Wait for the heartbeat interval; return whether the connection still works."""
+        """Wait for the heartbeat interval; return whether the connection has its process."""
         try:
             async with asyncio.timeout(_HEARTBEAT_S):
                 await self._lost.wait()
@@ -153,10 +161,10 @@ class Session:
             if self._lost.is_set():
                 return False
             try:
-                await self._driver.execute("SELECT 1", timeout=_HEARTBEAT_TIMEOUT_S)
+                found = await self._driver.fetchval(_PROCESS, timeout=_HEARTBEAT_TIMEOUT_S)
             except Exception:
                 return False
-            return True
+            return bool(found == self._process)
 
     def _on_notification(self, _: Any, __: int, ___: str, payload: str) -> None:
         sender, _, signal = payload.partition(" ")
@@ -171,6 +179,30 @@ class Session:
         except Exception:
             # An error of the listener must not end the session.
             _log.error("signal not handled", traceback=traceback.format_exc())
+
+
+async def _process_of(driver: Any, engine: AsyncEngine) -> int:
+    """Return a connection's server process, which holds its locks and its LISTEN.
+
+    Raises:
+        FedOneError: It has several.
+    """
+    from asyncpg import InvalidSQLStatementNameError
+
+    found: list[int] = [await driver.fetchval(_PROCESS)]
+    with suppress(InvalidSQLStatementNameError, TimeoutError):
+        async with engine.connect() as other, other.begin():
+            # Takes the process that a pooler in transaction mode has free now.
+            await other.execute(text(_PROCESS))
+            found.append(await driver.fetchval(_PROCESS, timeout=_HEARTBEAT_TIMEOUT_S))
+        # Other poolers take their processes in turn.
+        found += [await driver.fetchval(_PROCESS) for _ in range(2)]
+        if len({*found}) == 1:
+            return found[0]
+    raise FedOneError(
+        "the store's connections pass a pooler in transaction mode (such as PgBouncer's), in which "
+        "advisory locks and LISTEN do not work; use session mode, or connect to the server itself"
+    )
 
 
 _RECONNECT = AsyncRetrying(wait=wait_random_exponential(multiplier=0.1, max=2.0))

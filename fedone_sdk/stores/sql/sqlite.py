@@ -13,12 +13,13 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any, TypeVar, cast
 
 import structlog
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
@@ -35,7 +36,10 @@ _log = structlog.get_logger(__name__)
 _MAX_BATCH = 128
 """Maximal number of writes per transaction: the first one waits for the last."""
 
+_OF_FILE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _NUM_READERS = 4
+_LEAST_FREE = 2**20
+"""Bytes that the disk must have left."""
 
 _Outcomes = Sequence[tuple[Any, BaseException | None]]
 """Per work: its result, or its exception."""
@@ -147,8 +151,10 @@ class SqliteDatabase(Alone):
             return await asyncio.to_thread(_read_schema, Path(self._path))
 
     async def ping(self) -> None:
-        """Read a row."""
-        await self.read(statements.ping)
+        """Write a row; refuse a disk that has no room for a commit, which is larger."""
+        await self.write(statements.ping)
+        with self._translate_errors():
+            _check_room(self._path)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` on a connection of the pool."""
@@ -327,6 +333,11 @@ def _check_file(path: str, *, create: bool) -> None:
         raise OSError("there is no such file")
 
 
+def _check_room(path: str) -> None:
+    if disk_usage(os.path.dirname(os.path.realpath(path))).free < _LEAST_FREE:
+        raise OSError("the disk is full")
+
+
 def _lock(path: str) -> int:
     """Lock a database until the descriptor is closed or the process ends, by whichever link.
 
@@ -367,6 +378,12 @@ def _configure(engine: Engine, busy_timeout_s: float) -> None:
         use_wal(driver, busy_timeout_s)
         for pragma in pragmas:
             driver.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "handle_error")
+    def replace_refusing(context: ExceptionContext) -> None:
+        """Make the pool replace connections whose file has failed: it may be another one now."""
+        code = getattr(context.original_exception, "sqlite_errorcode", 0) & 0xFF
+        context.is_disconnect = context.is_disconnect or code in _OF_FILE
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:

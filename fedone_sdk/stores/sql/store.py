@@ -166,7 +166,7 @@ class SqlStore:
         await self._database.close()
 
     async def ping(self) -> None:
-        """Raise `FedOneError` if the database is not available."""
+        """Raise `FedOneError` if the database is not available for writing."""
         await self._database.ping()
 
     async def copy_to(self, target: SqlStore, digest: Callable[[bytes], str]) -> schema.Copied:
@@ -200,6 +200,8 @@ class SqlStore:
     async def check(self) -> str:
         """Return what `open` would do, without changes of the database, or raise its error."""
         found, where = await self.schema(), self._database.where
+        if isinstance(self._database, PostgresDatabase):
+            await self._database.check()
         if found is None:
             return f"would create the tables in {where}"
         if found == schema.HEAD:

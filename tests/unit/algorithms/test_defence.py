@@ -211,14 +211,6 @@ def test_one_loud_client_has_one_vote() -> None:
 # Quarantine and the ledger
 
 
-def test_repeated_outliers_are_quarantined_and_honest_clients_are_not() -> None:
-    memory = honest(STANDARD, 20)
-    rng = np.random.default_rng(5)
-    for times in range(1, 3):
-        _, memory = STANDARD.admit(ALPHA, [brought_by(99, -step(rng))], memory)
-        assert STANDARD.quarantined(memory) == (frozenset({99}) if times == 2 else frozenset())
-
-
 def test_a_client_is_quarantined_for_most_of_its_updates_not_for_some() -> None:
     memory = honest(STANDARD, 20)
     rng = np.random.default_rng(5)
@@ -275,15 +267,6 @@ def test_inputs_are_left_alone() -> None:
     STANDARD.admit(ALPHA, [brought_by(1, step(np.random.default_rng(1)))], memory)
     assert dump_memory(memory) == before
     assert ledger({}) == []
-
-
-def test_a_client_with_two_seats_counts_twice() -> None:
-    rng = np.random.default_rng(0)
-    admitted, memory = STANDARD.admit(
-        ALPHA, [brought_by(4, step(rng)), brought_by(4, step(rng))], {}
-    )
-    assert len(admitted) == 2
-    assert entry(memory, 4).rounds == 2
 
 
 @pytest.mark.parametrize(

@@ -39,16 +39,6 @@ def test_proportional_is_with_replacement_and_skips_the_empty() -> None:
     assert select({4: 0, 7: 3, 8: 0}, 3, rng=stream(0), kind="proportional") == [7, 7, 7]
 
 
-@pytest.mark.parametrize("kind", ["uniform", "proportional"])
-def test_arrival_order_does_not_matter(kind: str) -> None:
-    held = {index: index + 1 for index in range(50)}
-    backwards = dict(reversed(held.items()))
-    for seed in range(20):
-        assert select(held, 5, rng=stream(seed), kind=kind) == select(
-            backwards, 5, rng=stream(seed), kind=kind
-        )
-
-
 def test_golden() -> None:
     held = {index: index for index in range(10)}
     assert select(held, 3, rng=stream(42)) == [0, 1, 4]

@@ -27,10 +27,6 @@ def test_each_part_makes_another_stream() -> None:
     assert all(0 <= seed < 2**53 for seed in seeds)
 
 
-def test_same_seed_same_stream() -> None:
-    assert stream(5).random(3).tolist() == stream(5).random(3).tolist()
-
-
 @pytest.mark.parametrize("wrong", [-1, 2**64, 1.5, "1", None, True])
 def test_bad_numbers(wrong: object) -> None:
     with pytest.raises(ValueError, match="round_number"):

@@ -15,7 +15,7 @@ from fedone_paper.glue import glue_task
 from fedone_sdk.backends import OnnxBackend, Query
 from fedone_sdk.backends.transformers import TransformersBackend
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError, LabelWordError, SpecError
+from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.task import Part, Rendered, TaskSpec, render
 from tests.weights import random_model
 
@@ -278,18 +278,6 @@ async def test_counting_does_without_the_weights(llama: Path, tmp_path: Path) ->
         assert quotes[1].completion_tokens == 15
         with pytest.raises(BackendError, match="cannot load"):
             await ours.score(text)
-
-
-async def test_label_words(llama: Path) -> None:
-    async with backend(llama) as ours:
-        await ours.check((" terrible", " great"))
-        for word in ("", "<s>"):
-            with pytest.raises(LabelWordError):
-                await ours.check((" great", word))
-    async with backend(llama, multi_token_labels=True) as ours:
-        await ours.check((" great movie",))
-        with pytest.raises(LabelWordError):
-            await ours.check((" great", ""))
 
 
 async def test_out_of_memory_names_the_setting(

@@ -78,18 +78,6 @@ def test_calls_that_wait_together_share_a_transaction(
     assert SqliteLedger(path).account(cap) == found[53]
 
 
-def test_reserved_and_settled_in_one_transaction(tmp_path: Path) -> None:
-    path = tmp_path / "budget.db"
-    ledger = SqliteLedger(path)
-    with held_back(path):
-        futures: list[Future[Any]] = [
-            ledger.submit(lambda inner: inner.reserve("a", ONE * 2, None)),
-            ledger.submit(lambda inner: inner.settle("a", ONE)),
-        ]
-    assert results(futures) == [None, None]
-    assert SqliteLedger(path).account(None) == Account(spent=ONE)
-
-
 def test_a_transaction_that_fails_fails_its_calls_and_no_later_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,28 +122,6 @@ def test_no_thread_and_no_connection_outlives_the_work(tmp_path: Path) -> None:
             assert not thread.is_alive()
     # The last connection to a WAL file takes the WAL with it.
     assert [file.name for file in tmp_path.iterdir()] == ["budget.db"]
-
-
-def test_threads_share_one_account(tmp_path: Path) -> None:
-    for ledger in (MemoryLedger(), SqliteLedger(tmp_path / "budget.db")):
-        granted: list[str] = []
-
-        def spend(name: str, ledger: Any = ledger, granted: list[str] = granted) -> None:
-            for number in range(25):
-                try:
-                    ledger.reserve(f"{name}{number}", ONE, Budget(requests=70))
-                except BudgetExhausted:
-                    return
-                granted.append(name)
-                ledger.settle(f"{name}{number}", ONE)
-
-        threads = [threading.Thread(target=spend, args=(name,)) for name in "abcd"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert len(granted) == 70
-        assert ledger.account(None) == Account(spent=Usage(requests=70))
 
 
 # The child is forked between two calls: no SQLite connection may be carried over a fork.
@@ -261,27 +227,6 @@ class TestGuard:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert SqliteLedger(path).account(None) == Account(spent=ONE)
-
-    def test_the_end_of_the_loop_loses_no_settlement(self, tmp_path: Path) -> None:
-        path = tmp_path / "budget.db"
-
-        async def main() -> None:
-            guard = BudgetGuard(None, ledger=SqliteLedger(path))
-
-            async def call() -> None:
-                async with guard.reserve(ONE * 3) as lease:
-                    lease.settle(ONE)
-                    await asyncio.sleep(3600)
-
-            tasks = [asyncio.create_task(call()) for _ in range(20)]
-            while len((await guard.account()).leases) < 10:
-                await asyncio.sleep(0)
-            del tasks  # asyncio.run cancels them, wherever they are
-
-        asyncio.run(main())
-        account = SqliteLedger(path).account(None)
-        assert not account.leases
-        assert 10 <= account.spent.requests <= 20
 
 
 def test_a_lease_that_is_closed_and_opened_again_in_one_transaction(tmp_path: Path) -> None:

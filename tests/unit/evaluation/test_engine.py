@@ -58,33 +58,6 @@ def test_each_gpu_has_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
 
 
-def test_what_is_known_is_not_run_again(tmp_path: Path) -> None:
-    text = tmp_path / "input.txt"
-    text.write_text("one")
-    trials = (number(1), number(2, inputs={"text": text}))
-    run(tmp_path, *trials)
-    before = files(tmp_path)
-    seen: list[Progress] = []
-    again = run(tmp_path, *trials, watch=seen.append)
-    assert again.kept == 2
-    assert files(tmp_path) == before
-    assert [(progress.done, progress.total, progress.kept) for progress in seen] == [(2, 2, 2)]
-
-    # The content counts, not the place or the time; nor does the context.
-    moved = tmp_path / "moved.txt"
-    text.rename(moved)
-    assert run(tmp_path, trials[0], number(2, inputs={"text": moved}, context=3)).kept == 2
-    moved.write_text("two")
-    assert run(tmp_path, trials[0], number(2, inputs={"text": moved})).kept == 1
-    assert files(tmp_path)["n2"]["result"]["texts"] == {"text": "two"}
-
-    changed = number(1, options={"number": 1, "seed": 5})
-    assert run(tmp_path, changed).kept == 0
-    assert files(tmp_path)["n1"]["options"]["seed"] == 5
-    other = number(1, options=changed.options, run=fail_at_first)
-    assert run(tmp_path, other).failures == {"n1": "ZeroDivisionError: once"}
-
-
 def test_other_options_do_not_cost_what_was_found_before(tmp_path: Path) -> None:
     run(tmp_path, number(1))
     quick = number(1, options={"number": 3, "seed": 1})

@@ -83,13 +83,6 @@ def test_less_loss_is_better() -> None:
     assert found.conclusion.startswith("thompson is better than random (loss, ")
 
 
-def test_a_metric_of_ones_own_has_no_interval() -> None:
-    found = results(*good(), *bad(), metric="mine:metric")
-    assert found.standings[1].difference is None
-    assert found.judged == "loss"
-    assert found.conclusion.startswith("thompson is better than random (loss, ")
-
-
 def test_queries_to_the_target() -> None:
     first, other = results(*good(), *bad()).standings
     # What the first has at its end, seed by seed.

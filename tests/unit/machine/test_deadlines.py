@@ -135,15 +135,6 @@ class TestDeadlines:
             game.send(game.take())
         assert game.state.round == 6
 
-    def test_all_seats_may_be_lost_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(RoundMachine, "MAX_LOST", 2)
-        game = Game(spec_of(participation={"clients_per_round": 3}))
-        for client in game.seat():
-            game.claim(client)
-        assert len(game.advance(100).closed) == 3
-        game.seat()
-        assert game.state.status == "failed"
-
 
 class TestSetAside:
     """A client that loses work while others answer costs the run less and less."""

@@ -48,17 +48,6 @@ class TestPauses:
         call = game.call(work, ONE_QUERY)
         assert refusal(game.apply(reserve_call, **call)).code == "run_conflict"
 
-    def test_resumed_the_same_client_gets_the_same_work(self) -> None:
-        game, work = self.paused()
-        game.advance(100_000)
-        game.apply(resume)
-        assert (game.state.status, game.state.paused, game.state.reason) == ("running", False, None)
-        again = game.claim(game.state.seats[0].client)
-        assert again == work
-        game.send(again)
-        assert game.state.round == 1
-        assert game.spent.queries == SAMPLES
-
     def test_an_update_that_was_on_its_way_counts(self) -> None:
         game, work = self.paused()
         game.send(work)
@@ -95,16 +84,6 @@ class TestModels:
         assert (game.state.models, game.state.paused) == (("m:1", *systems), False)
         game.apply(record_model, model="m:2 (system_fingerprint fp_0)")
         assert game.state.paused
-
-    def test_a_paused_run_tells_of_it_too(self) -> None:
-        game = Game(spec_of(), gateway=True)
-        game.apply(record_model, model="m-1")
-        game.apply(pause, reason="the key was revoked")
-        game.apply(record_model, model="m-2")
-        assert game.state.reason == (
-            "paused: the key was revoked; the provider answers with 'm-2' now, it was 'm-1'; "
-            "resume the run to accept it"
-        )
 
     def test_a_resume_accepts_the_server_s_model(self) -> None:
         game = Game(spec_of(), gateway=True)

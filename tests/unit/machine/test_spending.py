@@ -250,13 +250,6 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
 
 
 class TestGatewaySpending:
-    def test_an_update_costs_what_was_used(self) -> None:
-        game = Game(spec_of(), gateway=True)
-        work = game.take()
-        game.gateway(work, SAMPLES)
-        game.send(work)
-        assert game.spent == Usage(queries=SAMPLES, requests=SAMPLES)
-
     def test_an_update_that_the_gateway_never_scored_costs_its_lease(self) -> None:
         """A model on the device answered: its spending was not observed."""
         game = Game(spec_of(participation={"own_models": "charged"}), gateway=True)
@@ -365,24 +358,6 @@ class TestRestarts:
         assert seat.used == Usage(queries=1)
         game.answered(asked, worst)
         assert game.state.seats[0].used == GATEWAY_QUERY
-
-    def test_evaluation_of_a_running_replica_continues(self) -> None:
-        game = Game(spec_of(), gateway=True)
-        worst = Usage(queries=3, requests=5)
-        for replica in ("a", "b"):
-            game.apply(reserve_evaluation, lease_id=f"{replica}/evaluation", worst=worst)
-        game.apply(charge_lost_replicas, alive=frozenset({"b"}), down=False)
-        assert game.state.evaluation.spent == worst
-        assert set(game.state.evaluation.leases) == {"b/evaluation"}
-        assert set(game.state.account.leases) == {"b/evaluation"}
-
-    def test_evaluation_under_way_is_spent(self) -> None:
-        game = Game(spec_of(), gateway=True)
-        worst = Usage(queries=3, requests=5)
-        game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
-        game.apply(charge_lost_replicas, **ALL_GONE)
-        assert (game.state.evaluation.spent, game.spent) == (worst, Usage(requests=5))
-        assert game.leased == NOTHING
 
 
 class TestEvaluation:

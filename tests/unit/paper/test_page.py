@@ -125,6 +125,27 @@ def lengths() -> Iterator[str]:
         yield f"| {length} | {' | '.join(cells)} |"
 
 
+def toy() -> Iterator[str]:
+    """Queries to a test accuracy, seed by seed."""
+    for count in (1, 5, 10, 20, 40):
+        runs, cells = results("figure-toy", f"iid_k{count}"), []
+        for target in (0.7, 0.8, 0.9):
+            firsts = (
+                next(
+                    (
+                        q
+                        for q, a in zip(run["queries"], run["accuracy"], strict=True)
+                        if a >= target
+                    ),
+                    None,
+                )
+                for run in runs
+            )
+            cells.append(", ".join("never" if first is None else f"{first:,}" for first in firsts))
+        ends = ", ".join(f"{100 * run['accuracy'][-1]:.1f}" for run in runs)
+        yield f"| {count} | {' | '.join(cells)} | {ends} |"
+
+
 def middle(values: Sequence[float]) -> tuple[float, float, float]:
     """The lower median, and the order statistics that hold the true one in 95 % of cases."""
     ordered, count = sorted(values), len(values)
@@ -188,7 +209,7 @@ def slots() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "rows", [methods, constants, one_or_ten, traffic, clients, lengths, queries, slots]
+    "rows", [methods, constants, one_or_ten, traffic, clients, lengths, toy, queries, slots]
 )
 def test_tables_are_those_of_the_stored_trials(rows: Callable[[], Iterator[str]]) -> None:
     page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").splitlines()

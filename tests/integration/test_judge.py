@@ -1,0 +1,117 @@
+"""A model that grades generated texts: in a whole run, its cost, its caps and its failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from fedone_sdk.backends.judge import Judge
+from fedone_sdk.errors import SpecError
+from fedone_sdk.local import Federation, load_score, simulate
+from fedone_sdk.scores import graded
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.task import Example, Rendered, Score
+from fedone_sdk.testing import ScriptedBackend
+from tests.runs import WORDS, run_spec
+
+ASKED: list[str] = []
+
+
+def grade(inputs: Rendered, most: int) -> str:
+    """Grade 5 for a text with " good", 2 for one without, and no grade for row 3."""
+    asked = "".join(part.text for part in inputs)
+    ASKED.append(asked)
+    answer = asked.partition("<answer>\n")[2].partition("\n</answer>")[0]
+    if "row 3" in asked:
+        return "I cannot say."
+    return "So:\n" + json.dumps({"reason": "because", "score": 5 if "good" in answer else 2})
+
+
+def grader() -> ScriptedBackend:
+    return ScriptedBackend(write=grade, fingerprint="grader")
+
+
+JUDGE = {"backend": {"kind": "own", "object": f"{__name__}:grader"}, "rubric": "Is it good?"}
+ROWS: tuple[Example, ...] = tuple(
+    {"text": f"row {number}", "label": f"wanted {number}", "secret": "s"} for number in range(10)
+)
+
+
+def spec_of(**more: Any) -> RunSpec:
+    task = {"template": "{prompt} {text}", "loss": "score", "score": {"judge": JUDGE}}
+    method = {"name": "thompson", "num_samples": 2, "batch_size": 3}
+    part = {"exchange": "losses", "min_clients": 2}
+    return run_spec(task=task, method=method, participation=part, rounds=3, **more)
+
+
+def federation_of(spec: RunSpec) -> Federation:
+    return Federation(
+        spec=spec,
+        shards=(ROWS[4:7], ROWS[7:]),
+        dev=ROWS[:3],
+        vocabulary=WORDS,
+        reused_rows=False,
+        score=load_score(spec.task),
+    )
+
+
+def echo(inputs: Rendered, most: int) -> str:
+    return "".join(part.text for part in inputs)
+
+
+async def test_a_judge_grades_and_its_cost_is_the_runs_and_shown_apart() -> None:
+    ASKED.clear()
+    async with asyncio.timeout(30):
+        result = await simulate(federation_of(spec_of()), backend=ScriptedBackend(write=echo))
+    assert result.status == "completed"
+    assert {report.mean_loss for report in result.history} <= {0.0, 0.375, 0.75}
+    assert result.metric.no_prompt == 0.75  # Grade 2 of 1 to 5.
+    assert result.judge is not None
+    assert result.judge.requests == len(ASKED) > 0
+    assert result.evaluation.requests > result.judge.requests  # Measurements too.
+    assert result.spent.requests > result.evaluation.requests
+    assert all("Is it good?" in asked and "wanted" in asked for asked in ASKED)
+    assert not any("secret" in asked for asked in ASKED)
+    assert len(set(ASKED)) == len(ASKED)  # Equal questions are asked once.
+
+
+async def test_a_cap_stops_the_judge() -> None:
+    ASKED.clear()
+    spec = spec_of(budget={"requests": 12})
+    async with asyncio.timeout(30):
+        result = await simulate(federation_of(spec), backend=ScriptedBackend(write=echo))
+    assert result.spent.requests <= 12
+    assert len(ASKED) < 12
+
+
+async def test_an_answer_without_a_grade_fails_its_row_alone() -> None:
+    task = spec_of().task
+    judge = load_score(task)
+    assert isinstance(judge, Judge)
+    async with judge.backend:
+        found = await graded(task, ["a good one", *["a bad one"] * 9], ROWS, judge)
+        spent = (await judge.bill.account()).spent
+    assert found[3] is None
+    assert isinstance(found[0], Score)
+    assert found[0].value == 1.0
+    assert found[0].feedback.endswith("score 1.00 of 1: because")
+    assert [row.value for row in found[1:] if isinstance(row, Score)] == [0.25] * 8
+    assert spent.requests == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rubric": "x"}, "task.score.judge.backend: "),
+        ({**JUDGE, "rubrik": "x"}, "task.score.judge.rubrik: "),
+        ({**JUDGE, "backend": {"kind": "onnx"}}, "task.score.judge.backend: .* writes no text"),
+        ({**JUDGE, "backend": {"kind": "openai"}}, "task.score.judge.backend.*model: is required"),
+    ],
+)
+def test_a_wrong_judge_is_told(options: dict[str, Any], message: str) -> None:
+    task = spec_of().task.model_copy(update={"score": {"judge": options}})
+    with pytest.raises(SpecError, match=message):
+        load_score(task)
