@@ -185,9 +185,12 @@ class BackendError(FedOneError):
         self.summary = message
         self.url, self.key_env, self.said = url, key_env, said
         self.usage = usage
-        where = "" if url is None else f"{url}: "
-        key = "" if key_env is None else f" (the key is in {key_env})"
-        super().__init__(f"{where}{message}{key}{said and f' ({said})'}")
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        where = "" if self.url is None else f"{self.url}: "
+        key = "" if self.key_env is None else f" (the key is in {self.key_env})"
+        return f"{where}{self.summary}{key}{self.said and f' ({self.said})'}"
 
     @property
     def private(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
@@ -15,7 +16,8 @@ from fedone_sdk.cli._output import Output, exit_code, note, print_result, printa
 from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._tuning import run_here
-from fedone_sdk.errors import SpecError
+from fedone_sdk.cli.report import check_report, exported_from, write_report
+from fedone_sdk.errors import ArgumentError, MissingExtraError, SpecError
 
 if TYPE_CHECKING:
     from fedone_sdk.local import Federation
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN_CHANGES = 3
+_REPORT = Path("quickstart.html")
 
 
 _FILES = {"smollm2-135m-instruct": "quickstart.yaml", "mini": "quickstart-mini.yaml"}
@@ -38,7 +41,8 @@ def quickstart(
 ) -> None:
     """Tune a prompt for a small language model on feedback sentences that come with the SDK.
 
-    A real aggregator and edge clients work in this process, under a hard cap on queries.
+    A real aggregator and edge clients work in this process, under a hard cap on queries. A report
+    is written to quickstart.html.
 
     Example: fedone quickstart --json result.json
 
@@ -46,16 +50,24 @@ def quickstart(
         model: An instruct model of 135 million parameters (98 MB, fetched once), or the embedded
             masked model (10 seconds, no network).
     """
+    from fedone_sdk.reports import read_export
+
     output = Output(json_file)
     quiet_logs()
     run = RunFile.load(assets.path(_FILES[_available(model)]), seed=seed, cap=cap)
     federation = run.federation()
-    result, changes = asyncio.run(_tuned(run, federation))
+    result, changes, exported = asyncio.run(_tuned(run, federation))
     output.write_json(result)
     print_result(output, result, num_clients=len(federation.shards))
     if changes is not None:
         output.console.print()
         _print_changes(output, run, result, changes)
+    try:
+        check_report("report", _REPORT)
+        write_report("report", _REPORT, read_export(exported))
+        output.console.print(f"A report, for a browser: {_REPORT.resolve()}")
+    except (ArgumentError, MissingExtraError) as exc:  # The run has ended well without it.
+        note(f"no report: {exc}")
     raise typer.Exit(exit_code(result))
 
 
@@ -74,14 +86,17 @@ def _available(model: str) -> str:
     return model
 
 
-async def _tuned(run: RunFile, federation: Federation) -> tuple[RunResult, list[Change] | None]:
-    """Return the run, and the answers that its prompt changes; None if it was stopped."""
+async def _tuned(
+    run: RunFile, federation: Federation
+) -> tuple[RunResult, list[Change] | None, bytes]:
+    """Return the run, the answers that its prompt changes (None if it was stopped), its export."""
     from fedone_sdk.stores import MemoryStore
 
     async with run.backend() as backend:
         store = MemoryStore()
         result = await run_here(federation, source=run.path, backend=backend, store=store)
-    return result, None if exit_code(result) else await _changes(store, federation, result)
+    changes = None if exit_code(result) else await _changes(store, federation, result)
+    return result, changes, await exported_from(store, result.run_id)
 
 
 async def _changes(store: Store, federation: Federation, result: RunResult) -> list[Change]:

@@ -65,12 +65,17 @@ class KnownRuns:
         """Return a run's task, with at least this version of its candidates.
 
         Raises:
-            Unfit: The run scores with another model than the device's.
+            Unfit: The run scores with another model than the device's, or cannot be understood.
         """
         known = self._tasks.get(run_id)
         if known is not None and known.vocabulary_version >= version:
             return known
-        known = await self._session.call(self._session.transport.task, run_id)
+        try:
+            known = await self._session.call(self._session.transport.task, run_id)
+        except MessageError as exc:
+            # For instance of a newer version, with a method that this one does not have. Keeping
+            # the seat until its deadline would delay the run.
+            raise Unfit(f"the run cannot be understood: {exc}") from exc
         if self._backend is not None:
             if not known.task.slots:  # A slot may hold the beginning of the answer: `vocabulary`.
                 await self._backend.check(known.task.label_words, form_of(known.task))
@@ -261,12 +266,7 @@ class Worker:
     async def _checked_run(self, assignment: Assigned, held: Sequence[Example]) -> RunTask:
         """Return an assignment's run after the checks that do not depend on rows."""
         journal = self._current.journal(assignment.assignment_id)
-        try:
-            run = await self._runs.task(assignment.run_id, assignment.vocabulary_version)
-        except MessageError as exc:
-            # For instance of a newer version, with a method that this one does not have. Keeping
-            # the seat until its deadline would delay the run.
-            raise Unfit(f"the run cannot be understood: {exc}") from exc
+        run = await self._runs.task(assignment.run_id, assignment.vocabulary_version)
         if self._logs_fit and assignment.run_id not in self._logged:
             self._logged.add(assignment.run_id)
             fit = self._capabilities.fit(assignment.run_id, run, held)

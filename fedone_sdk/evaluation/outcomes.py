@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import Prediction
+from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import ResultError
+from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import LogEntry
 from fedone_sdk.task import Score, example_loss, predicted, target_of
 
@@ -54,6 +57,13 @@ class Outcomes(BaseModel):
             raise ValueError("there are not as many log-probabilities as targets")
         return self
 
+    def on(self, rows: Sequence[int]) -> Self:
+        """Return the outcomes of some examples."""
+        names = ("predicted", "targets", "losses", "log_probs")
+        values = {name: getattr(self, name) for name in names}
+        picked = {name: tuple(one[row] for row in rows) for name, one in values.items() if one}
+        return self.model_copy(update=picked)
+
     @classmethod
     def of(cls, which: Which, found: Prediction) -> Self:
         """Return the outcomes of a prediction."""
@@ -74,6 +84,12 @@ class Outcomes(BaseModel):
                 None if row is None else example_loss(task, row, example) for row, example in pairs
             )
         return cls.model_validate({"which": which, "losses": losses, **labels})
+
+
+def curve_rows(spec: RunSpec, count: int) -> list[int]:
+    """Return the indices of the dev rows, of `count`, that points of the curve are measured on."""
+    seed = stream_seed(spec.seed, "evaluation", 0)
+    return sorted(draw_minibatch(count, spec.evaluation.examples, seed)) if count else []
 
 
 def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:

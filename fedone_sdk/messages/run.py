@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Literal, Self
 
 from pydantic import Field
@@ -10,7 +11,7 @@ from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.messages.base import Message, is_none
 from fedone_sdk.messages.bill import Billed
 from fedone_sdk.messages.prompt import PromptReport
-from fedone_sdk.messages.verdict import Standing, Verdict
+from fedone_sdk.messages.verdict import Compared, Standing, Verdict
 
 RunStatus = Literal["running", "completed", "budget_exhausted", "stopped", "failed"]
 
@@ -83,14 +84,33 @@ class MetricReport(Message):
     """The metric on the dev split; null if not measured.
 
     Attributes:
+        no_prompt_biased: Metric of "no prompt" with its own label bias; absent if it has none.
         before: Metric of the untrained prompt.
         after: Metric of the deployable prompt.
     """
 
     name: str
     no_prompt: float | None = None
+    no_prompt_biased: float | None = Field(default=None, exclude_if=is_none)
     before: float | None = None
     after: float | None = None
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """The measurements without intervals."""
+        values: dict[Compared, float | None] = {"no_prompt": self.no_prompt}
+        if self.no_prompt_biased is not None:
+            values["no_prompt_biased"] = self.no_prompt_biased
+        values |= {"untrained": self.before, "tuned": self.after}
+        return tuple(Standing(name=name, value=value) for name, value in values.items())
+
+    @property
+    def baseline(self) -> float | None:
+        """The fair baseline: the better of "no prompt" with and without its label bias."""
+        found = [one for one in (self.no_prompt_biased, self.no_prompt) if one is not None]
+        if ":" in self.name:  # Which direction is better is not known.
+            return found[0] if found else None
+        return min(found, default=None) if self.name == "loss" else max(found, default=None)
 
 
 class RoundReport(Message):
@@ -202,6 +222,22 @@ class RunDevices(Message):
     unfit: tuple[UnfitDevices, ...] = ()
 
 
+class Written(Message):
+    """A candidate that a device wrote.
+
+    Attributes:
+        client: Enrolment index of its author.
+        parent: The text that it improves.
+        gain: How much lower its mean loss is than its parent's, over all prompts with them that
+            the run has scored; None if one has no loss yet.
+    """
+
+    text: str
+    client: int
+    parent: str
+    gain: float | None = None
+
+
 class RunResult(Billed):
     """The current or final result of a run.
 
@@ -214,6 +250,7 @@ class RunResult(Billed):
         censoring: Label log-probabilities that the provider's API did not return.
         evaluation: Usage of evaluation; its `queries` are not part of `spent`.
         proposer: What ``prompt.proposer`` did; absent before its first call.
+        lineage: The candidates that devices wrote, in order.
         judge: The part of `evaluation` for the judge of ``task.score``; absent without one.
         communication: Traffic of federated messages.
         verdict: Whether tuning improved the metric; absent while the run is running.
@@ -235,6 +272,7 @@ class RunResult(Billed):
     censoring: CensoringReport = CensoringReport()
     evaluation: Usage
     proposer: Helper | None = Field(default=None, exclude_if=is_none)
+    lineage: tuple[Written, ...] = Field(default=(), exclude_if=operator.not_)
     judge: Usage | None = Field(default=None, exclude_if=is_none)
     communication: Traffic
     gateway: Traffic
@@ -256,12 +294,7 @@ class RunResult(Billed):
         """Return the measurements on the dev split: of the verdict, or else of `metric`."""
         if self.verdict is not None and self.verdict.standings:
             return self.verdict.standings
-        metric = self.metric
-        return (
-            Standing(name="no_prompt", value=metric.no_prompt),
-            Standing(name="untrained", value=metric.before),
-            Standing(name="tuned", value=metric.after),
-        )
+        return self.metric.standings
 
 
 RunEvent = RoundReport | RunResult

@@ -98,8 +98,10 @@ class TokenProbabilities(Message):
     Attributes:
         vocab_size: N, the number of candidates per position.
         positions: In the order of the prompt.
+        labels: The task's labels, in the order of the prompt's label bias.
     """
 
     round: int
     vocab_size: int
     positions: tuple[PositionProbabilities, ...]
+    labels: tuple[str, ...] = ()

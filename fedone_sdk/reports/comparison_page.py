@@ -19,7 +19,7 @@ def comparison_html(results: Results, command: str | None = None) -> str:
     """Return one page without external resources or scripts."""
     return html_page(
         "comparison.html.j2",
-        comparison_svg(results) if any(one.trials for one in results.standings) else None,
+        [comparison_svg(results)] if any(one.trials for one in results.standings) else (),
         results=results,
         header=header_of(results),
         rows=[row_of(results, standing) for standing in results.standings],

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from fedone_sdk.evaluation.outcomes import Which, curve_rows
+from fedone_sdk.evaluation.verdict import measured, no_prompt_biased
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -116,7 +119,7 @@ def svg_of(
                 handles,
                 labels,
                 loc="outside lower center",
-                ncols=min(4, len(labels)),
+                ncols=min(2 if len(panels) == 1 else 4, len(labels)),
                 frameon=False,
                 fontsize="small",
             )
@@ -158,21 +161,25 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.set_xticks([], minor=True)
 
 
-def curves_svg(run: ReportedRun) -> str:
-    """Return the SVG of metric and loss over training queries.
-
-    The two plots are stacked, fit the width of a phone, and support light and dark mode.
-    """
+def curves_svg(run: ReportedRun) -> tuple[str, str]:
+    """Return the SVGs of metric and loss over training queries, in light and dark mode."""
     losses = [entry.mean_loss for entry in run.result.history]
     smooth = list(accumulate(losses, lambda mean, loss: mean + _SMOOTHING * (loss - mean)))
     rounds = Panel(
         title="mean loss of a round's prompts",
         lines=[
-            Line(x=run.queries, y=losses, color=_GREY, faint=True),
-            Line(x=run.queries, y=smooth, color=_BLUE),
+            Line(x=run.queries, y=losses, color=_GREY, faint=True, label="of each round"),
+            Line(x=run.queries, y=smooth, color=_BLUE, label="smoothed"),
         ],
     )
-    text = svg_of([_metric_panel(run), rounds], columns=1, size=(4.6, 2.9), style=_STYLE)
+    metric, loss = (
+        _both_modes(svg_of([panel], size=(4.6, 3.2), shared_legend=True, style=_STYLE))
+        for panel in (_metric_panel(run), rounds)
+    )
+    return metric, loss
+
+
+def _both_modes(text: str) -> str:
     # These rules override the colours that matplotlib writes on each element.
     rules = (
         f'[style*="{kind}: {light}"]{{{kind}:{dark} !important}}'
@@ -184,28 +191,52 @@ def curves_svg(run: ReportedRun) -> str:
 
 
 def _metric_panel(run: ReportedRun) -> Panel:
+    """Return the metric of all prompts on the rows that the curve is measured on."""
     metric, queries = run.result.metric, run.queries
     points = {
         spent: entry.metric
         for spent, entry in zip(queries, run.result.history, strict=True)
         if entry.metric is not None
     }
+    after = run.outcomes.get("after")
+    count = 0 if after is None else len(after.targets or after.losses)
+    rows = curve_rows(run.spec, count)
     lines = []
     if points:
-        x, y = list(points), list(points.values())
-        lines.append(Line(x=x, y=y, style=".-", color=_BLUE, label=_along(run)))
-    if metric.before is not None:
-        y = [metric.before]
-        lines.append(Line(x=[0], y=y, style="o", color=_GREY, label="untrained prompt"))
-    if metric.after is not None:
-        x, y = [queries[-1] if queries else 0], [metric.after]
-        lines.append(Line(x=x, y=y, style="o", color=_GREEN, label="tuned prompt"))
-    title = f"{metric.name} on dev"
-    return Panel(lines=lines, title=title, level=metric.no_prompt, level_label="no prompt")
+        lines.append(
+            Line(x=[*points], y=[*points.values()], style=".-", color=_BLUE, label="along the way")
+        )
+    end = queries[-1] if queries else 0
+    named: tuple[tuple[Which, float, str, str], ...] = (
+        ("before", 0, _GREY, "untrained"),
+        ("after", end, _GREEN, "tuned, with its 95 %"),
+    )
+    for which, x, color, label in named:
+        value, ends = _on_rows(run, which, rows, getattr(metric, which))
+        if value is None:
+            continue
+        error = ([value - ends[0]], [ends[1] - value]) if ends and which == "after" else None
+        lines.append(Line(x=[x], y=[value], error=error, style="o", color=color, label=label))
+    biased = metric.baseline is not None and metric.baseline == metric.no_prompt_biased
+    level, _ = _on_rows(run, "no_prompt", rows, metric.baseline, biased=biased)
+    part = f" ({len(rows)} of {count:,} rows)" if len(rows) < count else ""
+    name = "no prompt with bias" if biased else "no prompt"
+    return Panel(lines=lines, title=f"{metric.name} on dev{part}", level=level, level_label=name)
 
 
-def _along(run: ReportedRun) -> str:
-    """Return the legend of the curve, which may cover a part of the dev split only."""
-    part, after = run.spec.evaluation.examples, run.outcomes.get("after")
-    whole = after is None or part >= len(after.targets or after.losses)
-    return "along the way" if whole else f"along the way, on {part} examples"
+def _on_rows(
+    run: ReportedRun,
+    which: Which,
+    rows: Sequence[int],
+    whole: float | None,
+    *,
+    biased: bool = False,
+) -> tuple[float | None, tuple[float, float] | None]:
+    """Return the metric of a prompt on some rows and its interval; else `whole`, its metric."""
+    found, task, verdict = run.outcomes.get(which), run.spec.task, run.result.verdict
+    if found is not None and biased:
+        plain = no_prompt_biased(task, found, None if verdict is None else verdict.bias)
+        found = plain and plain.outcomes
+    if found is None or not rows or whole is None or ":" in task.metric:
+        return whole, None
+    return measured(task, found.on(rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import shlex
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,11 +19,13 @@ from fedone_sdk.reports.retuned import Retuned
 from fedone_sdk.reports.source import ReportedRun
 
 
-def html_page(template: str, figure: str | None = None, **values: object) -> str:
+def html_page(template: str, figures: Sequence[str] = (), **values: object) -> str:
     """One self-contained page, without network and scripts; all values are escaped."""
-    if figure is not None:
-        figure = f"data:image/svg+xml;base64,{base64.b64encode(figure.encode()).decode()}"
-    return _environment().get_template(template).render(figure=figure, **values)
+    images = [
+        f"data:image/svg+xml;base64,{base64.b64encode(figure.encode()).decode()}"
+        for figure in figures
+    ]
+    return _environment().get_template(template).render(figures=images, **values)
 
 
 def html_report(
@@ -34,7 +37,7 @@ def html_report(
     """Return the report as one HTML page."""
     return html_page(
         "report.html.j2",
-        curves_svg(run) if run.result.history else None,
+        curves_svg(run) if run.result.history else (),
         run=run,
         report=contents_of(run),
         moved=moved,

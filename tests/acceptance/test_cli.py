@@ -76,7 +76,10 @@ def test_without_its_extra_the_error_names_what_to_install(
     )
 
 
-def test_quickstart_keeps_its_cap(fedone: Fedone, tmp_path: Path) -> None:
+def test_quickstart_keeps_its_cap(
+    fedone: Fedone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     mini = ("quickstart", "--model", "mini")
     code, out, err = fedone(*mini, "--cap", 60, "--json", tmp_path / "result.json")
     assert code == 0
@@ -84,6 +87,8 @@ def test_quickstart_keeps_its_cap(fedone: Fedone, tmp_path: Path) -> None:
     assert re.search(r"verdict +(no prompt with its label bias is deployed|[+-][\d.]+ points)", out)
     assert "Next, a run of your own: fedone init TABLE.csv" in out
     assert "60 of 60" in out
+    assert f"A report, for a browser: {tmp_path / 'quickstart.html'}" in out
+    assert "<h1>" in (tmp_path / "quickstart.html").read_text("utf-8")
     assert "round 1/" in err
     document = json.loads((tmp_path / "result.json").read_text())
     served_only = {"devices"}
@@ -130,9 +135,12 @@ def test_quickstart_reports_a_model_that_cannot_be_fetched(
     monkeypatch.setenv("FEDONE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    (tmp_path / "quickstart.html").mkdir()  # A report that cannot be written fails no run.
+    monkeypatch.chdir(tmp_path)
     code, out, err = fedone("quickstart", "--cap", 10)
     assert code == 0
     assert "using the embedded mini model" in err
+    assert "quickstart.html is a folder" in err
     assert "10 of 10" in out
 
 

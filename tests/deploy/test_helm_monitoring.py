@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedone_sdk.aggregator.telemetry.metrics import Metrics
+from fedone_sdk.aggregator.telemetry.metrics import _RUN_FIGURES, Metrics
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from tests.deploy.helm_chart import CASES, CHART, render
 from tests.integration.test_observing import ADMIN, serving
@@ -21,6 +22,7 @@ from tests.processes import tool
 
 SCRAPED = {"job", "namespace"}
 """Labels that Prometheus adds."""
+ROOT = CHART.parents[2]
 RULES = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
 SUFFIXES = {
@@ -74,10 +76,15 @@ async def figures() -> dict[str, set[str]]:
         await service.work()
         status, text = await service.call("GET", "/metrics", token=ADMIN)
     assert status == 200
-    found: dict[str, set[str]] = {}
+    # Figures of the verdict come with the end of a run.
+    found = {
+        f"fedone_{name}": {"run", *labels}
+        for name, _, _, labels in _RUN_FIGURES
+        if name in ("run_metric", "run_gain")
+    }
     for family in text_string_to_metric_families(text):
         for suffix in SUFFIXES.get(family.type, ()):
-            found[family.name + suffix] = set()
+            found.setdefault(family.name + suffix, set())
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found
@@ -112,7 +119,11 @@ def test_alerts_have_descriptions() -> None:
     assert len(set(names)) == len(names)
     for rule in alerts():
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
-        assert rule["annotations"].keys() == {"summary", "description"}
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+        page, _, heading = rule["annotations"]["runbook_url"].partition("#")
+        headings = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(), re.MULTILINE)
+        anchors = {re.sub(r"[^a-z -]", "", one.lower()).replace(" ", "-") for one in headings}
+        assert not heading or heading in anchors
 
 
 def test_the_dashboard_is_whole() -> None:
@@ -133,6 +144,10 @@ def test_a_release_brings_them() -> None:
     manifests = render(CASES["replicas on a database of one's own"])
     (rule,) = manifests.of_kind("PrometheusRule")
     assert rule["spec"] == RULES, "Prometheus' own templates are left alone"
+    docs = {"monitoring": {"prometheusRule": {"enabled": True, "docs": "https://docs.example/"}}}
+    (rule,) = render(docs).of_kind("PrometheusRule")
+    urls = [one["annotations"]["runbook_url"] for one in rule["spec"]["groups"][0]["rules"]]
+    assert {url.partition("/operations/")[0] for url in urls[:8]} == {"https://docs.example"}
     dashboard = manifests.get("ConfigMap", "fedone-dashboard")
     assert json.loads(dashboard["data"]["fedone.json"]) == DASHBOARD
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
@@ -212,6 +227,18 @@ def test_an_alert_tells_that_a_budget_is_nearly_spent(tmp_path: Path) -> None:
         },
         {"5m": set(), "8m": {"FedOneBudgetNearlySpent"}},
     )
+
+
+def test_an_alert_tells_that_a_run_was_not_worth_its_price(tmp_path: Path) -> None:
+    gains = {"worse": (-0.3, -0.1), "cheap": (-0.1, 0.2), "luck": (-0.1, 0.2), "better": (0.1, 0.2)}
+    series = {
+        f'fedone_run_gain{{run="{run}",bound="{bound}"}}': f"_x4 {value}x5"
+        for run, ends in gains.items()
+        for bound, value in zip(("low", "high"), ends, strict=True)
+    }
+    prices = {"cheap": 1, "luck": 11, "better": 11}
+    series |= {f'fedone_run_spent_usd{{run="{run}"}}': f"{p}x9" for run, p in prices.items()}
+    check_firing(tmp_path, series, {"3m": set(), "6m": {"FedOneRunWorse", "FedOneRunNotWorthIt"}})
 
 
 @pytest.mark.parametrize("values", ["0x20 1x10", "_x21 1x10"], ids=["command", "start"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
+from fedone_sdk.aggregator.telemetry.metrics import Metrics
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.cli.report import exported_from
@@ -55,13 +56,26 @@ async def test_the_result_has_a_verdict() -> None:
         assert run.result().verdict is None
     async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
+        (metrics := Metrics()).watch(service)
+        biased = run.state.metric.no_prompt_biased
+        assert biased is not None  # The fair baseline is there during the run.
+        assert f'which="no_prompt_biased"}} {biased}' in metrics.exposition()[0].decode()
         await train(service, run, TRAIN)
+        figures = metrics.exposition()[0].decode()
     result = run.result()
     assert sum(map(is_dev, backend.asked)) == 13
     verdict = result.verdict
     assert verdict is not None
     assert (verdict.source, verdict.examples, verdict.bias_from) == ("dev", 10, "dev")
     values = {one.name: one.value for one in verdict.standings}
+    assert verdict.against is not None
+    gain = verdict.standing(verdict.against).gain  # type: ignore[union-attr]
+    assert gain is not None
+    for bound in ("value", "low", "high"):
+        number = getattr(gain, bound)
+        assert f'fedone_run_gain{{bound="{bound}",run="run"}} {number}' in figures
+    assert f'fedone_run_metric{{run="run",which="tuned"}} {values["tuned"]}' in figures
+    assert 'fedone_run_spent_usd{run="run"} 0.0' in figures
     assert list(values) == ["chance", "no_prompt", "no_prompt_biased", "untrained", "tuned"]
     metric = result.metric
     assert (values["no_prompt"], values["untrained"]) == (metric.no_prompt, metric.before)

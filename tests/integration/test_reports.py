@@ -51,9 +51,9 @@ class Page(HTMLParser):
 
 
 def chart_of(page: Page) -> tuple[str, ElementTree.Element]:
-    """Its only image: the text and what it parses to."""
-    (image,) = [attributes for name, attributes in page.elements if name == "img"]
-    assert image["alt"]
+    """Its first image: the text and what it parses to."""
+    image, *_ = images = [attributes for name, attributes in page.elements if name == "img"]
+    assert all(one["alt"] for one in images)
     text = base64.b64decode((image["src"] or "").partition(",")[2]).decode()
     return text, ElementTree.fromstring(text)
 
@@ -157,18 +157,11 @@ async def test_hostile_text_stays_text_in_html() -> None:
     page, plain = Page(text), Page(html_report(run))
     # Not one element more than a harmless run has; labels and tokens have as many there.
     assert {name for name, _ in page.elements} <= {name for name, _ in plain.elements}
-    assert len([1 for name, _ in page.elements if name == "img"]) == 1
+    assert len([1 for name, _ in page.elements if name == "img"]) == 2
     assert "<script" not in text
     assert "<img src=x" not in text
     assert HOSTILE in page.text
     assert "{{7*7}}" in page.text
-
-
-async def test_a_run_before_its_start_has_no_curves() -> None:
-    done = await small()
-    empty = done.result.model_copy(update={"history": (), "rounds": 0})
-    run = replace(done.run, result=empty)
-    assert "Curves" not in Page(html_report(run)).text
 
 
 async def test_many_clients_are_counted() -> None:
@@ -357,7 +350,7 @@ async def test_the_program_of_a_local_model_queries_that_model(
 async def test_the_charts_suit_a_phone_and_the_dark() -> None:
     text, svg = chart_of(Page(html_report((await small()).run)))
     width, height = (float(svg.attrib[key].removesuffix("pt")) for key in ("width", "height"))
-    assert width < 375 < height  # as wide as a phone, one chart below the other
+    assert height < width < 375  # as wide as a phone
     sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px|font: ([\d.]+)px", text)
              for size in size if size]  # fmt: skip
     assert min(sizes) >= 9

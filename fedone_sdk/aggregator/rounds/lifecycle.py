@@ -240,17 +240,21 @@ def record_metric(
     *,
     which: Literal["no_prompt", "before", "after"],
     value: float,
+    biased: float | None = None,
     at: tuple[int, int] | None = None,
     verdict: Verdict | None = None,
 ) -> Result[None]:
-    """Record the dev metric of a prompt.
+    """Record the dev metric of a prompt; of ``no_prompt`` also the one with its own label bias.
 
     For ``after``, `at` is the round and the number of rollbacks when the prompt was current.
     """
     here = (state.round, state.rollbacks)
     if which == "after" and (state.running or at not in (None, here)):
         return Result(state=state)  # The run has continued: this is not its final prompt.
-    metric = state.metric.model_copy(update={which: value})
+    found: dict[str, float] = {which: value}
+    if biased is not None:
+        found["no_prompt_biased"] = biased
+    metric = state.metric.model_copy(update=found)
     if which != "after":
         return Result(state=replace(state, metric=metric))
     return Result(state=replace(state, metric=metric, verdict=verdict))

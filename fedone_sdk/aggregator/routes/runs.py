@@ -330,7 +330,12 @@ async def probabilities(request: web.Request) -> web.Response:
     # Up to four million numbers.
     positions = await in_thread(likeliest, state.method.alpha, run.vocabulary, int(given))
     return answer(
-        TokenProbabilities(round=state.round, vocab_size=len(run.vocabulary), positions=positions)
+        TokenProbabilities(
+            round=state.round,
+            vocab_size=len(run.vocabulary),
+            positions=positions,
+            labels=tuple(run.spec.task.labels),
+        )
     )
 
 

@@ -22,10 +22,8 @@ from fedone_sdk.aggregator.serving.calls import (
 )
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries
 from fedone_sdk.candidates import no_prompt
-from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -34,7 +32,8 @@ from fedone_sdk.errors import (
     SpecError,
     StoreUnavailable,
 )
-from fedone_sdk.evaluation.outcomes import Outcomes
+from fedone_sdk.evaluation.outcomes import Outcomes, curve_rows
+from fedone_sdk.evaluation.verdict import measured, no_prompt_biased
 from fedone_sdk.messages import Verdict
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
@@ -47,11 +46,7 @@ _RETRY_S = 1.0
 
 def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
     """Return the dev examples that the points of the curve are measured on."""
-    if not examples:
-        return []
-    seed = stream_seed(spec.seed, "evaluation", 0)
-    subset = draw_minibatch(len(examples), spec.evaluation.examples, seed)
-    return [examples[index] for index in sorted(subset)]
+    return [examples[row] for row in curve_rows(spec, len(examples))]
 
 
 class _ShownPrompt(NamedTuple):
@@ -176,19 +171,27 @@ class Evaluation(Companion):
             metric, prediction = found
             outcomes = Outcomes.of(which, prediction)
             await persist(self._run, partial(self._run.record_outcomes, outcomes))
-            verdict = None
+            verdict = biased = None
+            if which == "no_prompt":
+                biased = await in_thread(self._biased, outcomes)
             if which == "after":
                 await self._measure_cheapest()
                 verdict = await self._verdict()
-            measured = partial(
+            recorded = partial(
                 self._run.apply,
                 record_metric,
                 which=which,
                 value=metric,
+                biased=biased,
                 at=at,
                 verdict=verdict,
             )
-            await persist(self._run, measured)
+            await persist(self._run, recorded)
+
+    def _biased(self, bare: Outcomes) -> float | None:
+        task = self._run.spec.task
+        plain = no_prompt_biased(task, bare, None)
+        return None if plain is None else measured(task, plain.outcomes, self._metric)[0]
 
     async def _measure_cheapest(self) -> None:
         """Measure a prompt that costs less at every call and may be as good, if there is one."""

@@ -226,7 +226,7 @@ class _ServiceFigures(Collector):
             name: family(f"fedone_{name}", text, labels=("run", *labels))
             for name, family, text, labels in _RUN_FIGURES
         }
-        recently = time.time() - _AN_HOUR_S
+        recently = self._service.clock.now() - _AN_HOUR_S
         for run in runs:
             ended_at = run.state.ended_at
             if run.state.running or run.state.paused or ended_at is None or ended_at > recently:
@@ -255,6 +255,15 @@ _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], st
     ),
     ("run_cache_hits", CounterMetricFamily, "Inputs answered from a cache", ()),
     ("run_mean_loss", GaugeMetricFamily, "Mean loss of the newest round", ()),
+    ("run_spent_usd", GaugeMetricFamily, "Cost of training and evaluation, if it is known", ()),
+    ("run_metric", GaugeMetricFamily, "Newest metric on the dev rows, by prompt", ("which",)),
+    (
+        "run_gain",
+        GaugeMetricFamily,
+        "Gain of the tuned prompt over the fair baseline, and the bounds of its 95 % interval; "
+        "positive is better",
+        ("bound",),
+    ),
     ("clients_quarantined", GaugeMetricFamily, "Devices in quarantine", ()),
     ("run_devices_connected", GaugeMetricFamily, "Connected devices that may work for a run", ()),
     ("run_devices_fit", GaugeMetricFamily, "Connected devices that have not declined it", ()),
@@ -277,6 +286,16 @@ def _figures_of(run: ServedRun, devices: RunDevices) -> Iterator[tuple[str, Labe
     yield "run_cache_hits", (), counters.cache_hits
     if run.history:
         yield "run_mean_loss", (), run.history[-1].mean_loss
+    if not counters.unpriced:
+        yield "run_spent_usd", (), float(account.spent.usd)
+    for one in run.standings:
+        if one.value is not None:
+            yield "run_metric", (one.name,), one.value
+    verdict = run.state.verdict
+    base = None if verdict is None or verdict.against is None else verdict.standing(verdict.against)
+    if base is not None and base.gain is not None:
+        for bound in ("value", "low", "high"):
+            yield "run_gain", (bound,), getattr(base.gain, bound)
     yield "clients_quarantined", (), len(run.state.quarantined)
     yield "run_devices_connected", (), devices.connected
     yield "run_devices_fit", (), devices.fit

@@ -4,6 +4,7 @@ import { lineChart } from "./chart.js";
 import { h, panel } from "./dom.js";
 import { smooth } from "./forecast.js";
 import { count, loss, metric } from "./format.js";
+import { baseline } from "./worth.js";
 
 const QUERIES = { label: "Queries", format: count };
 
@@ -48,7 +49,7 @@ export function metricPanel(signal) {
     series: [
       { label: "Tuned prompt", tone: 2, dots: true },
       { label: "Untrained prompt", tone: 3, dash: true, mark: true },
-      { label: "No prompt", tone: 4, dash: true, mark: true },
+      { label: "No prompt, at its best", tone: 4, dash: true, mark: true },
     ],
     signal,
   });
@@ -58,7 +59,8 @@ export function metricPanel(signal) {
   return {
     node: heading,
     update({ rounds, result }) {
-      const { name, before, no_prompt: bare, after } = result.metric;
+      const { name, before, after } = result.metric;
+      const { value: bare, label } = baseline(result.metric);
       title.textContent = name.replaceAll("_", " ").replace(/^./, (first) => first.toUpperCase());
       const x = [0, ...queries(rounds)];
       const values = [before, ...rounds.map((each) => each.metric)];
@@ -77,7 +79,7 @@ export function metricPanel(signal) {
         [x, values, x.map(() => before), x.map(() => bare)],
         `${name}: ${metric(known.at(-1))} of the tuned prompt` +
           (before === null ? "" : `, ${metric(before)} of the untrained one`) +
-          (bare === null ? "." : `, ${metric(bare)} without a prompt.`),
+          (bare === null ? "." : `, ${metric(bare)} of ${label}.`),
       );
     },
   };

@@ -32,12 +32,13 @@ export function promptPanel() {
     node: panel("Prompt", h("div", { class: "prompt-line" }, text, copy), bias, h("h3", {}, "Token probabilities"), about, heat.node),
     update({ result, tokens }) {
       const { prompt } = result;
+      const { labels } = tokens;
       const now = JSON.stringify([prompt, tokens]);
       if (now === known) return; // Keeps the selection.
       known = now;
       current = prompt.text;
       text.replaceChildren(...chips(prompt.tokens));
-      bias.textContent = prompt.bias ? `Label biases: ${prompt.bias.map((value) => value.toFixed(2)).join(", ")}` : "";
+      bias.textContent = prompt.bias ? `Label biases: ${prompt.bias.map((value, at) => `${labels[at] ?? at} ${value.toFixed(2)}`).join(", ")}` : "";
       bias.hidden = !prompt.bias;
       about.textContent =
         `What alpha gives the likeliest of ${tokens.vocab_size} candidates at each position; ` +

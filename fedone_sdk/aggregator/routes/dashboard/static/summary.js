@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { outlook, pace, secondsLeft, smooth } from "./forecast.js";
 import { bytes, count, duration, loss, metric } from "./format.js";
-import { signed } from "./worth.js";
+import { baseline, signed } from "./worth.js";
 
 export function summary() {
   const tiles = {
@@ -40,12 +40,13 @@ export function summary() {
   };
 }
 
-// Gain over the best baseline, if known.
-function gained({ metric: { before, no_prompt: bare }, verdict, status }, now) {
+// Gain over the fair baseline, if known.
+function gained({ metric: { before, ...measured }, verdict, status }, now) {
   const fair = verdict?.standings.find((each) => each.name === verdict.against)?.gain;
   if (fair) return `${signed(fair.value)} over ${verdict.against === "no_prompt" ? "no prompt" : "no prompt with bias"}`;
   if (now === null) return status === "running" ? "not measured yet" : "not measured";
-  if (bare !== null) return `${signed(now - bare)} over no prompt`;
+  const base = baseline(measured);
+  if (base.value !== null) return `${signed(measured.name === "loss" ? base.value - now : now - base.value)} over ${base.label}`;
   return before === null ? "" : `${signed(now - before)} over untrained`;
 }
 

@@ -45,6 +45,14 @@ function row({ name, value, interval, gain }) {
   );
 }
 
+// The fair baseline so far: the better of "no prompt" with and without its own label bias.
+export function baseline({ name, no_prompt: bare, no_prompt_biased: biased = null }) {
+  const better = name.includes(":") || (name === "loss" ? biased <= bare : biased >= bare);
+  return biased !== null && better
+    ? { value: biased, label: "no prompt with bias" }
+    : { value: bare, label: "no prompt" };
+}
+
 export function signed(value) {
   return `${value < 0 ? "−" : "+"}${metric(Math.abs(value))}`;
 }
