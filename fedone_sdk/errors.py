@@ -54,6 +54,7 @@ __all__ = [
     "MissingExtraError",
     "PROBLEMS",
     "ProblemError",
+    "RefusedBetween",
     "ResultError",
     "SpecError",
     "StoreUnavailable",
@@ -200,9 +201,12 @@ class BackendError(FedOneError):
         self.summary = message
         self.url, self.key_env, self.said = url, key_env, said
         self.usage = usage
-        where = "" if url is None else f"{url}: "
-        key = "" if key_env is None else f" (the key is in {key_env})"
-        super().__init__(f"{where}{message}{key}{said and f' ({said})'}")
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        where = "" if self.url is None else f"{self.url}: "
+        key = "" if self.key_env is None else f" (the key is in {self.key_env})"
+        return f"{where}{self.summary}{key}{self.said and f' ({self.said})'}"
 
     @property
     def private(self) -> dict[str, Any]:
@@ -299,6 +303,10 @@ class LabelWordError(BackendError):
 
 class MessageError(FedOneError):
     """A wire message is malformed."""
+
+
+class RefusedBetween(MessageError):
+    """A proxy refuses a request by a 4xx of its own, which the same request meets again."""
 
 
 class StoreUnavailable(FedOneError):

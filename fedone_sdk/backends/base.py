@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, Self, TypeVar
 
 from fedone_sdk.budget import Usage
@@ -376,22 +377,84 @@ class PreparingBackend(LLMBackend, Generic[P]):
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
 
-class LocalBackend(PreparingBackend[P]):
+class Encoder(Protocol):
+    """A tokeniser of a model in this process."""
+
+    def label_ids(
+        self, label_words: Sequence[str], like: Rendered, *, several: bool
+    ) -> list[list[int]]: ...
+
+    def encode(self, parts: Rendered) -> object: ...
+
+    def special_names(self, text: str) -> list[str]: ...
+
+
+E = TypeVar("E", bound=Encoder)
+M = TypeVar("M")
+
+
+class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
     """A language model in this process, at no cost in money.
 
-    The model computes in threads of its own.
+    The model computes in threads of its own. They load it on the first call that needs it.
 
     Attributes:
         max_length: Maximum tokens per input, special tokens and continuation included.
+
+    Args:
+        name: The kind, for names of threads.
+        threads: Concurrent queries.
+        several: Whether label words may have several tokens.
     """
 
     bounds = EVERY_UNIT
     local = True
     max_length: int
 
-    def __init__(self, name: str, *, threads: int = 1) -> None:
+    def __init__(self, name: str, *, threads: int = 1, several: bool = False) -> None:
         super().__init__()
         self._model_threads = ThreadPoolExecutor(threads, thread_name_prefix=f"fedone-{name}")
+        self._several = several
+        self._loading = Lock()
+        self._encoder: E | None = None
+        self._model: M | None = None
+
+    @abstractmethod
+    def _load_encoder(self) -> E:
+        """Load the tokeniser. It blocks."""
+
+    @abstractmethod
+    def _load_model(self) -> M:
+        """Load the weights. It blocks."""
+
+    def _loaded_encoder(self) -> E:
+        if self._encoder is None:  # Loaded by the token thread, before any query is answered.
+            self._encoder = self._load_encoder()
+        return self._encoder
+
+    def _loaded(self) -> M:
+        with self._loading:
+            if self._model is None:
+                self._model = self._load_model()
+                _ = self.fingerprint  # Hashed in a thread, because it blocks.
+            return self._model
+
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
+        """Check that every label word is one token, and that the model supports the form."""
+        await self._in(self._token_thread, lambda: self._check(label_words, form))
+        await self._in(self._model_threads, self._loaded)
+
+    def _check(self, label_words: tuple[str, ...], form: Rendered) -> None:
+        encoder = self._loaded_encoder()
+        encoder.label_ids(label_words, form, several=self._several)
+        if form:
+            encoder.encode(form)
+
+    async def special_tokens(self, text: str) -> list[str]:
+        """Return the special tokens of the model in a text."""
+        return await self._in(
+            self._token_thread, lambda: self._loaded_encoder().special_names(text)
+        )
 
     @abstractmethod
     def _plan(self, query: Query) -> P:
@@ -416,9 +479,10 @@ class LocalBackend(PreparingBackend[P]):
         )
 
     async def aclose(self) -> None:
-        """Stop the threads after their pending queries."""
+        """Stop the threads after their pending queries, and free the model."""
         await super().aclose()
         await asyncio.to_thread(self._model_threads.shutdown)
+        self._model = self._encoder = None
 
     async def _prepare(self, query: Query) -> P:
         self.check_query(query)

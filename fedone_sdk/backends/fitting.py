@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedone_sdk.backends.base import Query
 from fedone_sdk.backends.chat import (
     MASKED,
     ApplyTemplate,
@@ -28,19 +30,22 @@ CHARS_PER_TOKEN = 16
 """Mean number of characters per token that no text exceeds, but for long runs of one character."""
 
 
+Span = tuple[int, int]
+"""Start and end of a token, in characters."""
+
+
 class Cloze(NamedTuple):
-    """Token ids of a masked model's input, the mask's place, and whether its fields are whole."""
+    """Token ids of a masked model's input, and the mask's place."""
 
     ids: list[int]
     mask_index: int
-    whole: bool = True
 
 
 class Encoding(NamedTuple):
     """Token ids of a text, and the characters that each token covers."""
 
     ids: list[int]
-    offsets: list[tuple[int, int]]
+    offsets: list[Span]
 
     @classmethod
     def spread(cls, text: str, ids: list[int]) -> Encoding:
@@ -50,14 +55,6 @@ class Encoding(NamedTuple):
         """
         borders = [index * len(text) // len(ids) for index in range(len(ids))]
         return cls(ids, list(zip(borders, [*borders[1:], len(text)], strict=True)))
-
-
-def check_unicode(text: str) -> None:
-    """Raise ``TypeError``, as the library tokenizers does, for a text with a lone surrogate."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as exc:
-        raise TypeError("a lone surrogate") from exc
 
 
 def special_names(tokenizer: Any, text: str) -> list[str]:
@@ -101,7 +98,7 @@ class _Encoder:
         # own that ignores the backend's.
         try:
             return self._tokenizer.encode(text, add_special_tokens=False)
-        except TypeError as exc:
+        except (TypeError, UnicodeEncodeError) as exc:
             raise BackendError("an input is not valid Unicode (it has a lone surrogate)") from exc
 
     def _continued(self, text: str) -> Any:
@@ -149,51 +146,38 @@ class _Encoder:
     def _special_id(self, text: str) -> int:
         return int(self._tokenizer.token_to_id(text))
 
-    def _fitted(
-        self, parts: Rendered, num_extra: int, mask_id: int | None = None
-    ) -> tuple[list[int], bool]:
+    def _fitted(self, parts: Rendered, num_extra: int, mask_id: int | None = None) -> list[int]:
         """Return the token ids of a rendered input, truncated to max_length - `num_extra`."""
-        given = parts
-        parts = cut_fields(parts, self._max_length * CHARS_PER_TOKEN)
-        whole = parts == given
-        while True:
-            borders = [
-                index for index, part in enumerate(parts) if part.kind in ("mask", "special")
-            ]
-            sides = [
-                parts[begin:end]
-                for begin, end in zip(
-                    [0, *(index + 1 for index in borders)], [*borders, len(parts)], strict=True
-                )
-            ]
-            # Each side is one text: tokens may span two parts. <mask> swallows the space before it
-            # (`lstrip`), as it did in the model's training.
+        borders = [index for index, part in enumerate(parts) if part.kind in ("mask", "special")]
+        placed = [
+            self._special_id(parts[index].text) if parts[index].kind == "special" else mask_id
+            for index in borders
+        ]
+        masks = [side for side, index in enumerate(borders) if parts[index].kind == "mask"]
+        # Each side of a border is one text: tokens may span two parts.
+        pairs = pairwise([-1, *borders, len(parts)])
+        sides = [parts[before + 1 : border] for before, border in pairs]
+        found: list[Any] = []
+
+        def offsets(sides: Sequence[Rendered]) -> list[Sequence[Span]]:
             texts = ["".join(part.text for part in side) for side in sides]
-            for index, border in enumerate(borders):
-                if parts[border].kind == "mask":
-                    texts[index] = texts[index].rstrip()
-            found = [self._tokenise(texts[0]), *map(self._continued, texts[1:])]
-            placed = [
-                self._special_id(parts[border].text) if parts[border].kind == "special" else mask_id
-                for border in borders
-            ]
-            length = sum(len(encoding.ids) for encoding in found) + len(placed) + num_extra
-            if length <= self._max_length:
-                ids = list(found[0].ids)
-                for between, encoding in zip(placed, found[1:], strict=True):
-                    ids += [between, *encoding.ids]
-                return ids, whole
-            starts: list[list[int]] = []
-            for side, encoding in zip(sides, found, strict=True):
-                starts += [*token_starts(side, encoding.offsets), []]
-            if not any(starts):
-                raise BackendError(
-                    f"the input is {length} tokens without its text fields, "
-                    f"the model takes {self._max_length}: shorten the prompt or the template"
-                )
-            # Truncation may change the tokens at the border, so the length is measured again.
-            # Each iteration removes at least one character.
-            parts, whole = shorten(parts, starts[:-1], length - self._max_length), False
+            # <mask> swallows the space before it (`lstrip`), as it did in the model's training.
+            for side in masks:
+                texts[side] = texts[side].rstrip()
+            found[:] = [self._tokenise(texts[0]), *map(self._continued, texts[1:])]
+            return [encoding.offsets for encoding in found]
+
+        most = self._max_length - len(placed) - num_extra
+        _, num_tokens = fit(sides, most, offsets, chars=self._max_length * CHARS_PER_TOKEN)
+        if num_tokens > most:
+            raise BackendError(
+                f"the input is {num_tokens + self._max_length - most} tokens without its text "
+                f"fields, the model takes {self._max_length}: shorten the prompt or the template"
+            )
+        ids = list(found[0].ids)
+        for between, encoding in zip(placed, found[1:], strict=True):
+            ids += [between, *encoding.ids]
+        return ids
 
 
 class ClozeEncoder(_Encoder):
@@ -213,7 +197,7 @@ class ClozeEncoder(_Encoder):
         self._start, self.pad_id, self._end, self.mask_id = special
 
     def encode(self, parts: Rendered) -> Cloze:
-        """Tokenises an input, and shortens its fields until it fits; see `CausalEncoder.fitted`."""
+        """Tokenises an input, and shortens its fields until it fits."""
         refuse_chat(parts, MASKED)
         num_masks = sum(part.kind == "mask" for part in parts)
         if num_masks != 1:
@@ -221,9 +205,8 @@ class ClozeEncoder(_Encoder):
                 f"the template needs {{mask}} exactly once for a masked language model; "
                 f"this input has it {num_masks} times"
             )
-        fitted, whole = self._fitted(parts, 2, self.mask_id)
-        ids = [self._start, *fitted, self._end]
-        return Cloze(ids, ids.index(self.mask_id), whole)
+        ids = [self._start, *self._fitted(parts, 2, self.mask_id), self._end]
+        return Cloze(ids, ids.index(self.mask_id))
 
 
 class CausalEncoder(_Encoder):
@@ -242,8 +225,12 @@ class CausalEncoder(_Encoder):
         tokenizer_file: Path,
         max_length: int,
         apply_template: ApplyTemplate | None = None,
+        *,
+        start: list[int] | None = None,
     ) -> None:
         super().__init__(tokenizer_file, max_length)
+        if start is not None:
+            self._start = start
         self._apply_template = apply_template
         self.frames = {}
 
@@ -300,12 +287,19 @@ class CausalEncoder(_Encoder):
         """Return the label words as the answer to an input, or to the task's form, spells them."""
         return answer_words(label_words, self.framed(like)) if is_chat(like) else (*label_words,)
 
-    def encode(self, parts: Rendered, *, reserve: int = 0) -> list[int]:
-        """Return the token ids that `fitted` gives."""
-        return self.fitted(parts, reserve=reserve)[0]
+    def endings(self, query: Query, *, several: bool) -> list[list[list[int]]]:
+        """Return per input the token ids of the texts to score: label words, or its reference."""
+        if query.want != "reference":
+            return [self.label_ids(query.label_words, query.inputs[0], several=several)] * len(
+                query.inputs
+            )
+        found = [self.continuation(text) for text in query.references]
+        if not all(found):
+            raise BackendError("a reference text is empty")
+        return [[ids] for ids in found]
 
-    def fitted(self, parts: Rendered, *, reserve: int = 0) -> tuple[list[int], bool]:
-        """Tokenises a rendered input, and shortens its fields until it fits."""
+    def encode(self, parts: Rendered, *, reserve: int = 0) -> list[int]:
+        """Tokenises an input, and shortens its fields until it and `reserve` tokens fit."""
         if any(part.kind == "mask" for part in parts):
             raise BackendError(
                 "the template has {mask}, but a causal language model answers at the end: "
@@ -313,10 +307,10 @@ class CausalEncoder(_Encoder):
             )
         # A chat template includes the start token, if the model has one.
         start = [] if is_chat(parts) else self._start
-        ids, whole = self._fitted(self.framed(parts), len(start) + reserve)
+        ids = self._fitted(self.framed(parts), len(start) + reserve)
         if not start and not ids:
             raise BackendError("an input is empty, and this model has no token that starts a text")
-        return [*start, *ids], whole
+        return [*start, *ids]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
@@ -357,15 +351,48 @@ def read_json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def cut_fields(parts: Rendered, most_chars: int) -> Rendered:
-    """Cut each field to `most_chars` characters, before it costs the time to tokenise it."""
-    return tuple(
-        part._replace(text=part.text[:most_chars]) if part.kind == "field" else part
-        for part in parts
-    )
+def fit(
+    texts: Sequence[Rendered],
+    most: int,
+    offsets: Callable[[Sequence[Rendered]], Sequence[Sequence[Span]]],
+    *,
+    chars: int,
+) -> tuple[list[Rendered], int]:
+    """Truncate fields at their ends, the longest first, until the texts have `most` tokens.
+
+    Args:
+        texts: Each is tokenised as a whole.
+        most: Tokens of all texts together.
+        offsets: Return the characters that each token of each text covers.
+        chars: Characters of a field that are tokenised at most.
+
+    Returns:
+        The texts, and their number of tokens, which is over `most` if that is so without fields.
+    """
+    fitted = [
+        tuple(
+            part._replace(text=part.text[:chars]) if part.kind == "field" else part
+            for part in parts
+        )
+        for parts in texts
+    ]
+    while True:
+        spans = offsets(fitted)
+        num_tokens = sum(map(len, spans))
+        starts = [
+            start
+            for parts, each in zip(fitted, spans, strict=True)
+            for start in token_starts(parts, each)
+        ]
+        if num_tokens <= most or not any(starts):
+            return fitted, num_tokens
+        # Truncation may change the tokens at the border, so the length is measured again.
+        # Each iteration removes at least one character.
+        left = iter(shorten([*chain(*fitted)], starts, num_tokens - most))
+        fitted = [tuple(islice(left, len(parts))) for parts in fitted]
 
 
-def token_starts(parts: Sequence[Part], offsets: Sequence[tuple[int, int]]) -> list[list[int]]:
+def token_starts(parts: Sequence[Part], offsets: Sequence[Span]) -> list[list[int]]:
     """Return the starts of each field's tokens, relative to the field; empty for other parts."""
     starts: list[list[int]] = []
     end = 0

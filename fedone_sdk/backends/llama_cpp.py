@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from functools import cached_property
 from hashlib import file_digest
 from importlib.util import find_spec
 from itertools import accumulate
 from math import fsum
 from pathlib import Path
-from threading import Lock
 from typing import NamedTuple
 
 from fedone_sdk.backends.base import Answer, LocalBackend, Query, Want, float32
@@ -40,7 +38,7 @@ class _Plan(NamedTuple):
     shortened: tuple[()] = ()  # The fingerprint determines it.
 
 
-class LlamaCppBackend(LocalBackend[_Plan]):
+class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
     """Backend for a causal language model in a GGUF file, on the CPU or on a GPU.
 
     A query's inputs are evaluated sequentially; the tokens of the prefix that an input shares with
@@ -86,10 +84,7 @@ class LlamaCppBackend(LocalBackend[_Plan]):
         self.max_length = max_input_tokens or min(_CONTEXT_LENGTH, trained)
         self._settings = "" if max_input_tokens is None else f":context={max_input_tokens}"
         self._threads = threads
-        self._multi_token_labels = multi_token_labels
-        super().__init__("llama-cpp")
-        self._loaded: tuple[LlamaEngine, GgufEncoder] | None = None
-        self._loading = Lock()
+        super().__init__("llama-cpp", several=multi_token_labels)
         self._template_warning = TemplateWarning(self._file.name)
 
     @cached_property
@@ -104,24 +99,14 @@ class LlamaCppBackend(LocalBackend[_Plan]):
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Check that every label word is one token, and that the model supports the form."""
-        await self._in(self._token_thread, lambda: self._check(label_words, form))
+        await super().check(label_words, form)
         if self._has_template:
             self._template_warning.check(form)
 
-    async def aclose(self) -> None:
-        """Stop the threads after their pending queries, and free the model."""
-        await super().aclose()
-        self._loaded = None
+    def _load_encoder(self) -> GgufEncoder:
+        return GgufEncoder(self._loaded(), has_template=self._has_template)
 
-    def _model(self) -> tuple[LlamaEngine, GgufEncoder]:
-        with self._loading:
-            if self._loaded is None:
-                _ = self.fingerprint  # Hashed in a thread, because it blocks.
-                engine = self._engine()
-                self._loaded = engine, GgufEncoder(engine, has_template=self._has_template)
-            return self._loaded
-
-    def _engine(self) -> LlamaEngine:
+    def _load_model(self) -> LlamaEngine:
         """Return the loaded model, with the fewest threads that are about the fastest now.
 
         Threads wait for each other in every layer: if other programs use the cores, few are faster.
@@ -142,20 +127,9 @@ class LlamaCppBackend(LocalBackend[_Plan]):
                 best, best_s = threads, found_s
         return engine if best == threads else load(best)
 
-    def _check(self, label_words: Sequence[str], form: Rendered) -> None:
-        _, encoder = self._model()
-        encoder.label_ids(label_words, form, several=self._multi_token_labels)
-        if form:
-            encoder.encode(form, reserve=1)
-
-    async def special_tokens(self, text: str) -> list[str]:
-        """Return the special tokens of the model in a text."""
-        return await self._in(self._token_thread, lambda: self._model()[1].special_names(text))
-
     def _plan(self, query: Query) -> _Plan:
-        _, encoder = self._model()
-        several = self._multi_token_labels
-        labels = encoder.label_ids(query.label_words, query.inputs[0], several=several)
+        encoder = self._loaded_encoder()
+        labels = encoder.label_ids(query.label_words, query.inputs[0], several=self._several)
         longest = max(map(len, labels), default=1)
         reserve = max(query.max_tokens, longest)
         if reserve >= self.max_length:
@@ -173,7 +147,7 @@ class LlamaCppBackend(LocalBackend[_Plan]):
         return _Plan(starts, [tuple(label) for label in labels], worst)
 
     def _run(self, query: Query, plan: _Plan) -> Answer:
-        engine, _ = self._model()
+        engine = self._loaded()
         usage = Usage(requests=1, prompt_tokens=plan.worst.prompt_tokens)
         if query.want != "text":
             return Answer(log_probs=_label_log_probs(engine, plan), usage=usage)

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from fedone_sdk.backends.fitting import CausalEncoder, Encoding, check_unicode
+from fedone_sdk.backends.fitting import CausalEncoder, Encoding
 from fedone_sdk.errors import BackendError, SpecError, one_line
 
 _TIMEOUT_S = 60.0
@@ -286,7 +286,7 @@ class _Tokeniser:
     def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
         if not text and not add_special_tokens:
             return Encoding([], [])
-        check_unicode(text)
+        text.encode()  # The server would replace a lone surrogate.
         found = self._engine.tokenise(text, add_special=add_special_tokens)
         self.names.update(found)
         return Encoding.spread(text, [token for token, _ in found])

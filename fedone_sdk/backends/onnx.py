@@ -9,17 +9,14 @@ from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock
 from typing import NamedTuple
 
 from fedone_sdk import assets
 from fedone_sdk.backends.base import Answer, LocalBackend, Query
-from fedone_sdk.backends.chat import MASKED, refuse_chat
 from fedone_sdk.backends.fitting import Cloze, ClozeEncoder, read_max_length
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.files import user_path
-from fedone_sdk.task import Rendered
 
 MODEL_FILES = ("model.int8.onnx", "model.onnx")
 """File names of a model, in order of preference."""
@@ -32,10 +29,10 @@ class _Plan(NamedTuple):
     clozes: list[Cloze]
     labels: list[int]
     worst: Usage
-    shortened: list[list[int] | None]
+    shortened: list[list[int]]
 
 
-class OnnxBackend(LocalBackend[_Plan]):
+class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
     """Backend for a local masked language model, which predicts the word at ``{mask}``.
 
     Inputs of a query are batched by similar length to reduce padding. An int8 model's scores
@@ -63,9 +60,6 @@ class OnnxBackend(LocalBackend[_Plan]):
         self._model_file, self._tokenizer_file = _files(folder)
         self.max_length = read_max_length(folder)
         super().__init__("onnx", threads=threads)
-        self._encoder: ClozeEncoder | None = None
-        self._model: _MaskedModel | None = None
-        self._loading = Lock()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -74,23 +68,11 @@ class OnnxBackend(LocalBackend[_Plan]):
         digest.update(self._tokenizer_file.read_bytes())
         return f"onnx:{self._name}:{digest.hexdigest()[:16]}"
 
-    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Check that every label word, with its leading space as given, is one token."""
-        refuse_chat(form, MASKED)
-        await self._in(self._token_thread, lambda: self._loaded_encoder().label_ids(label_words))
-        await self._in(self._model_threads, self._loaded)
+    def _load_encoder(self) -> ClozeEncoder:
+        return ClozeEncoder(self._tokenizer_file, self.max_length)
 
-    def _loaded_encoder(self) -> ClozeEncoder:
-        if self._encoder is None:  # Loaded by the token thread, before any query is answered.
-            self._encoder = ClozeEncoder(self._tokenizer_file, self.max_length)
-        return self._encoder
-
-    def _loaded(self) -> _MaskedModel:
-        with self._loading:
-            if self._model is None:
-                self._model = _MaskedModel(self._model_file, self._loaded_encoder().pad_id)
-                _ = self.fingerprint  # Hashed in a thread, because it blocks.
-            return self._model
+    def _load_model(self) -> _MaskedModel:
+        return _MaskedModel(self._model_file, self._loaded_encoder().pad_id)
 
     def _plan(self, query: Query) -> _Plan:
         encoder = self._loaded_encoder()
@@ -98,8 +80,8 @@ class OnnxBackend(LocalBackend[_Plan]):
         clozes = [encoder.encode(parts) for parts in query.inputs]
         num_tokens = sum(len(cloze.ids) for cloze in clozes)
         worst = Usage(queries=1, requests=1, prompt_tokens=num_tokens)
-        shortened = [None if cloze.whole else cloze.ids for cloze in clozes]
-        return _Plan(clozes, labels, worst, shortened)
+        # The fingerprint does not determine the maximum length.
+        return _Plan(clozes, labels, worst, [cloze.ids for cloze in clozes])
 
     def _run(self, query: Query, plan: _Plan) -> Answer:
         log_probs = self._loaded().log_probs(plan.clozes, plan.labels)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -39,7 +40,7 @@ from fedone_sdk.backends.tokens import (
     find_tokenizer,
     token_counter,
 )
-from fedone_sdk.budget import Usage
+from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -372,74 +373,82 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             except openai.APIStatusError as exc:
                 self._adapt(exc, prepared.contents[0], query.samples)
                 raise
-        limits = rate_limits(raw.headers)
-        choices = found.choices or []
-        first = choices[0]
-        if len(choices) < min(query.samples, self.at_once):
-            self._give_at_once(len(choices))
-        num_written = sum(1 for choice in choices if choice.written)
-        if query.want == "text":
-            counter = await self._loaded()
-            num_written = counter.least(counter.count(first.written or ""))
-        least = Usage(prompt_tokens=prepared.least[0], completion_tokens=num_written)
-        usage = usage_of(found.usage, prepared.worst, least)
+            choices = found.choices or []
+            if len(choices) < min(query.samples, self.at_once):
+                self._give_at_once(len(choices))
+            num_written = sum(1 for choice in choices if choice.written)
+            if query.want == "text":
+                counter = await self._loaded()
+                num_written = counter.least(counter.count(choices[0].written or ""))
+            least = Usage(prompt_tokens=prepared.least[0], completion_tokens=num_written)
+            usage = usage_of(found.usage, prepared.worst, least)
+            try:
+                self._check_server(found)
+                answer = self._read(query, found, choices, words)
+            except BackendError as exc:
+                exc.usage = usage
+                raise
+        return replace(
+            answer,
+            usage=usage,
+            cached_tokens=cached_tokens(found.usage, usage.prompt_tokens),
+            model=found.version,
+            limits=rate_limits(raw.headers),
+        )
+
+    def _check_server(self, found: Completion) -> None:
         if self._pinned and found.system_fingerprint != self._pinned:
             raise BackendBlocked(
                 f"the answer is of {found.version!r}, the run asks for system_fingerprint "
-                f"{self._pinned}: change model",
-                url=self._url,
-                usage=usage,
+                f"{self._pinned}: change model"
             )
         if found.service_tier not in (None, self._service_tier or found.service_tier):
             raise BackendBlocked(
                 f"the answer is of service_tier {found.service_tier!r}, which costs more than "
-                f"{self._service_tier!r}: leave service_tier out",
-                url=self._url,
-                usage=usage,
+                f"{self._service_tier!r}: leave service_tier out"
             )
-        row: tuple[float, ...] | None = None
-        written: str | None = None
-        censored = 0
-        if query.want == "labels" and not first.withheld:
-            top = first.top()
-            if top is None:
-                # llama.cpp's server omits them if a token ends inside a character.
-                self._refuse_no_log_probs(usage, shows=self._continuing is not None)
-            elif top:
-                try:
-                    row, censored = label_log_probs(top, first.first_token(), words)
-                except ValueError as exc:
-                    raise BackendRefused(
-                        f"{exc}, so they are no probabilities: {WITHOUT}, or take another server",
-                        url=self._url,
-                        usage=usage,
-                    ) from exc
-                shown = [token.text for token in top]
-                self._watch.note(query.label_words, shown, device=query.device)
-            self._shows_labels |= row is not None
-        elif query.want != "labels":
-            answers = [choice for choice in choices if not choice.withheld]
-            for choice in answers:
-                self._refuse_only_reasoning(choice, found.usage, usage)
-            if query.want == "text":
-                written = answers[0].written if answers else None
-            elif rows := [row for one in answers if (row := self._chosen(query, one, words))]:
-                row = rows[0]
-                if query.want == "counts":
-                    row = (
-                        *(float(column.count(0.0)) for column in zip(*rows, strict=True)),
-                        len(rows),
-                    )
-        return _answer(
-            query.want,
-            row,
-            written,
-            usage=usage,
-            cached_tokens=cached_tokens(found.usage, usage.prompt_tokens),
-            censored=censored,
-            model=found.version,
-            limits=limits,
-        )
+
+    def _read(
+        self, query: Query, found: Completion, choices: Sequence[Choice], words: Sequence[str]
+    ) -> Answer:
+        """Return what the choices say, without the facts of the request."""
+        if query.want == "labels":
+            row, censored = self._shown(query, choices[0], words)
+            return Answer(log_probs=(row,), censored=censored, usage=NOTHING)
+        answers = [choice for choice in choices if not choice.withheld]
+        for choice in answers:
+            self._refuse_only_reasoning(choice, found.usage)
+        if query.want == "text":
+            written = answers[0].written if answers else None
+            row = None if written is None else ()
+            return Answer(log_probs=(row,), texts=(written,), usage=NOTHING)
+        rows = [row for one in answers if (row := self._chosen(query, one, words))]
+        row = rows[0] if rows else None
+        if rows and query.want == "counts":
+            columns = zip(*rows, strict=True)
+            row = (*(float(column.count(0.0)) for column in columns), float(len(rows)))
+        return Answer(log_probs=(row,), usage=NOTHING)
+
+    def _shown(
+        self, query: Query, choice: Choice, words: Sequence[str]
+    ) -> tuple[tuple[float, ...] | None, int]:
+        """Return the labels' log-probabilities, and how many of them are upper bounds."""
+        top = None if choice.withheld else choice.top()
+        if top is None and not choice.withheld:
+            # llama.cpp's server omits them if a token ends inside a character.
+            self._refuse_no_log_probs(shows=self._continuing is not None)
+        if not top:
+            return None, 0
+        try:
+            row, censored = label_log_probs(top, choice.first_token(), words)
+        except ValueError as exc:
+            raise BackendRefused(
+                f"{exc}, so they are no probabilities: {WITHOUT}, or take another server"
+            ) from exc
+        shown = [token.text for token in top]
+        self._watch.note(query.label_words, shown, device=query.device)
+        self._shows_labels = True
+        return row, censored
 
     def _chosen(
         self, query: Query, choice: Choice, words: Sequence[str]
@@ -467,8 +476,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             # Without the cause, which quotes the answer.
             raise BackendUnavailable(
                 "the answer is cut off or not a completion (if that stays so, check "
-                "base_url and api)",
-                url=self._url,
+                "base_url and api)"
             )
         return found
 
@@ -523,7 +531,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             return
         said, param = self._server.message_of(exc), str(exc.param)
         text, sent = f"{param} {said}".lower(), " ".join(text for _, text in content).lower()
-        facts: dict[str, Any] = {"url": self._url, "said": said, "usage": _ONE_REQUEST}
+        facts: dict[str, Any] = {"said": said, "usage": _ONE_REQUEST}
 
         def names(*words: str) -> bool:
             # A server may quote the input.
@@ -537,13 +545,13 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 **facts,
             )
         if names("output limit was reached"):
-            raise self._only_reasons(_ONE_REQUEST)
+            raise self._only_reasons()
         if names("logprobs", "top_logprobs"):
             never = ("unsupported", "not support", "not allowed")
             if self._num_top == _TOP and not any(word in f"{exc.code} {text}" for word in never):
                 self._num_top = _SMALL_TOP
                 raise self._again(f"it shows at most {_SMALL_TOP} tokens")
-            self._refuse_no_log_probs(_ONE_REQUEST)
+            self._refuse_no_log_probs()
         # Some servers name it in refusals of an input that is too long.
         renamed = _OTHER_NAME[self._max_name] in text or _UNKNOWN.search(text)
         if names(self._max_name) and renamed and "context" not in text and self._once("max_name"):
@@ -583,38 +591,33 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         _log.warning("requests are adapted to the model's server", url=self._url, change=change)
         return FormChanged(
             f"the server does not accept this form of request ({change}); the next attempt adapts",
-            url=self._url,
             usage=_ONE_REQUEST,
         )
 
-    def _refuse_no_log_probs(self, usage: Usage, *, shows: bool = False) -> None:
+    def _refuse_no_log_probs(self, *, shows: bool = False) -> None:
         """Raise an error that a retry may mend only if the model is known to show them."""
         if shows or self._shows_labels:  # Services with several servers differ per answer.
-            raise BackendUnavailable(
-                "an answer without log-probabilities", url=self._url, usage=usage
-            )
+            raise BackendUnavailable("an answer without log-probabilities", usage=_ONE_REQUEST)
         effort = ""
         if self._api == "chat" and self._reasoning_effort is None:
             effort = " (a reasoning model may show them with reasoning_effort: none)"
         raise BackendBlocked(
             f"model {self._model!r} shows no log-probabilities: {WITHOUT}, or take another "
             f"model{effort}",
-            url=self._url,
-            usage=usage,
+            usage=_ONE_REQUEST,
         )
 
-    def _refuse_only_reasoning(self, choice: Choice, reported: object, usage: Usage) -> None:
+    def _refuse_only_reasoning(self, choice: Choice, reported: object) -> None:
         details = reported.get("completion_tokens_details") if isinstance(reported, dict) else None
         reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
         if choice.finish_reason == "length" and not choice.written and reasoning:
-            raise self._only_reasons(usage)
+            raise self._only_reasons()
 
-    def _only_reasons(self, usage: Usage) -> BackendRefused:
+    def _only_reasons(self) -> BackendRefused:
         return BackendRefused(
             f"model {self._model!r} reasons until its tokens are used up: set reasoning_effort: "
             "none (or its lowest), or take another model",
-            url=self._url,
-            usage=usage,
+            usage=_ONE_REQUEST,
         )
 
     def _read_weights(self, entry: Mapping[str, Any]) -> None:
@@ -658,14 +661,6 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             f"model {self._model!r} does not exist, or the key has no access to it{exist}",
             url=self._url,
         )
-
-
-def _answer(
-    want: Want, row: tuple[float, ...] | None, written: str | None = None, **rest: Any
-) -> Answer:
-    if want == "text":
-        return Answer(log_probs=(None if written is None else (),), texts=(written,), **rest)
-    return Answer(log_probs=(row,), **rest)
 
 
 def _object(content: bytes) -> Mapping[str, Any]:

@@ -125,7 +125,7 @@ class ModelServer:
 
         It also converts `TimeoutError` (of ``asyncio.timeout``), bodies that are not JSON, and
         texts that are not valid Unicode. The messages name the model, the URL and the key's
-        variable.
+        variable; those of the SDK's errors that the body raises get the URL.
 
         Raises:
             BackendUnavailable: 408, 409, 425, 429, 5xx, no connection, timeout, broken answer.
@@ -136,6 +136,9 @@ class ModelServer:
 
         try:
             yield
+        except BackendError as exc:
+            exc.url = self.url
+            raise
         except openai.APIStatusError as exc:
             # Servers may repeat the key in their answer, so that of 401 is dropped.
             raise self.failure(exc) from (None if exc.status_code == 401 else exc)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fedone_sdk.backends.base import Answer
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import BackendBlocked, BackendUnavailable, BudgetExhausted
+from fedone_sdk.spec import LimitsSpec
 
 
 class RateLimiter:
@@ -27,23 +28,14 @@ class RateLimiter:
     One instance serves one event loop at a time.
 
     Args:
-        requests_per_minute: None applies only the provider's limits.
-        tokens_per_minute: Prompt and completion tokens; None as above.
-        concurrency: Maximum concurrent requests.
+        spec: The configured limits.
         max_wait_s: Longest delay that a provider's limits or pause may cause, in seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        requests_per_minute: float | None = None,
-        tokens_per_minute: float | None = None,
-        concurrency: int = 32,
-        max_wait_s: float = 60.0,
-    ) -> None:
-        self._requests = Meter(requests_per_minute)
-        self._tokens = Meter(tokens_per_minute)
-        self._concurrency = concurrency
+    def __init__(self, spec: LimitsSpec, *, max_wait_s: float) -> None:
+        self._requests = Meter(spec.requests_per_minute)
+        self._tokens = Meter(spec.tokens_per_minute)
+        self._concurrency = spec.concurrency
         self._max_wait_s = max_wait_s
         self._under_way = 0
         self._held_until = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import structlog
@@ -18,6 +19,7 @@ from fedone_sdk.errors import (
     FormBlocked,
     FormChanged,
 )
+from fedone_sdk.spec import RetrySpec
 
 _log = structlog.get_logger(__name__)
 
@@ -42,29 +44,23 @@ class Retries:
     open the breaker, because it concerns one task.
 
     Args:
-        attempts: Maximum attempts per request.
-        max_wait_s: Maximum delay, in seconds.
-        breaker_failures: Failures in a row that open the breaker: more than a burst of requests
-            that fail together.
+        spec: The numbers of attempts and of failures in a row that open the breaker, and the
+            longest delay.
         on_open: Called with the reason when the breaker opens.
         alone: Whether no request may start while another probe is pending.
     """
 
     def __init__(
         self,
+        spec: RetrySpec,
         *,
-        attempts: int = 6,
-        max_wait_s: float = 60.0,
-        breaker_failures: int = 100,
-        on_open: Callable[[BackendBlocked], None] = lambda reason: None,
-        alone: Callable[[], bool] = lambda: False,
+        on_open: Callable[[BackendBlocked], None],
+        alone: Callable[[], bool],
     ) -> None:
-        self._attempts = attempts
-        self._max_wait_s = max_wait_s
-        self._breaker_failures = breaker_failures
+        self._spec = spec
         self._on_open = on_open
         self._alone = alone
-        self._pauses: set[asyncio.Future[None]] = set()
+        self._pauses: set[asyncio.Event] = set()
         self._failures = 0  # in a row
         self._tried: set[Want] = set()  # Kinds of which a request has completed.
         self._refusal: BackendBlocked | None = None  # Reason of the open breaker.
@@ -89,7 +85,7 @@ class Retries:
             except BackendUnavailable as exc:
                 spent += exc.usage or NOTHING
                 failures += 1
-                if failures == self._attempts:
+                if failures == self._spec.attempts:
                     raise
                 wait_s = self._wait_s(failures, exc)
                 _log.info("trying again", attempt=failures, wait_s=wait_s, reason=str(exc))
@@ -126,7 +122,7 @@ class Retries:
                 raise  # It was sent before the breaker opened.
             self._tried.add(want)
             self._failures += 1
-            if self._failures < self._breaker_failures:
+            if self._failures < self._spec.breaker_failures:
                 self._refusal = None
                 raise
             times = f"{self._failures} time{'s' * (self._failures > 1)}"
@@ -162,11 +158,11 @@ class Retries:
     def _open(self, reason: BackendBlocked) -> None:
         # Without the traceback, which contains private texts.
         self._refusal = BackendBlocked(reason.summary, usage=NOTHING, **reason.private)
-        self._refuse_until = asyncio.get_running_loop().time() + self._max_wait_s
+        self._refuse_until = asyncio.get_running_loop().time() + self._spec.max_wait_s
         self._openings += 1
         _log.warning("the model is not asked any more", reason=str(reason))
-        for pause in self._pauses:
-            _end(pause)
+        for opened in self._pauses:
+            opened.set()
         self._on_open(reason)
 
     def _answered(self, want: Want, openings: int) -> None:
@@ -176,24 +172,18 @@ class Retries:
             self._refusal = None
 
     def _wait_s(self, number: int, failure: BackendUnavailable) -> float:
-        bound = min(_FIRST_WAIT_S * 2 ** (number - 1), self._max_wait_s)
+        bound = min(_FIRST_WAIT_S * 2 ** (number - 1), self._spec.max_wait_s)
         jitter = random.uniform(0, bound)
-        return min((failure.retry_after_s or 0.0) + jitter, self._max_wait_s)
+        return min((failure.retry_after_s or 0.0) + jitter, self._spec.max_wait_s)
 
     async def _pause(self, seconds: float) -> None:
         if self._refusal is not None:
             return
-        loop = asyncio.get_running_loop()
-        pause: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(seconds, _end, pause)
-        self._pauses.add(pause)
+        opened = asyncio.Event()
+        self._pauses.add(opened)
         try:
-            await pause
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await opened.wait()
         finally:
-            timer.cancel()
-            self._pauses.discard(pause)
-
-
-def _end(pause: asyncio.Future[None]) -> None:
-    if not pause.done():
-        pause.set_result(None)
+            self._pauses.discard(opened)

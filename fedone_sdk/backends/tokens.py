@@ -7,19 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import chain, islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from fedone_sdk.backends.fitting import (
-    CHARS_PER_TOKEN,
-    cut_fields,
-    shorten,
-    special_names,
-    token_starts,
-)
+from fedone_sdk.backends.fitting import CHARS_PER_TOKEN, Span, fit, special_names
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.files import user_path
 from fedone_sdk.task import Rendered
@@ -53,16 +47,13 @@ scripts and code at least 2. If a model counts more, `Surplus` learns it from th
 
 _FILE = "tokenizer.json"
 
-Span = tuple[int, int]
-
 
 class TokenCounter(ABC):
     """Splits a text into tokens.
 
     Attributes:
         exact: Whether the tokens are the model's; else their number is an estimate.
-        chars_per_token: Maximal mean number of characters per token of a text, as `cut_fields`
-            takes it.
+        chars_per_token: Maximal mean number of characters per token of a text.
     """
 
     exact = True
@@ -95,23 +86,17 @@ class TokenCounter(ABC):
             The texts, and their number of tokens: the sum of each text's, tokenised once if nothing
             is truncated.
         """
-        fitted = [cut_fields(parts, max(most, 0) * self.chars_per_token) for parts in texts]
-        while True:
-            spans = [self.spans("".join(part.text for part in parts)) for parts in fitted]
-            num_tokens = sum(map(len, spans))
-            if num_tokens <= most:
-                return fitted, num_tokens
-            starts = [token_starts(parts, each) for parts, each in zip(fitted, spans, strict=True)]
-            flat = [each for of_text in starts for each in of_text]
-            if not any(flat):
-                raise BackendError(
-                    f"the input is {'' if self.exact else 'about '}{num_tokens} tokens without its "
-                    f"text fields, max_input_tokens is {most}: shorten the prompt or the template"
-                )
-            # Truncation may change the tokens at the border, so the length is measured again.
-            # Each iteration removes at least one character.
-            parts = iter(shorten([*chain(*fitted)], flat, num_tokens - most))
-            fitted = [tuple(islice(parts, len(each))) for each in fitted]
+
+        def offsets(parts: Sequence[Rendered]) -> list[list[Span]]:
+            return [self.spans("".join(part.text for part in text)) for text in parts]
+
+        fitted, num_tokens = fit(texts, most, offsets, chars=max(most, 0) * self.chars_per_token)
+        if num_tokens > most:
+            raise BackendError(
+                f"the input is {'' if self.exact else 'about '}{num_tokens} tokens without its "
+                f"text fields, max_input_tokens is {most}: shorten the prompt or the template"
+            )
+        return fitted, num_tokens
 
 
 class EstimatedCounter(TokenCounter):
@@ -199,6 +184,16 @@ def find_tokenizer(tokenizer: str | None, model: str) -> Path | None:
     except ValueError:  # The server's name of the model may not be a name on the hub.
         return None
     return Path(cached) if isinstance(cached, str) else None
+
+
+def fetched_tokenizer(model: str) -> Path | None:
+    """Download the ``tokenizer.json`` of a model on the hub; None if the hub gives none."""
+    if model.count("/") != 1 or model.startswith("/"):
+        return None
+    try:
+        return Path(import_module("huggingface_hub").hf_hub_download(model, _FILE))
+    except Exception:  # Its own errors, those of its HTTP client, and ValueError.
+        return None
 
 
 def token_counter(

@@ -9,7 +9,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from math import fsum
 from pathlib import Path
-from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 from fedone_sdk.backends.base import Answer, LocalBackend, Query, float32
@@ -60,7 +59,7 @@ class Plan(NamedTuple):
         return Usage(requests=1, prompt_tokens=self.worst.prompt_tokens)
 
 
-class TransformersBackend(LocalBackend[Plan]):
+class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
     """Backend for a masked model of the RoBERTa family, or a causal model.
 
     A masked model answers at ``{mask}``, a causal one at the end of the input; the model's
@@ -102,12 +101,8 @@ class TransformersBackend(LocalBackend[Plan]):
         self.answers = frozenset({"labels", "reference", "text"} if self._causal else {"labels"})
         self.max_length = read_max_length(folder, causal=self._causal)
         self._device, self._dtype, self._max_batch = device, dtype, max_batch
-        self._multi_token_labels = multi_token_labels
-        super().__init__("transformers")
-        self._model: TorchModel | None = None
-        self._hashing = Lock()
+        super().__init__("transformers", several=multi_token_labels)
         self._template_warning = TemplateWarning(self._checkpoint.name)
-        self._encoder: Encoder | None = None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -117,65 +112,37 @@ class TransformersBackend(LocalBackend[Plan]):
         tokeniser and weights, which takes about a second per gigabyte. The first call that loads
         the model computes it; reading this property earlier blocks.
         """
-        with self._hashing:
-            return f"transformers:{self._checkpoint.name}:{self._version}:{self._dtype}"
-
-    @cached_property
-    def _version(self) -> str:
-        if self._checkpoint.commit is not None:
-            return self._checkpoint.commit[:16]
-        return hash_folder(self._checkpoint.folder)
+        checkpoint = self._checkpoint
+        version = (checkpoint.commit or hash_folder(checkpoint.folder))[:16]
+        return f"transformers:{checkpoint.name}:{version}:{self._dtype}"
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Check that every label word is one token, and that the model supports the form."""
-        several = self._multi_token_labels
-        await self._in(
-            self._token_thread,
-            lambda: self._loaded_encoder().label_ids(label_words, form, several=several),
-        )
-        await self._in(self._model_threads, self._loaded)
+        await super().check(label_words, form)
         if self._causal and chat_template(self._checkpoint) is not None:
             self._template_warning.check(form)
 
-    async def aclose(self) -> None:
-        """Stop the threads after their pending queries, and free the model."""
-        await super().aclose()
-        self._model = None
-
-    async def special_tokens(self, text: str) -> list[str]:
-        """Return the special tokens of the model in a text."""
-        return await self._in(
-            self._token_thread, lambda: self._loaded_encoder().special_names(text)
-        )
-
     def _plan(self, query: Query) -> Plan:
-        return plan_of(self._loaded_encoder(), query, several=self._multi_token_labels)
+        return plan_of(self._loaded_encoder(), query, several=self._several)
 
     def _run(self, query: Query, plan: Plan) -> Answer:
         model = self._loaded()
         return model.write(plan, query.max_tokens) if query.want == "text" else model.score(plan)
 
-    def _loaded_encoder(self) -> Encoder:
-        if self._encoder is None:  # Loaded by the token thread, before any query is answered.
-            file = self._checkpoint.folder / "tokenizer.json"
-            self._encoder = (
-                CausalEncoder(file, self.max_length, chat_template(self._checkpoint))
-                if self._causal
-                else ClozeEncoder(file, self.max_length)
-            )
-        return self._encoder
+    def _load_encoder(self) -> Encoder:
+        file = self._checkpoint.folder / "tokenizer.json"
+        if not self._causal:
+            return ClozeEncoder(file, self.max_length)
+        return CausalEncoder(file, self.max_length, chat_template(self._checkpoint))
 
-    def _loaded(self) -> TorchModel:
-        if self._model is None:  # There is one worker only.
-            self._model = TorchModel(
-                self._checkpoint,
-                self._loaded_encoder(),
-                device=self._device,
-                dtype=self._dtype,
-                max_batch=self._max_batch,
-            )
-            _ = self.fingerprint  # Hashed in the worker thread, because it blocks.
-        return self._model
+    def _load_model(self) -> TorchModel:
+        return TorchModel(
+            self._checkpoint,
+            self._loaded_encoder(),
+            device=self._device,
+            dtype=self._dtype,
+            max_batch=self._max_batch,
+        )
 
 
 def plan_of(encoder: Encoder, query: Query, *, several: bool = False) -> Plan:
@@ -192,13 +159,7 @@ def plan_of(encoder: Encoder, query: Query, *, several: bool = False) -> Plan:
         most = query.max_tokens
         rows = [Row(encoder.encode(parts, reserve=most), []) for parts in query.inputs]
         return Plan(rows, [], _usage(sum(len(row.ids) for row in rows), most * len(rows)))
-    if query.want == "reference":
-        texts = [[encoder.continuation(text)] for text in query.references]
-        if not all(text for (text,) in texts):
-            raise BackendError("a reference text is empty")
-    else:
-        words = encoder.label_ids(query.label_words, query.inputs[0], several=several)
-        texts = [words] * len(query.inputs)
+    texts = encoder.endings(query, several=several)
     rows, spans, num_tokens = [], [], 0
     for parts, follow in zip(query.inputs, texts, strict=True):
         # The last token of a text is scored, but not part of the input.

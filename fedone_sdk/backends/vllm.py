@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from fedone_sdk.backends.base import EVERY_UNIT, Answer, Query
 from fedone_sdk.backends.chat import (
@@ -30,38 +29,24 @@ from fedone_sdk.backends.completions import (
 )
 from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder
 from fedone_sdk.backends.openai_http import ServerBackend, usage_of
-from fedone_sdk.backends.tokens import find_tokenizer
-from fedone_sdk.backends.vllm_server import (
-    PROBE,
-    LocalEncoder,
-    ServedModel,
-    ServerEncoder,
-    ServerTokenizer,
-    UnknownText,
-    VllmServer,
-)
+from fedone_sdk.backends.tokens import fetched_tokenizer, find_tokenizer
+from fedone_sdk.backends.vllm_server import PROBE, ServedModel, VllmServer
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, MissingExtraError
 from fedone_sdk.task import Part, Rendered
-
-R = TypeVar("R")
 
 _Found = tuple[Rows, tuple[str, ...]]
 """Log-probabilities and texts, as in `Answer`."""
 
 
 class _Request(NamedTuple):
-    """One request, and the parser of its answer.
-
-    Attributes:
-        shortened: Per input its truncated token ids if it was too long, else None.
-    """
+    """One request, and the parser of its answer."""
 
     path: str
     body: dict[str, Any]
     worst: Usage
     read: Callable[[Any], _Found]
-    shortened: Sequence[list[int] | None]
+    shortened: tuple[()] = ()  # The fingerprint and the server's tokeniser determine it.
 
 
 class VllmBackend(ServerBackend[_Request]):
@@ -72,7 +57,7 @@ class VllmBackend(ServerBackend[_Request]):
 
     The client tokenises texts, so that special tokens in them are plain text, tokens are counted
     before the request, and inputs that are too long are truncated. Without a local
-    ``tokenizer.json`` the server tokenises, which costs a round trip per text.
+    ``tokenizer.json`` it fetches that of the model from the hub.
 
     Log-probabilities are exact and over the whole vocabulary, independent of the server's sampling
     settings (with ``--logprobs-mode raw_logprobs``, the default).
@@ -107,7 +92,6 @@ class VllmBackend(ServerBackend[_Request]):
         self._multi_token_labels = multi_token_labels
         self._served: ServedModel | None = None
         self._encoder: CausalEncoder | ClozeEncoder | None = None
-        self._tokenised = ServerTokenizer()
         self._prompts_per_input = 1
         self._template_warning: TemplateWarning | None = TemplateWarning(model)
 
@@ -141,7 +125,7 @@ class VllmBackend(ServerBackend[_Request]):
                 url=self._server.url,
             )
         await self._check_form(form)
-        labels = await self._labels(label_words, form)
+        labels = await self._in(self._token_thread, lambda: self._label_ids(label_words, form))
         if any(len(ids) > 1 for ids in labels):
             self._prompts_per_input = max(self._prompts_per_input, len(labels))
 
@@ -187,27 +171,31 @@ class VllmBackend(ServerBackend[_Request]):
         if self._encoder is None:
             await self.check(())
         self.check_query(query)
-        if isinstance(self._encoder, ClozeEncoder):
-            return await self._cloze_request(self._encoder, query)
         for parts in query.inputs:
             await self._know_frame(parts)
-        if query.want == "text":
-            return await self._text_request(query)
-        if query.want == "reference":
-            endings = [[await self._continuation(text)] for text in query.references]
-        else:
-            labels = await self._labels(query.label_words, query.inputs[0])
-            if all(len(ids) == 1 for ids in labels):
-                return await self._label_request(query, [ids[0] for ids in labels])
-            endings = [labels] * len(query.inputs)
-        return await self._ending_request(query, endings)
+        return await self._in(self._token_thread, lambda: self._request(query))
 
-    async def _cloze_request(self, encoder: ClozeEncoder, query: Query) -> _Request:
-        labels = [ids[0] for ids in await self._labels(query.label_words, ())]
-        clozes = await self._in(
-            self._token_thread, lambda: [encoder.encode(parts) for parts in query.inputs]
-        )
-        ids = [cloze.ids for cloze in clozes]
+    def _request(self, query: Query) -> _Request:
+        encoder = self._encoder
+        assert encoder is not None
+        if isinstance(encoder, ClozeEncoder):
+            return self._cloze_request(encoder, query)
+        if query.want == "text":
+            return self._text_request(encoder, query)
+        endings = encoder.endings(query, several=self._multi_token_labels)
+        if query.want == "labels" and all(len(ids) == 1 for ids in endings[0]):
+            return self._label_request(encoder, query, [ids[0] for ids in endings[0]])
+        return self._ending_request(encoder, query, endings)
+
+    def _label_ids(self, words: Sequence[str], like: Rendered) -> list[list[int]]:
+        encoder = self._encoder
+        assert encoder is not None
+        several = self._multi_token_labels and isinstance(encoder, CausalEncoder)
+        return encoder.label_ids(words, like, several=several)
+
+    def _cloze_request(self, encoder: ClozeEncoder, query: Query) -> _Request:
+        labels = [token for (token,) in encoder.label_ids(query.label_words)]
+        ids = [encoder.encode(parts).ids for parts in query.inputs]
 
         def read(answer: Any) -> _Found:
             rows = answer["data"]["log_probs"]
@@ -221,30 +209,29 @@ class VllmBackend(ServerBackend[_Request]):
             },
             worst=_usage(ids, 0),
             read=read,
-            shortened=[None if cloze.whole else cloze.ids for cloze in clozes],
         )
 
-    async def _label_request(self, query: Query, labels: list[int]) -> _Request:
-        ids, shortened = await self._encoded(query, [1] * len(query.inputs))
+    def _label_request(self, encoder: CausalEncoder, query: Query, labels: list[int]) -> _Request:
+        ids = [encoder.encode(parts, reserve=1) for parts in query.inputs]
 
         def read(answer: Any) -> _Found:
             return next_tokens(answer, len(ids), labels), ()
 
-        return self._completion(ids, read, shortened=shortened, **asking_for(labels))
+        return self._completion(ids, read, **asking_for(labels))
 
-    async def _ending_request(self, query: Query, endings: list[list[list[int]]]) -> _Request:
+    def _ending_request(
+        self, encoder: CausalEncoder, query: Query, endings: list[list[list[int]]]
+    ) -> _Request:
         reserve = [max(map(len, some)) + 1 for some in endings]
         if short := [room for room in reserve if room >= self._checked().max_length]:
             raise BackendError(
                 f"a reference text is {max(short) - 1} tokens, the model takes "
                 f"{self._checked().max_length} together with its input: shorten it"
             )
-        starts, shortened = await self._encoded(query, reserve)
-        ids = [
-            [*start, *ending]
-            for start, some in zip(starts, endings, strict=True)
-            for ending in some
-        ]
+        ids: list[list[int]] = []
+        for parts, room, some in zip(query.inputs, reserve, endings, strict=True):
+            start = encoder.encode(parts, reserve=room)
+            ids += [[*start, *ending] for ending in some]
 
         def read(answer: Any) -> _Found:
             found = iter(choices(answer, len(ids)))
@@ -253,16 +240,16 @@ class VllmBackend(ServerBackend[_Request]):
                 for some in endings
             ), ()
 
-        return self._completion(ids, read, shortened=shortened, prompt_logprobs=0)
+        return self._completion(ids, read, prompt_logprobs=0)
 
-    async def _text_request(self, query: Query) -> _Request:
+    def _text_request(self, encoder: CausalEncoder, query: Query) -> _Request:
         most = query.max_tokens
         if not 0 < most < self._checked().max_length:
             raise BackendError(
                 f"max_tokens must be from 1 to {self._checked().max_length - 1} for this server, "
                 f"not {most}"
             )
-        ids, shortened = await self._encoded(query, [most] * len(query.inputs))
+        ids = [encoder.encode(parts, reserve=most) for parts in query.inputs]
 
         def read(answer: Any) -> _Found:
             texts = tuple(choice["text"] for choice in choices(answer, len(ids)))
@@ -271,14 +258,13 @@ class VllmBackend(ServerBackend[_Request]):
             return ((),) * len(ids), texts
 
         stop = {"stop": query.stop} if query.stop else {}
-        return self._completion(ids, read, shortened=shortened, max_tokens=most, **stop)
+        return self._completion(ids, read, max_tokens=most, **stop)
 
     def _completion(
         self,
         ids: list[list[int]],
         read: Callable[[Any], _Found],
         *,
-        shortened: Sequence[list[int] | None],
         max_tokens: int = 1,
         **options: object,
     ) -> _Request:
@@ -294,16 +280,9 @@ class VllmBackend(ServerBackend[_Request]):
             },
             worst=_usage(ids, max_tokens),
             read=read,
-            shortened=shortened,
         )
 
-    # Tokens
-
-    @property
-    def _causal(self) -> CausalEncoder:
-        if not isinstance(self._encoder, CausalEncoder):
-            raise BackendError("a masked language model does not continue texts")
-        return self._encoder
+    # The frame of a chat
 
     async def _check_form(self, form: Rendered) -> None:
         if isinstance(self._encoder, ClozeEncoder):
@@ -317,19 +296,13 @@ class VllmBackend(ServerBackend[_Request]):
 
     async def _know_frame(self, parts: Rendered) -> None:
         """Fetch the frame of a chat from the server, unless it is cached."""
-        if not is_chat(parts):
+        encoder = self._encoder
+        if not is_chat(parts) or not isinstance(encoder, CausalEncoder):
             return
         roles = tuple(message.role for message in messages_of(parts))
-        if roles in self._causal.frames:
+        if roles in encoder.frames:
             return
-        if self._tokenizer_file is None:
-            raise BackendBlocked(
-                f"the task is a chat, so the tokeniser of {self._server.model!r} must be on this "
-                "machine, else special tokens in a text could not be kept apart from those of its "
-                "template: set tokenizer to its tokenizer.json"
-            )
-        texts = [await self._server.apply_template(messages) for messages in probes(roles)]
-        bare, spaced = texts
+        bare, spaced = [await self._server.apply_template(said) for said in probes(roles)]
         if bare is None or spaced is None:
             raise BackendBlocked(
                 f"the task is a chat, but the model {self._server.model!r} has "
@@ -337,46 +310,7 @@ class VllmBackend(ServerBackend[_Request]):
                 "task as a template, or start vLLM with --chat-template",
                 url=self._server.url,
             )
-        self._causal.frames[roles] = chat_frame(roles, bare, spaced, self._causal.cut)
-
-    async def _labels(self, words: Sequence[str], like: Rendered) -> list[list[int]]:
-        """Return the token ids of each label word, spelled as the answer to such an input."""
-        encoder = self._encoder
-        assert encoder is not None
-        several = self._multi_token_labels and isinstance(encoder, CausalEncoder)
-        return await self._with_tokenised(lambda: encoder.label_ids(words, like, several=several))
-
-    async def _continuation(self, text: str) -> list[int]:
-        ids = await self._with_tokenised(lambda: self._causal.continuation(text))
-        if not ids:
-            raise BackendError("a reference text is empty")
-        return ids
-
-    async def _encoded(
-        self, query: Query, reserve: Sequence[int]
-    ) -> tuple[list[list[int]], list[list[int] | None]]:
-        """Return the token ids of a causal model's inputs, with positions left free after each.
-
-        Returns:
-            The ids per input; and the same again if it was truncated, else None.
-        """
-        calls = [
-            partial(self._causal.fitted, parts, reserve=room)
-            for parts, room in zip(query.inputs, reserve, strict=True)
-        ]
-        if self._tokenizer_file is None:
-            found = list(await asyncio.gather(*map(self._with_tokenised, calls)))
-        else:
-            found = await self._in(self._token_thread, lambda: [call() for call in calls])
-        return [ids for ids, _ in found], [None if whole else ids for ids, whole in found]
-
-    async def _with_tokenised(self, call: Callable[[], R]) -> R:
-        """Repeats a call until the server has tokenised all texts that it needs."""
-        while True:
-            try:
-                return call()
-            except UnknownText as exc:
-                self._tokenised.add(exc.text, *await self._server.tokenise(exc.text))
+        encoder.frames[roles] = chat_frame(roles, bare, spaced, encoder.cut)
 
     # The server
 
@@ -388,24 +322,22 @@ class VllmBackend(ServerBackend[_Request]):
         return self._served
 
     async def _make_encoder(self, served: ServedModel) -> CausalEncoder | ClozeEncoder:
-        file = self._tokenizer_file
-        probe = Part("field", PROBE)
+        file = self._tokenizer_file or find_tokenizer(None, served.root)
         if file is None:
-            if served.masked:
-                raise BackendBlocked(
-                    f"the tokeniser of {self._server.model!r} is not on this machine: "
-                    "set tokenizer to its tokenizer.json"
-                )
-            return await self._with_tokenised(
-                lambda: ServerEncoder(self._tokenised, served.max_length, served.start)
+            file = await asyncio.to_thread(fetched_tokenizer, self._server.model)
+        if file is None:
+            raise BackendBlocked(
+                f"the tokeniser of {self._server.model!r} is neither on this machine nor on the "
+                "hub: set tokenizer to its tokenizer.json"
             )
+        probe = Part("field", PROBE)
         encoder: CausalEncoder | ClozeEncoder
         if served.masked:
             encoder = ClozeEncoder(file, served.max_length)
             cloze = encoder.encode((probe, Part("mask", "")))
             same = cloze.ids[1 : cloze.mask_index] == served.probe
         else:
-            encoder = LocalEncoder(file, served.max_length, served.start)
+            encoder = CausalEncoder(file, served.max_length, start=served.start)
             same = encoder.encode((probe,)) == [*served.start, *served.probe]
         if not same:
             raise BackendBlocked(

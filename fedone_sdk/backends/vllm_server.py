@@ -1,13 +1,9 @@
-"""A vLLM server: the description of its model, and its tokeniser."""
+"""A vLLM server: the description of its model, its tokeniser and its chat template."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from fedone_sdk.backends.fitting import CausalEncoder, Encoding, check_unicode
 from fedone_sdk.backends.openai_http import ModelServer
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendBlocked
@@ -63,8 +59,8 @@ class VllmServer(ModelServer):
             )
         if not isinstance(card.get("max_model_len"), int):
             raise self._no_vllm()
-        probe, _ = await self.tokenise(PROBE)
-        whole, _ = await self.tokenise(PROBE, special=True)
+        probe = await self._tokenise(PROBE)
+        whole = await self._tokenise(PROBE, special=True)
         before = next(
             (n for n in range(len(whole)) if whole[n : n + len(probe)] == probe), len(whole)
         )
@@ -76,15 +72,6 @@ class VllmServer(ModelServer):
             start=whole[:before],
             probe=probe,
         )
-
-    async def tokenise(self, text: str, *, special: bool = False) -> tuple[list[int], list[str]]:
-        """Return the ids and names of a text's tokens."""
-        body = {"model": self.model, "prompt": text, "add_special_tokens": special}
-        found = await self.post("/tokenize", {**body, "return_token_strs": True})
-        ids, names = found.get("tokens"), found.get("token_strs")
-        if not isinstance(ids, list) or not isinstance(names, list) or len(ids) != len(names):
-            raise self._no_vllm()
-        return ids, names
 
     async def apply_template(self, messages: list[dict[str, str]]) -> str | None:
         """Apply the server's chat template to messages."""
@@ -120,6 +107,13 @@ class VllmServer(ModelServer):
             usage=usage,
         )
 
+    async def _tokenise(self, text: str, *, special: bool = False) -> list[int]:
+        body = {"model": self.model, "prompt": text, "add_special_tokens": special}
+        ids = (await self.post("/tokenize", body)).get("tokens")
+        if not isinstance(ids, list):
+            raise self._no_vllm()
+        return ids
+
     async def _is_masked(self) -> bool:
         import openai
 
@@ -141,73 +135,3 @@ class VllmServer(ModelServer):
 
     def _no_vllm(self) -> BackendBlocked:
         return BackendBlocked("this is not a vLLM server: change base_url", url=self.url)
-
-
-class LocalEncoder(CausalEncoder):
-    """Encoder of a causal model from a local file, with the server's special tokens before a text.
-
-    These may come from another file than this one.
-    """
-
-    def __init__(self, tokenizer_file: Path, max_length: int, start: list[int]) -> None:
-        super().__init__(tokenizer_file, max_length)
-        self._start = start
-
-
-class UnknownText(Exception):
-    """The server's tokenisation of a text is not in the cache."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        super().__init__("not tokenised yet")
-
-
-class ServerTokenizer:
-    """A cache of a server's tokenisations, with the interface of `tokenizers.Tokenizer`.
-
-    It sends no requests: `encode` raises `UnknownText`, and the caller adds the text by `add`. The
-    least recently used text is evicted.
-    """
-
-    def __init__(self, *, max_texts: int = 10_000) -> None:
-        self._max_texts = max_texts
-        self._known: OrderedDict[str, Encoding] = OrderedDict()
-        self._names: dict[int, str] = {}
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
-        """Return the tokens of a text, without special tokens."""
-        if not text:
-            return Encoding([], [])
-        if (found := self._known.get(text)) is None:
-            check_unicode(text)
-            raise UnknownText(text)
-        self._known.move_to_end(text)
-        return found
-
-    def id_to_token(self, token_id: int) -> str:
-        """Return the server's name of a token."""
-        return self._names[token_id]
-
-    def add(self, text: str, ids: list[int], names: list[str]) -> None:
-        """Add the tokens of a text, as the server makes them without special tokens."""
-        self._known[text] = Encoding.spread(text, ids)
-        self._names.update(zip(ids, names, strict=True))
-        if len(self._known) > self._max_texts:
-            self._known.popitem(last=False)
-
-
-class ServerEncoder(CausalEncoder):
-    """Encoder of a causal model whose tokeniser is only on its server.
-
-    The constructor and all methods raise `UnknownText` until the texts are in the cache. Special
-    tokens in a text are parsed as special tokens, because the server has no option against it.
-    """
-
-    def __init__(self, tokenizer: ServerTokenizer, max_length: int, start: list[int]) -> None:
-        self._tokenizer: Any = tokenizer
-        self._max_length = max_length
-        self._start = start
-        self.frames = {}
-        plain, behind = self._tokenise("a").ids, self._tokenise("\na").ids
-        # As in `CausalEncoder`: some tokenisers put a space before every text.
-        self._anchor = "" if behind == self._tokenise("\n").ids + plain else "\n"

@@ -200,7 +200,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "status": f"{result.status}{reason}, {plural(result.rounds, 'round')}",
         "verdict": None if verdict is None else verdict.text,
         "prompt so far" if result.status == "stopped" else "prompt": repr(prompt.text),
-        **{f"  {name}": repr(text) for name, text in (prompt.slots or {}).items()},
+        **{f"  {slot.name}": repr(slot.text) for slot in prompt.slots or ()},
         "label words": None
         if prompt.labels is None
         else ", ".join(map(repr, prompt.labels.values())),
@@ -240,6 +240,9 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
     }
     output.heading(f"{result.name} (run {result.run_id}, seed {result.seed})")
     output.facts({name: text for name, text in facts.items() if text is not None})
+    if result.lineage:
+        output.console.print()
+        output.table(["written by devices", "client", "gain", "instead of"], written_rows(result))
     if verdict is not None and verdict.standings:
         output.console.print()
         output.table(*_standings(result.metric.name, verdict))
@@ -251,6 +254,14 @@ def _proposer(done: Helper, priced: bool) -> str:
         f"{plural(done.calls, 'call')}{failed}; {plural(done.added, 'candidate')} added, "
         f"{done.dropped} dropped; USD {money(done.spent, priced=priced)}"
     )
+
+
+def written_rows(result: RunResult) -> list[tuple[str, str, str, str]]:
+    """Return text, author, gain and parent of the candidates that devices wrote."""
+    return [
+        (one.text, str(one.client), "-" if one.gain is None else f"{one.gain:+.3f}", one.parent)
+        for one in result.lineage
+    ]
 
 
 def _standings(metric: str, verdict: Verdict) -> tuple[list[str], list[list[str]]]:

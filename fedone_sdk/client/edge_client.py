@@ -357,12 +357,8 @@ class EdgeClient:
                 if status != "running":
                     continue
                 try:
-                    run = await runs.task(run_id)
+                    fit = self._capabilities.fit(run_id, await runs.task(run_id), held)
                 except Unfit as exc:
-                    found.append(RunFit(run_id=run_id, rows=len(held), fit=0, reason=exc.reason))
-                except MessageError as exc:
-                    reason = f"the run cannot be understood: {exc}"
-                    found.append(RunFit(run_id=run_id, rows=len(held), fit=0, reason=reason))
-                else:
-                    found.append(self._capabilities.fit(run_id, run, held))
+                    fit = RunFit(run_id=run_id, rows=len(held), fit=0, reason=exc.reason)
+                found.append(fit)
             return tuple(found)

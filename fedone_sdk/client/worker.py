@@ -33,6 +33,7 @@ from fedone_sdk.errors import (
     MessageError,
     MissingExtraError,
     ProblemError,
+    RefusedBetween,
     SpecError,
     TransportError,
     is_retryable,
@@ -64,12 +65,17 @@ class KnownRuns:
         """Return a run's task, with at least this version of its candidates.
 
         Raises:
-            Unfit: The run scores with another model than the device's.
+            Unfit: The run scores with another model than the device's, or cannot be understood.
         """
         known = self._tasks.get(run_id)
         if known is not None and known.vocabulary_version >= version:
             return known
-        known = await self._session.call(self._session.transport.task, run_id)
+        try:
+            known = await self._session.call(self._session.transport.task, run_id)
+        except MessageError as exc:
+            # For instance of a newer version, with a method that this one does not have. Keeping
+            # the seat until its deadline would delay the run.
+            raise Unfit(f"the run cannot be understood: {exc}") from exc
         if self._backend is not None:
             if not known.task.slots:  # A slot may hold the beginning of the answer: `vocabulary`.
                 await self._backend.check(known.task.label_words, form_of(known.task))
@@ -202,10 +208,8 @@ class Worker:
                     if unsent is None or unsent.assignment_id != assignment.assignment_id:
                         run = await self._checked_run(assignment, held)
                         unsent = await self._done(run, assignment, held, lease)
-                except (MessageError, Paused, TransportError):
-                    raise
                 except Exception as exc:
-                    if isinstance(exc, ProblemError) and _is_kept(exc):
+                    if _is_kept(exc):
                         raise
                     private = run is not None and run.privacy is not None
                     return await self._decline(assignment, exc, private=private)
@@ -262,12 +266,7 @@ class Worker:
     async def _checked_run(self, assignment: Assigned, held: Sequence[Example]) -> RunTask:
         """Return an assignment's run after the checks that do not depend on rows."""
         journal = self._current.journal(assignment.assignment_id)
-        try:
-            run = await self._runs.task(assignment.run_id, assignment.vocabulary_version)
-        except MessageError as exc:
-            # For instance of a newer version, with a method that this one does not have. Keeping
-            # the seat until its deadline would delay the run.
-            raise Unfit(f"the run cannot be understood: {exc}") from exc
+        run = await self._runs.task(assignment.run_id, assignment.vocabulary_version)
         if self._logs_fit and assignment.run_id not in self._logged:
             self._logged.add(assignment.run_id)
             fit = self._capabilities.fit(assignment.run_id, run, held)
@@ -425,8 +424,8 @@ class Worker:
             await self._session.call(
                 self._session.transport.update, unsent.assignment_id, unsent.update
             )
-        except ProblemError as exc:
-            if is_retryable(exc) or exc.code in _NOT_DECLINED:
+        except (ProblemError, RefusedBetween) as exc:
+            if is_retryable(exc) or (isinstance(exc, ProblemError) and exc.code in _NOT_DECLINED):
                 raise
             return await self._decline(unsent, exc)
         self._current.accept(unsent)
@@ -435,8 +434,11 @@ class Worker:
         return Turn(outcome="worked", **facts)
 
 
-def _is_kept(refusal: ProblemError) -> bool:
-    """Return whether work that met this refusal is gone or resumes later; else it is declined."""
+def _is_kept(refusal: Exception) -> bool:
+    """Return whether work that met this failure is gone or resumes later; else it is declined."""
+    if not isinstance(refusal, ProblemError):
+        kept = isinstance(refusal, (MessageError, Paused, TransportError))
+        return kept and not isinstance(refusal, RefusedBetween)
     # A model that is unavailable for all attempts may stay so for long, unless the server says
     # how long.
     model_is_away = (

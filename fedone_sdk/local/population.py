@@ -217,12 +217,8 @@ class Population:
                 self._offer(seat.client)
 
     def _offer(self, index: int) -> None:
-        member = self._by_index.get(index)
-        if member is not None:  # otherwise another process's client
-            self._wake(member)
-
-    def _wake(self, member: _Member) -> None:
-        if not member.awake and self._group is not None:
+        member = self._by_index.get(index)  # None for another process's client
+        if member is not None and not member.awake and self._group is not None:
             member.awake = True
             task = self._group.create_task(self._work(member), name=f"client {member.number}")
             self._tasks.add(task)

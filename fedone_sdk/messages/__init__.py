@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         RunStatus,
         Traffic,
         UnfitDevices,
+        Written,
     )
     from fedone_sdk.messages.schema import json_schemas
     from fedone_sdk.messages.score import (
@@ -186,6 +187,7 @@ __all__ = [
     "Update",
     "Verdict",
     "VocabularyList",
+    "Written",
     "check_protocol",
     "encode",
     "first_error",

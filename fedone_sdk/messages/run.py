@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Literal, Self
 
 from pydantic import Field
@@ -221,6 +222,22 @@ class RunDevices(Message):
     unfit: tuple[UnfitDevices, ...] = ()
 
 
+class Written(Message):
+    """A candidate that a device wrote.
+
+    Attributes:
+        client: Enrolment index of its author.
+        parent: The text that it improves.
+        gain: How much lower its mean loss is than its parent's, over all prompts with them that
+            the run has scored; None if one has no loss yet.
+    """
+
+    text: str
+    client: int
+    parent: str
+    gain: float | None = None
+
+
 class RunResult(Billed):
     """The current or final result of a run.
 
@@ -233,6 +250,7 @@ class RunResult(Billed):
         censoring: Label log-probabilities that the provider's API did not return.
         evaluation: Usage of evaluation; its `queries` are not part of `spent`.
         proposer: What ``prompt.proposer`` did; absent before its first call.
+        lineage: The candidates that devices wrote, in order.
         judge: The part of `evaluation` for the judge of ``task.score``; absent without one.
         communication: Traffic of federated messages.
         verdict: Whether tuning improved the metric; absent while the run is running.
@@ -254,6 +272,7 @@ class RunResult(Billed):
     censoring: CensoringReport = CensoringReport()
     evaluation: Usage
     proposer: Helper | None = Field(default=None, exclude_if=is_none)
+    lineage: tuple[Written, ...] = Field(default=(), exclude_if=operator.not_)
     judge: Usage | None = Field(default=None, exclude_if=is_none)
     communication: Traffic
     gateway: Traffic

@@ -130,6 +130,18 @@ def test_generation_score(json_of: Callable[..., Any], tmp_path: Path) -> None:
         assert "keywords" not in json.dumps(received.body)
 
 
+def test_retrieval(json_of: Callable[..., Any], tmp_path: Path) -> None:
+    """The passage that answers a question is in front of it, in every request."""
+    with serving(FakeOpenAI(model=FakeModel(WORDS), models={"my-model": {}})) as server:
+        url = f'base_url: "{server.base_url}", api_key_env: null'
+        options = f"{{documents: manual.txt, model: my-model, {url}}}"
+        check(json_of, example("retrieval", tmp_path, options=options), "loss")
+    asked = [str(received.body["messages"]) for received in server.received]
+    assert any("thermostat mean?" in text for text in asked)
+    for text in asked:
+        assert "snowflake while" in text or "thermostat mean?" not in text
+
+
 @pytest.fixture(scope="module")
 def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random causal model."""

@@ -125,6 +125,13 @@ async def test_rules_from_failures_reach_the_deployed_prompt() -> None:
     base = len(spec_of().prompt.build(spec_of().task).slots[0].candidates)
     written = {origin.text: origin for origin in run.state.lineage}
     assert written
+    shown = {one.text: one for one in result.lineage}
+    assert shown.keys() == written.keys()
+    # Each rule names a topic that its parent's text leaves undecided.
+    assert any(one.gain is not None and one.gain > 0 for one in shown.values())
+    assert all(
+        one.parent == "" or one.parent in (*shown, "Answer yes or no.") for one in result.lineage
+    )
     for number, (_, text) in enumerate(run.state.proposed):
         author = lines[written[text].client]
         assert written[text].parent < base + number

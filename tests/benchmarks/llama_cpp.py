@@ -71,8 +71,7 @@ async def measure(
         await other.check(TASK.label_words, form_of(TASK))
     async with LlamaCppBackend(model) as backend:
         await backend.check(TASK.label_words, form_of(TASK))
-        assert backend._loaded is not None
-        engine, encoder = backend._loaded
+        engine, encoder = backend._loaded(), backend._loaded_encoder()
         labels = [token for (token,) in encoder.label_ids(TASK.label_words)]
         for name, prompt in prompts.items():
             queries = [

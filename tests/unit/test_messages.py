@@ -71,7 +71,7 @@ class TestGoldenMessages:
                  "PromptReport", "Case", "Helper", "Proposal", "Reflection", "RoundReport",
                  "RunDevices", "Scored", "SeatReport", "Spread",
                  "Standing", "Step", "TokenProbability", "Traffic", "UnfitDevices",
-                 "Verdict"}  # fmt: skip
+                 "Verdict", "Written"}  # fmt: skip
         classes = {
             name
             for name in messages.__all__

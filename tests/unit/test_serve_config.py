@@ -301,3 +301,8 @@ def test_a_run_has_the_model_of_its_server_and_its_dev_rows(tmp_path: Path) -> N
     assert (run.spec.data, run.dev, run.unmeasured) == (None, ({"text": "fine", "label": 1},), None)
     # A stored run continues with another backend: its fingerprint identifies the model.
     assert run.spec.is_same_run(run.spec.model_copy(update={"backend": BackendSpec()}))
+    task = run.spec.task.model_dump()
+    swapped = run.spec.task.model_validate({**task, "labels": task["labels"][::-1]})
+    other = run.spec.model_copy(update={"task": swapped})
+    assert not run.spec.is_same_run(other)
+    assert [*run.spec.differences(other)] == ["task.labels"]

@@ -154,19 +154,3 @@ async def test_an_answer_does_not_depend_on_its_company(
     assert_close(reverse, rows[::-1])
     for answer, row in zip(alone, rows, strict=True):
         assert_close(answer, [row])
-
-
-async def test_the_server_tokenises_alike(
-    backend: VllmBackend,
-    llama_server: VllmServer,
-    sst2: list[dict[str, Any]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)  # No folder of the model's name here.
-    query = ask([row["sentence"] for row in sst2[:8]] + ["naïve 日本 \n\n 12345"])
-    async with connect(llama_server, tokenizer=None) as other:
-        await other.check(LABELS)
-        assert (await other._prepared(query)).body == (await backend._prepared(query)).body
-        long = await other.score(ask(["it was very , very long , " * 500]))
-        assert long.usage.prompt_tokens == MAX_LENGTH - 1

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +22,7 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.state import RunState, decode
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
+from fedone_sdk.algorithms.observations import standings
 from fedone_sdk.algorithms.search import PromptSearch
 from fedone_sdk.backends import price_of
 from fedone_sdk.budget import NOTHING
@@ -38,6 +47,7 @@ from fedone_sdk.messages import (
     Traffic,
     Verdict,
     VocabularyList,
+    Written,
 )
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
@@ -234,6 +244,7 @@ class RunView:
         method = self.spec.method
         return RunTask(
             task=self._task_for_devices,
+            task_crc32=self.spec.task.crc32,
             method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
             prompt_len=self.spec.prompt.length,
             vocab_size=self.machine.vocab_size,
@@ -305,6 +316,7 @@ class RunView:
             censoring=CensoringReport(values=counters.values, censored=counters.censored),
             evaluation=state.evaluation.spent,
             proposer=state.proposer,
+            lineage=tuple(self._lineage()),
             judge=state.judge,
             communication=counters.communication,
             gateway=counters.gateway,
@@ -321,6 +333,23 @@ class RunView:
             wall_s=0.0 if began is None else round(until - began, 3),
             seed=self.spec.seed,
         )
+
+    def _lineage(self) -> Iterator[Written]:
+        slot, lineage = self.spec.prompt.proposed_slot, self.state.lineage
+        if slot is None or not lineage:
+            return
+        texts, position = self.vocabulary.candidates_of(slot), self.machine.proposed_position
+        losses = standings(self.state.method.memory, position, len(texts)).losses
+        for one in lineage:
+            gain = math.nan
+            if one.text in texts:  # Else it waits for the end of the round.
+                gain = float(losses[one.parent] - losses[texts.index(one.text)])
+            yield Written(
+                text=one.text,
+                client=one.client,
+                parent=texts[one.parent],
+                gain=gain if math.isfinite(gain) else None,
+            )
 
     def compute_verdict(
         self, outcomes: Mapping[Which, Outcomes], measure: MetricFunction | None = None

@@ -52,8 +52,7 @@ def ask(backend: LlamaCppBackend, task: TaskSpec, prompt: str = "", rows: Any = 
 
 async def test_label_log_probs_are_over_the_whole_vocabulary(backend: LlamaCppBackend) -> None:
     answer = await backend.score(ask(backend, PREFILLED, "", ROWS[:2]))
-    assert backend._loaded is not None
-    engine, encoder = backend._loaded
+    engine, encoder = backend._loaded(), backend._loaded_encoder()
     labels = [token for (token,) in encoder.label_ids(PREFILLED.label_words)]
     for number, row in enumerate(answer.log_probs):
         ids = encoder.encode(ask(backend, PREFILLED).inputs[number], reserve=1)
@@ -77,8 +76,7 @@ async def test_unlikely_label_words_are_found_in_the_whole_vocabulary(
         assert known is not None
         assert -30 < row[0] < -8
         assert row[1] == pytest.approx(known[1], abs=0.05)
-    assert backend._loaded is not None
-    engine, encoder = backend._loaded
+    engine, encoder = backend._loaded(), backend._loaded_encoder()
     words = [token for (token,) in encoder.label_ids((" zebra", " river", " positive"))]
     ids = encoder.encode(ask(backend, PREFILLED).inputs[0], reserve=1)
     (found,) = engine.next_log_probs([ids], [words])
@@ -112,8 +110,7 @@ class TestLabelWords:
         async with LlamaCppBackend(smollm2, threads=1, multi_token_labels=True) as backend:
             await backend.check(task.label_words, form_of(task))
             answer = await backend.score(ask(backend, task, "", ROWS[:1]))
-            assert backend._loaded is not None
-            engine, encoder = backend._loaded
+            engine, encoder = backend._loaded(), backend._loaded_encoder()
             for number, row in enumerate(answer.log_probs):
                 ids = encoder.encode(ask(backend, task).inputs[number])
                 for label, value in zip(task.label_words, row or (), strict=True):
@@ -198,8 +195,7 @@ def test_stderr_stays_silent(smollm2: Path) -> None:
 
 async def test_its_http_server_is_for_this_process_alone(backend: LlamaCppBackend) -> None:
     await backend.check(ASKED.label_words)
-    assert backend._loaded is not None
-    url = backend._loaded[0]._url
+    url = backend._loaded()._url
     assert url.startswith("http://127.0.0.1:")
     for path, body in (("/completion", {"prompt": "a"}), ("/tokenize", {"content": "a"})):
         async with (

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from fedone_sdk.backends import AnswerCache, ModelClient
 from fedone_sdk.backends.base import Query, Want
 from fedone_sdk.backends.vllm import VllmBackend
 from fedone_sdk.budget import Usage
@@ -192,30 +191,6 @@ async def test_label_words_of_several_tokens_name_the_setting(backend: VllmBacke
         await backend.score(ask(" a", label_words=(" great movie",)))
 
 
-async def test_without_a_file_the_server_tokenises(
-    server: FakeVllm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    query = ask(" a film", " a film", " bad" * 1000, "")
-    async with connect(server) as local:
-        await local.check(LABELS)
-        expected = await local.score(query)
-    local_body = server.asked("/v1/completions")[-1]
-    async with connect(server, tokenizer=None) as backend:
-        await backend.check(LABELS)
-        quoted = await backend.quote(query)
-        before = len(server.asked("/tokenize"))
-        assert await backend.score(query) == expected
-        assert quoted.without_queries() == expected.usage
-        # Every text was asked for once, the rest is remembered.
-        assert len(server.asked("/tokenize")) == before
-        with pytest.raises(LabelWordError, match=r"\['Ġgreat', 'Ġmovie'\]"):
-            await backend.check((" great movie",))
-        with pytest.raises(BackendError, match="Unicode"):
-            await backend.score(ask("\ud800"))
-    assert server.asked("/v1/completions")[-1] == local_body
-
-
 async def test_a_masked_model_is_queried_through_the_plugin(server: FakeVllm) -> None:
     server.masked = True
     async with connect(server) as backend:
@@ -240,14 +215,8 @@ async def test_a_masked_model_is_queried_through_the_plugin(server: FakeVllm) ->
     assert answer.model == "/models/tiny (system_fingerprint vllm-0.32.0)"
 
 
-async def test_a_masked_model_needs_its_file_and_the_plugin(
-    server: FakeVllm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
+async def test_a_masked_model_needs_the_plugin(server: FakeVllm) -> None:
     server.masked = True
-    async with connect(server, tokenizer=None) as backend:
-        with pytest.raises(BackendBlocked, match=r"set tokenizer to its tokenizer\.json"):
-            await backend.check(LABELS)
     error = {"error": {"message": "Unsupported task", "code": 400}}
     server.overrides["/pooling"] = lambda: web.json_response(error, status=400)
     async with connect(server) as backend:
@@ -347,24 +316,16 @@ def test_a_tokeniser_that_is_not_there_is_refused_at_once(tmp_path: Path) -> Non
             VllmBackend("tiny", tokenizer=str(path))
 
 
-async def test_a_tokeniser_is_found_by_the_models_name(server: FakeVllm, tmp_path: Path) -> None:
-    shutil.copy(TOKENIZER, tmp_path)
+async def test_a_tokeniser_is_found_by_the_models_name_here_and_there(
+    server: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with connect(server, tokenizer=None) as backend:
+        with pytest.raises(BackendBlocked, match=r"set tokenizer to its tokenizer\.json"):
+            await backend.check(LABELS)
+        shutil.copy(TOKENIZER, tmp_path)
+        server.root = str(tmp_path)
+        await backend.check(LABELS)
     assert VllmBackend(str(tmp_path))._tokenizer_file == tmp_path / "tokenizer.json"
     assert VllmBackend("no/such-model")._tokenizer_file is None
     assert VllmBackend("no name on the hub: //")._tokenizer_file is None
-
-
-async def test_cuts_of_two_tokenisers_share_no_answer(server: FakeVllm, tmp_path: Path) -> None:
-    """Where only the server has the tokeniser, its tokens are taken to be equally long."""
-    words = (" a", " extraordinarily")
-    long, short = ask("".join(words[n > 20] for n in range(200))), ask(" a film")
-    for tokenizer in (str(TOKENIZER), None):
-        backend = connect(server, tokenizer=tokenizer)
-        async with ModelClient(backend, cache=AnswerCache(tmp_path / "answers")) as cached:
-            await cached.check(LABELS)
-            assert not (await cached.score(long)).cached
-            assert (await cached.score(long)).cached
-            assert (await cached.score(short)).cached == (tokenizer is None)
-    prompts = [body["prompt"][0] for body in server.asked("/v1/completions")]
-    assert len(prompts) == 3
-    assert prompts[0] != prompts[2]
