@@ -13,17 +13,21 @@ import json
 import math
 import os
 import pathlib
+import re
 import string
 import struct
 import sys
 import time
+import unicodedata
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 PATH = "/v1/assignments"
 PAUSE_S = 10
+ROLES = ("system", "user", "assistant")
 LABEL, FIELDS = "label", {"text"}  # columns: compared here, and shown to a model
 
 Row = Mapping[str, Any]
@@ -44,6 +48,39 @@ def call(server: str, token: str, method: str, path: str, body: Any = None) -> t
         except OSError:
             pass
         time.sleep(2)
+
+
+def templates(task: Row) -> list[str]:
+    """Return the task's template, or those of its chat."""
+    chat = task.get("chat")
+    return [chat.get(role) or "" for role in ROLES] if chat else [task["template"]]
+
+
+def columns(task: Row) -> set[str]:
+    """Return the columns that the model is shown."""
+    names = {one[1] or "" for text in templates(task) for one in string.Formatter().parse(text)}
+    return names - {"", "prompt", "mask", *task.get("slots", ())}
+
+
+def crc32(task: Row) -> int:
+    """Return the server's `task_crc32` if the task is read as it was meant."""
+    words = [text for one in task["labels"] for text in (one["value"], one["word"])]
+    texts = [task["loss"], task["label_field"], *templates(task), *task.get("slots", ()), *words]
+    packed = "".join(f"{text}\0" for text in texts).encode()
+    return zlib.crc32(packed + struct.pack(f"<{len(task['bias'] or ())}d", *task["bias"] or ()))
+
+
+def target(task: Row, row: Row) -> int:
+    """Return the index of a row's label: the one that is equal, or the only one alike; else -1."""
+    names, label = [one["value"] for one in task["labels"]], str(row[task["label_field"]])
+    alike = [at for at, name in enumerate(names) if label_key(name) == label_key(label)]
+    return names.index(label) if label in names else alike[0] if len(alike) == 1 else -1
+
+
+def label_key(label: str) -> str:
+    """Return what spellings of one label share."""
+    text = unicodedata.normalize("NFC", label).strip().lower()
+    return text[:-2] if re.fullmatch(r"-?\d+\.0", text) else text
 
 
 def draw(num_examples: int, batch_size: int, seed: int) -> list[int]:
@@ -95,9 +132,9 @@ def update(run: Row, work: Row, batch: Sequence[Row], scores: Row, held: int) ->
     """Per prompt, the mean loss over the examples that are scored for every prompt."""
     task, failed = run["task"], {row for _, row in scores["failed"]}
     count, size, labels = scores["log_probs"]["shape"]
-    table, names = floats(scores["log_probs"]), list(task["labels"])
+    table = floats(scores["log_probs"])
     kept = [b for b in range(size) if b not in failed]
-    targets = [names.index(str(batch[b][task["label_field"]])) for b in kept]
+    targets = [target(task, batch[b]) for b in kept]
     calibrates = run["calibration"]["kind"] == "labels"
     biases: Any = [task.get("bias") or [0] * labels] * count
     biases = floats(work["biases"]) if calibrates else biases
@@ -116,14 +153,18 @@ def perform(server: str, me: str, work: Row, held: Sequence[Row]) -> tuple[Any, 
     if answer[0] == 200:
         run = answer[2]
         task = run["task"]
-        names = {one[1] or "" for one in string.Formatter().parse(task["template"])}
-        columns = names - {"", "prompt", "mask", *task.get("slots", ())}
-        covered = all(str(row[LABEL]) in task["labels"] for row in held)
-        paid = work["prompts"]["shape"][0] <= work["leased_queries"]
-        if task["label_field"] != LABEL or not columns <= FIELDS or not (covered and paid):
+        shown = columns(task)
+        fits = (
+            (work["exchange"], task["loss"], run["privacy"]) == ("losses", "cross_entropy", None)
+            and work["prompts"]["shape"][0] <= work["leased_queries"]
+            and run["task_crc32"] == crc32(task)
+            and (task["label_field"], shown - FIELDS) == (LABEL, set())
+            and all(target(task, row) >= 0 for row in held)
+        )
+        if not fits:
             return 422, None, {"detail": "the run does not fit this device"}
         rows = draw(len(held), run["method"]["batch_size"], work["minibatch_seed"])
-        texts = [{name: held[i][name] for name in columns} for i in rows]
+        texts = [{name: held[i][name] for name in shown} for i in rows]
         ask = {"assignment_id": work["assignment_id"], "examples": texts}
         answer = call(server, me, "POST", "/v1/score", ask)
         if answer[0] == 200:

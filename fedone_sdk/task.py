@@ -6,7 +6,10 @@ import math
 import operator
 import re
 import string
+import struct
 import unicodedata
+import zlib
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +22,7 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    PlainSerializer,
     model_validator,
 )
 
@@ -161,6 +165,41 @@ def _label_key(value: object) -> object:
 LabelValue = Annotated[str, BeforeValidator(_label_key)]
 """A label's value, which YAML may read as a number or a truth value."""
 
+
+class Label(BaseModel):
+    """A label value and its label word."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    value: LabelValue
+    word: str
+
+
+def _label_pairs(given: object) -> object:
+    if not isinstance(given, list | tuple):
+        return given
+    try:
+        labels = [Label.model_validate(one) for one in given]
+    except ValueError:
+        raise ValueError("must be a list of {value: VALUE, word: WORD}, or a mapping") from None
+    pairs = OrderedDict((label.value, label.word) for label in labels)
+    if len(pairs) < len(labels):
+        raise ValueError("two labels have the same value")
+    return pairs
+
+
+def _as_list(labels: Mapping[str, str]) -> list[Label]:
+    return [Label(value=value, word=word) for value, word in labels.items()]
+
+
+Labels = Annotated[
+    OrderedDict[LabelValue, str],
+    BeforeValidator(_label_pairs, json_schema_input_type=list[Label]),
+    PlainSerializer(_as_list),
+]
+"""Label value -> label word, in order. JSON has a list, because the keys of its objects have no
+order."""
+
 _Template = Annotated[str, Field(max_length=4000), AfterValidator(lambda text: _parsed(text))]
 
 
@@ -205,7 +244,8 @@ class TaskSpec(BaseModel):
         slots: The prompt's slots that the template or the messages name, each once, instead of
             ``{prompt}``; empty if ``{prompt}`` represents all of them. A run sets it.
         description: The task's description, for shipped instructions and for a proposer.
-        labels: The verbaliser: label value -> label word, a single token of the model. Empty for
+        labels: The verbaliser: label value -> label word, a single token of the model, or a list of
+            ``{value, word}``. The order is that of log-probabilities and biases. Empty for
             generation (the losses ``nll`` and ``score``). In a chat, `answer_word` decides on the
             leading space of a label word.
         metric: The metric of evaluation: ``accuracy``, ``f1``, ``matthews``; ``loss``, the mean
@@ -233,7 +273,7 @@ class TaskSpec(BaseModel):
     template: _Template | None = Field(default=None, exclude_if=operator.not_)
     chat: ChatSpec | None = Field(default=None, exclude_if=operator.not_)
     slots: tuple[str, ...] = Field(default=(), max_length=64, exclude_if=operator.not_)
-    labels: dict[LabelValue, str] = Field(default={}, max_length=64)
+    labels: Labels = Field(default_factory=OrderedDict, max_length=64)
     metric: Annotated[str, Field(max_length=200), AfterValidator(_known_metric)] = "accuracy"
     loss: Loss = "cross_entropy"
     label_field: str = "label"
@@ -313,6 +353,22 @@ class TaskSpec(BaseModel):
             raise ValueError(f"labels: needs one word for each of {', '.join(self.labels)}")
         given = {label: labels[label] for label in self.labels}
         return TaskSpec.model_validate({**self.model_dump(), "labels": given})
+
+    @property
+    def crc32(self) -> int:
+        """CRC-32 of what decides a loss, by which a client checks its reading of the task.
+
+        Of texts in UTF-8, each ended by a zero byte: loss, label column, templates (of a chat:
+        system, user, assistant, empty if null), slots, and each label's value and word; then of
+        the biases, little-endian float64.
+        """
+        messages = self.chat and (self.chat.system, self.chat.user, self.chat.assistant)
+        labels = (text for pair in self.labels.items() for text in pair)
+        texts = (*(messages or (self.template,)), *self.slots, *labels)
+        texts = (self.loss, self.label_field, *(text or "" for text in texts))
+        packed = "".join(f"{text}\0" for text in texts).encode()
+        bias = self.bias or ()
+        return zlib.crc32(packed + struct.pack(f"<{len(bias)}d", *bias))
 
     @property
     def generates(self) -> bool:

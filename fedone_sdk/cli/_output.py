@@ -200,7 +200,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "status": f"{result.status}{reason}, {plural(result.rounds, 'round')}",
         "verdict": None if verdict is None else verdict.text,
         "prompt so far" if result.status == "stopped" else "prompt": repr(prompt.text),
-        **{f"  {name}": repr(text) for name, text in (prompt.slots or {}).items()},
+        **{f"  {slot.name}": repr(slot.text) for slot in prompt.slots or ()},
         "label words": None
         if prompt.labels is None
         else ", ".join(map(repr, prompt.labels.values())),

@@ -145,7 +145,7 @@ def retune_spec(
 
 def _misfits(artefact: PromptArtefact, run: RunSpec) -> list[str]:
     old, new, found = artefact.task, run.task, []
-    names = list(artefact.prompt.slots or ())
+    names = [slot.name for slot in artefact.prompt.slots or ()]
     if names != list(run.prompt.text_slots) or (
         (artefact.prompt.labels is not None) is not run.prompt.chooses_labels
     ):

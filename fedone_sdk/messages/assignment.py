@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedone_sdk.messages.array import Array
 from fedone_sdk.messages.base import Id, Message, Seed, is_none
@@ -127,6 +127,8 @@ class RunTask(Message):
         blank: Index of the blank candidate, if all positions share one.
         layout: For a prompt of slots: each slot's number of positions, number of candidates (at
             most N) and index of its blank candidate.
+        task_crc32: `TaskSpec.crc32`; a client that computes another number has misread the task,
+            and declines its work.
         vocabulary_sha256: Digest of the vocabulary, whose texts are a separate resource.
         gateway: Whether the server scores prompts for clients (``POST /v1/score``).
         model: Fingerprint of the run's model. A client whose own model is another one declines as
@@ -139,6 +141,7 @@ class RunTask(Message):
     """
 
     task: TaskSpec
+    task_crc32: Annotated[int, Field(ge=0, lt=2**32)]
     method: MethodSpec
     prompt_len: int
     vocab_size: int
@@ -152,6 +155,12 @@ class RunTask(Message):
     privacy: PrivacySpec | None = None
     calibration: CalibrationSpec = CalibrationSpec(kind="none")
     reflection: Reflection | None = Field(default=None, exclude_if=is_none)
+
+    @model_validator(mode="after")
+    def _check_reading(self) -> Self:
+        if self.task_crc32 != self.task.crc32:
+            raise ValueError(f"task_crc32: must be {self.task.crc32}, that of the task as read")
+        return self
 
 
 class VocabularyList(Message):

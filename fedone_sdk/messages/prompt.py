@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from pydantic import Field
 
 from fedone_sdk.candidates import prompt_of
 from fedone_sdk.messages.base import Message, is_none
-from fedone_sdk.task import Filling, TaskSpec, TextPrompt
-from fedone_sdk.vocabulary import LABELS, Vocabulary
+from fedone_sdk.task import Filling, Labels, TaskSpec, TextPrompt
+from fedone_sdk.vocabulary import LABELS, SlotName, Vocabulary
+
+
+class SlotText(Message):
+    """A slot's text in a prompt."""
+
+    name: SlotName
+    text: str
 
 
 class PromptReport(Message):
@@ -20,16 +28,16 @@ class PromptReport(Message):
         tokens: Its candidates, by position.
         bias: Number per label to add to the label words' log-probabilities, nats
             (`TaskSpec.bias`); null for none.
-        slots: Text of each slot, with label words in place of their placeholders; absent without
-            slots.
+        slots: Text of each slot in order, with label words in place of their placeholders; absent
+            without slots.
         labels: Label words chosen by the prompt, by label; absent if it chooses none.
     """
 
     text: str
     tokens: tuple[str, ...]
     bias: tuple[float, ...] | None = None
-    slots: dict[str, str] | None = Field(default=None, exclude_if=is_none)
-    labels: dict[str, str] | None = Field(default=None, exclude_if=is_none)
+    slots: tuple[SlotText, ...] | None = Field(default=None, exclude_if=is_none)
+    labels: Labels | None = Field(default=None, exclude_if=is_none)
 
     @classmethod
     def of(
@@ -45,12 +53,13 @@ class PromptReport(Message):
         if isinstance(prompt, str):
             return cls(text=prompt, tokens=tokens, bias=bias)
         names = [slot.name for slot in vocabulary.slots if slot.name != LABELS]
-        words = dict(zip(task.labels, prompt.labels, strict=True)) if prompt.labels else None
+        words = OrderedDict(zip(task.labels, prompt.labels, strict=True)) if prompt.labels else None
+        texts = zip(names, prompt.texts, strict=True)
         return cls(
             text=prompt.text,
             tokens=tokens,
             bias=bias,
-            slots=dict(zip(names, prompt.texts, strict=True)),
+            slots=tuple(SlotText(name=name, text=text) for name, text in texts),
             labels=words,
         )
 
@@ -59,4 +68,4 @@ class PromptReport(Message):
         """Return the prompt as the input of a task."""
         if self.slots is None:
             return self.text
-        return Filling(tuple(self.slots.values()), tuple((self.labels or {}).values()))
+        return Filling(tuple(slot.text for slot in self.slots), tuple((self.labels or {}).values()))

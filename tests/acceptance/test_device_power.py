@@ -36,11 +36,3 @@ async def test_a_kill_and_a_power_cut_after_it() -> None:
             await devices.add(figures, scenario, deaths)
     assert figures.violations == []
     assert figures.deaths >= 40
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("name", devices.SCENARIOS)
-async def test_every_death(name: str) -> None:
-    figures = await devices.campaign(devices.SCENARIOS[name], devices.every())
-    assert figures.violations == []
-    assert figures.deaths >= 300

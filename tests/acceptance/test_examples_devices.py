@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fedone_sdk.messages import RunResult
+from fedone_sdk.messages import Array, RunResult, RunTask
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -31,6 +31,7 @@ from tests.runs import run_spec
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 WORDS = Vocabulary(candidates=(" good", " bad"))
+LOSSES = json.loads((ROOT / "tests" / "vectors" / "losses.json").read_text())
 ROWS = [{"text": f"text {n}", "label": n % 2} for n in range(8)]
 
 
@@ -344,6 +345,41 @@ async def test_mqtt_gateway(tmp_path: Path) -> None:
     assert "feedback" not in repr(model.asked)
 
 
+@pytest.mark.parametrize("vector", LOSSES["losses"], ids=lambda vector: vector["name"])
+def test_the_stdlib_client_has_the_losses_of_the_vectors(vector: dict[str, Any]) -> None:
+    module, run, rows = loaded("stdlib_client.py"), json.loads(vector["run"]), vector["examples"]
+    assert module.crc32(run["task"]) == run["task_crc32"]
+    if run["task"]["loss"] != "cross_entropy":
+        return  # It declines the work.
+    answers, width = vector["answers"], len(run["task"]["labels"])
+    flat = [value for row in answers for value in row]
+    table = Array.pack(flat, (1, len(rows), width), "float32").model_dump()
+    bias = Array.pack(vector.get("bias", [0] * width), (1, width), "float32").model_dump()
+    scores = {"failed": [], "model": "m", "log_probs": table}
+    found = module.update(run, {"biases": bias}, rows, scores, len(rows))
+    if "by_class" in vector:
+        assert found["class_counts"] == vector["class_counts"]
+        values = [
+            Array.model_validate(one).values() for one in (found["by_class"], vector["by_class"])
+        ]
+        assert values[0].tolist() == pytest.approx(values[1].tolist(), rel=1e-6, abs=1e-9)
+    else:
+        assert found["losses"] == pytest.approx([vector["mean"]], rel=1e-15)
+
+
+@pytest.mark.parametrize("vector", LOSSES["prompts"], ids=lambda vector: vector["name"])
+def test_the_stdlib_client_reads_the_columns_of_the_vectors(vector: dict[str, Any]) -> None:
+    module, run = loaded("stdlib_client.py"), json.loads(vector["run"])
+    assert module.crc32(run["task"]) == run["task_crc32"]
+    assert module.columns(run["task"]) == set(RunTask.model_validate(run).task.fields)
+
+
+CHAT = {
+    "chat": {"system": "{prompt}", "user": "{text}", "assistant": "It is"},
+    "labels": {1: " yes", 0: " no"},
+}
+
+
 def calibrated(labels: int) -> RunSpec:
     """As the README's run: a search, with losses by class if allowed."""
     words = [" no", " yes", " maybe", " never", " so", " it"]
@@ -357,13 +393,15 @@ def calibrated(labels: int) -> RunSpec:
 
 
 @pytest.mark.parametrize(
-    "run", [spec(), calibrated(3), calibrated(6)], ids=["plain", "few labels", "many"]
+    "run",
+    [spec(), spec(task=CHAT), calibrated(3), calibrated(6)],
+    ids=["plain", "chat", "few labels", "many"],
 )
 async def test_stdlib_client(tmp_path: Path, run: RunSpec) -> None:
     """No package at all, and the run is the same as an `EdgeClient` makes it."""
     module = ast.parse((EXAMPLES / "stdlib_client.py").read_text())
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-    assert sum((node.end_lineno or 0) - node.lineno + 1 for node in functions) <= 105
+    assert sum((node.end_lineno or 0) - node.lineno + 1 for node in functions) <= 140
     write(tmp_path / "rows.jsonl")
     async with (
         asyncio.timeout(60),

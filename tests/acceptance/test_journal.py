@@ -34,24 +34,3 @@ async def test_killed_at_random_moments() -> None:
     assert figures.violations == []
     assert figures.kills >= 4
     assert figures.same == figures.runs
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("store", ["sqlite", "postgres"])
-@pytest.mark.parametrize("name", servers.SCENARIOS)
-async def test_killed_at_every_point(name: str, store: str, request: pytest.FixtureRequest) -> None:
-    databases = None
-    if store == "postgres":
-        databases = databases_of(request.getfixturevalue("postgres"))
-    figures = await servers.kill_at_writes(servers.SCENARIOS[name], databases=databases)
-    assert figures.violations == []
-    assert figures.lost == 0
-    assert figures.runs == figures.same >= 30
-
-
-@pytest.mark.heavy
-async def test_killed_at_random_moments_for_long() -> None:
-    figures = await servers.kill_at_moments(200, first_seed=1000, jobs=2)
-    assert figures.violations == []
-    assert figures.killed_runs >= 200
-    assert figures.same == figures.runs

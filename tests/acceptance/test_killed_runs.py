@@ -132,10 +132,3 @@ def test_any_failure_and_any_disconnect(
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(ask(Path(folder)))
-
-
-@pytest.mark.heavy
-async def test_killed_runs_for_long() -> None:
-    figures = await killed_runs.campaign(200, first_seed=1000, jobs=2)
-    assert figures.violations == []
-    assert figures.killed_runs >= 200

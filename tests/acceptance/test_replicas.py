@@ -103,10 +103,3 @@ async def _patiently(transports: list[HttpTransport], name: str, *args: object) 
         if not hasattr(answer, "retry_after_s"):
             return answer
     raise TimeoutError
-
-
-@pytest.mark.heavy
-async def test_for_long(postgres: Cluster) -> None:
-    figures = await servers.kill_replicas(30, first_seed=1000, databases=databases_of(postgres))
-    assert figures.violations == []
-    assert figures.same == figures.runs

@@ -60,7 +60,11 @@ def check(fedone: Fedone, folder: Path, text: str) -> RunResult:
     result = RunResult.model_validate_json(Path("r.json").read_bytes())
     assert result.spent.queries <= 12
     assert result.prompt.slots is not None
-    assert list(result.prompt.slots) == ["instruction", "demonstrations", "closing"]
+    assert [slot.name for slot in result.prompt.slots] == [
+        "instruction",
+        "demonstrations",
+        "closing",
+    ]
     assert result.prompt.labels is not None
     assert "{" not in result.prompt.text
     most = json.loads(Path("plan.json").read_text())["most"]

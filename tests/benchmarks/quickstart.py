@@ -109,7 +109,7 @@ async def one_seed(spec: RunSpec, folder: Path, seed: int) -> Scored:
         f"| {after.mean():.3f} "
         f"| {result.spent.queries}/{result.cap.queries} "
         f"| {result.spent.requests - result.evaluation.requests} | {result.wall_s:.1f} "
-        f"| {result.prompt.slots or result.prompt.text!r} |",
+        f"| {result.prompt.prompt!r} |",
         flush=True,
     )
     return Scored(no_prompt=no, biased=biased, before=before, after=after)

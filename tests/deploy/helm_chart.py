@@ -22,14 +22,19 @@ __all__ = ["CASES", "CHART", "Manifests", "helm", "notes", "render"]
 
 CHART = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "fedone"
 
-_RUN = {
-    "task": {"template": " {text} It was{prompt} {mask}.", "labels": {"0": " bad", "1": " great"}},
+_RUN: dict[str, Any] = {
+    "task": {
+        "template": " {text} It was{prompt} {mask}.",
+        "labels": [{"value": "1", "word": " great"}, {"value": "0", "word": " bad"}],
+    },
     "prompt": {"length": 4, "vocabulary": {"kind": "file", "path": "words.txt"}},
     "method": {"name": "gs-bdpl", "num_samples": 4},
     "budget": {"queries": 1_000_000},
     "rounds": 10,
 }
 _RUNS = {"runs": {"reviews": _RUN}, "files": {"words.txt": " good\n bad\n"}}
+_MAPPED = {**_RUN, "task": {**_RUN["task"], "labels": {"1": " great", "0": " bad"}}}
+_TEXTS = {**_RUNS, "runs": {"reviews": yaml.safe_dump(_MAPPED, sort_keys=False)}}
 _KEY = {"name": "keys", "key": "model"}
 _VLLM = {"enabled": True, "model": "Qwen/Qwen2.5-0.5B-Instruct"}
 
@@ -64,7 +69,7 @@ CASES: Mapping[str, dict[str, Any]] = {
             },
         },
         "aggregator": {
-            **_RUNS,
+            **_TEXTS,
             "replicas": 3,
             "extraVolumes": [{"name": "ca", "secret": {"secretName": "db-ca"}}],
             "extraVolumeMounts": [{"name": "ca", "mountPath": "/ca", "readOnly": True}],

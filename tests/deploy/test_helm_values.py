@@ -35,6 +35,10 @@ cases = pytest.mark.parametrize("case", CASES)
             "/aggregator/adminTokens/0/role",
         ),
         ({"aggregator": {"runs": {"a run": {"task": {}, "prompt": {}}}}}, "'a run'"),
+        (
+            {"aggregator": {"runs": {"a": {"task": {"labels": {"1": " b", "0": " a"}}}}}},
+            "/aggregator/runs/a/task/labels",
+        ),
         ({"aggregator": {"files": {"../words.txt": ""}}}, "'../words.txt'"),
         ({"aggregator": {"resources": {"limits": None}}}, "missing property 'limits'"),
         ({"store": {"postgresql": {"password": "hunter2"}}}, "'password' not allowed"),
@@ -160,7 +164,7 @@ def test_the_programs_take_what_is_rendered(
             if served.backend is not None:
                 _key_is_there(served.backend.model_dump(), container)
             for run in served.load_runs(folder)[0]:
-                assert run.spec.name == "reviews"
+                assert (run.spec.name, [*run.spec.task.labels]) == ("reviews", ["1", "0"])
                 assert run.spec.budget == Budget(queries=1_000_000)
                 assert run.vocabulary.candidates == (" good", " bad")
 

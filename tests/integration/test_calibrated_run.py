@@ -24,7 +24,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import SERVER, MemoryStore
-from fedone_sdk.task import Part, Rendered
+from fedone_sdk.task import Part, Rendered, TaskSpec
 from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
 from tests.runs import (
@@ -178,6 +178,7 @@ async def test_a_server_that_asks_for_too_much_gets_nothing(change: dict[str, An
             document = (await super().task(credential, run_id)).model_dump()
             for key, value in change.items():
                 document[key] = {**(document[key] or {}), **value}
+            document["task_crc32"] = TaskSpec.model_validate(document["task"]).crc32
             return RunTask.model_validate(document)
 
     async with serving(backend=ScriptedBackend()) as service:

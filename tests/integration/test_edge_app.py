@@ -367,6 +367,7 @@ class Endless:
     async def task(self, credential: str, run_id: str) -> RunTask:
         return RunTask(
             task=self._spec.task,
+            task_crc32=self._spec.task.crc32,
             method=self._spec.method,
             prompt_len=2,
             vocab_size=3,

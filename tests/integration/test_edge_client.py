@@ -34,7 +34,6 @@ from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ScriptedBackend
 from tests import runs
 from tests.edge import stored
-from tests.power import Disk
 from tests.runs import TOKEN, RecordingTransport, memory_client, run_spec, until
 
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
@@ -437,23 +436,6 @@ class TestState:
             assert (await client.run_once()).outcome == "worked"
         assert (tmp_path / "state.sqlite3.damaged").read_bytes() == content
         assert servers_in(tmp_path) == {"memory:"}
-
-    @pytest.mark.parametrize("opened", [False, True], ids=["from the start", "later"])
-    async def test_a_disk_that_is_full(self, tmp_path: Path, opened: bool) -> None:
-        """The device works on, as one without a folder."""
-        full = not opened
-
-        def watch(what: str) -> None:
-            if full and what.startswith(("before open", "before write")):
-                raise OSError(28, "No space left on device")
-
-        async with serving() as service:
-            with Disk(tmp_path, watch):
-                async with client_of(service, state_dir=tmp_path) as client:
-                    full = True
-                    await worked(client)
-                assert run_of(service).state.status == "completed"
-        assert os.listdir(tmp_path) == ["state.sqlite3"] * opened
 
     @pytest.mark.parametrize("keep", [True, False])
     async def test_adamw_memory_of_the_device(self, tmp_path: Path, keep: bool) -> None:

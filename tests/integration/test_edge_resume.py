@@ -165,29 +165,18 @@ async def died_amid(service: Service, folder: Path, **more: Any) -> None:
             await client.run_once()
 
 
-def _cut(content: bytes) -> bytes:
-    return content[:-30]
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda content: content[:-30],
+    "foreign": lambda content: b"\x00\xff" * 50 + content,
+    "wrong": lambda content: b'{"row": 1}',
+    "NaN of a broken model": lambda content: re.sub(rb"-?[0-9.]+", b"NaN", content, count=1),
+    "deep": lambda content: b"[" * 100_000 + content,
+    "empty": lambda content: b"",
+}
 
 
-def _foreign(content: bytes) -> bytes:
-    return b"\x00\xff" * 50 + content
-
-
-def _wrong(content: bytes) -> bytes:
-    return b'{"row": 1}'
-
-
-def _nan(content: bytes) -> bytes:
-    """The answer of a broken model."""
-    return re.sub(rb"-?[0-9.]+", b"NaN", content, count=1)
-
-
-def _deep(content: bytes) -> bytes:
-    return b"[" * 100_000 + content
-
-
-@pytest.mark.parametrize("damage", [_cut, _foreign, _wrong, _nan, _deep, lambda content: b""])
-async def test_a_damaged_journal(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_damaged_journal(tmp_path: Path, damage: str) -> None:
     """It costs requests and never ends the device; the server counts them once."""
     spec, backend = spec_of("losses"), ScriptedBackend()
     async with serving(spec, backend) as service:
@@ -195,7 +184,7 @@ async def test_a_damaged_journal(tmp_path: Path, damage: Callable[[bytes], bytes
         ((key, value),) = stored(
             tmp_path, "SELECT key, value FROM journal WHERE kind = 'answers' ORDER BY rowid LIMIT 1"
         )
-        damaged = damage(value.encode()).decode("latin-1")
+        damaged = DAMAGES[damage](value.encode()).decode("latin-1")
         stored(tmp_path, "UPDATE journal SET value = ? WHERE key = ?", damaged, key)
         again = RecordingTransport(service)
         async with client_of(service, tmp_path, transport=again) as client:

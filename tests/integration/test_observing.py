@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import pytest
 import structlog
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -214,12 +213,6 @@ class TestMetrics:
                 )
             async with service.session.get(f"{url}/v1/runs") as response:
                 assert response.status == 404
-
-    async def test_where_none_are_kept(self) -> None:
-        async with serving(Observers()) as service:
-            assert (await service.call("GET", "/metrics", token=ADMIN))[0] == 404
-            with pytest.raises(ValueError, match="no metrics"):
-                await service.aggregator.listen_metrics()
 
 
 class TestTracing:

@@ -164,13 +164,6 @@ async def test_hostile_text_stays_text_in_html() -> None:
     assert "{{7*7}}" in page.text
 
 
-async def test_a_run_before_its_start_has_no_curves() -> None:
-    done = await small()
-    empty = done.result.model_copy(update={"history": (), "rounds": 0})
-    run = replace(done.run, result=empty)
-    assert "Curves" not in Page(html_report(run)).text
-
-
 async def test_many_clients_are_counted() -> None:
     done = await small()
     entry = done.result.history[0]

@@ -169,33 +169,6 @@ async def test_it_stops_at_its_epsilon_and_not_at_the_servers(tmp_path: Path) ->
     assert transport.declines[0].reason == reason
 
 
-@pytest.mark.parametrize(("exchange", "local_steps"), [("losses", 1), ("alpha", 2)])
-async def test_a_killed_device_counts_no_release_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str, local_steps: int
-) -> None:
-    """The noise is drawn, and the update neither kept nor sent."""
-    spec = noisy(exchange, local_steps=local_steps)
-    # No room for a single release more, not even on the way.
-    most = epsilon_of(*[4.0] * local_steps) * 1.02
-
-    def dies(self: CurrentWork, *_: object) -> None:
-        raise asyncio.CancelledError
-
-    async with serving(spec, ScriptedBackend()) as service:
-        transport = RecordingTransport(service)
-        with monkeypatch.context() as patch:
-            patch.setattr(CurrentWork, "put", dies)
-            async with device(transport, tmp_path, max_epsilon=most) as client:
-                with pytest.raises(asyncio.CancelledError):
-                    await client.run_once()
-                spent = client.epsilon
-        assert transport.updates == []
-        async with device(transport, tmp_path, max_epsilon=most) as client:
-            assert client.epsilon == spent == pytest.approx(most / 1.02, rel=0.02)
-            assert (await client.run_once()).outcome == "worked"
-            assert client.epsilon == spent
-
-
 class FullDisk:
     """A disk that is full while `full` is set."""
 

@@ -120,18 +120,6 @@ class TestClaims:
                 await claim(service, client)
             assert code(excinfo) == "run_ended"
 
-    async def test_a_run_by_name(self) -> None:
-        async with serving() as service:
-            await service.add_run(spec_of("one"), WORDS)
-            await service.add_run(spec_of("two"), WORDS)
-            (client,) = await enrol(service, 1)
-            work = await claim(service, client, run_id="two")
-            assert work is not None
-            assert work.run_id == "two"
-            with pytest.raises(ProblemError) as excinfo:
-                await claim(service, client, run_id="three")
-            assert code(excinfo) == "not_found"
-
     async def test_a_client_that_works_for_one_run_is_not_drawn_by_another(self) -> None:
         async with serving() as service:
             one = await service.add_run(spec_of("one"), WORDS)

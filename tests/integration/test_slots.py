@@ -95,8 +95,8 @@ async def test_the_model_sees_what_the_slots_hold() -> None:
     assert not any("{" in text for text in texts)
     assert all(text.endswith((" It was", " In short,")) for text in texts)
     assert result.prompt.slots is not None
-    assert list(result.prompt.slots) == ["instruction", "words", "closing"]
-    assert result.prompt.text == "".join(result.prompt.slots.values())
+    assert [slot.name for slot in result.prompt.slots] == ["instruction", "words", "closing"]
+    assert result.prompt.text == "".join(slot.text for slot in result.prompt.slots)
     assert result.prompt.labels is not None
     assert json.loads(result.prompt.tokens[-1]) == list(result.prompt.labels.values())
 
@@ -143,7 +143,7 @@ async def test_artefact(method: str) -> None:
     run, _ = await served(spec_of(method, "losses"))
     artefact = artefact_of(run)
     assert artefact.prompt.slots is not None
-    assert artefact.prompt.text == "".join(artefact.prompt.slots.values())
+    assert artefact.prompt.text == "".join(slot.text for slot in artefact.prompt.slots)
     assert artefact.asked.labels == artefact.prompt.labels
 
 

@@ -11,6 +11,7 @@ import pytest
 from fedone_sdk.client.consent import Consent
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import RunTask
+from fedone_sdk.task import TaskSpec
 
 VECTORS = json.loads(
     (Path(__file__).parents[1] / "vectors" / "consent.json").read_text(encoding="utf-8")
@@ -19,6 +20,7 @@ VECTORS = json.loads(
 
 def run_of(task: dict[str, Any]) -> RunTask:
     rest = {"prompt_len": 1, "vocab_size": 2, "vocabulary_sha256": "", "gateway": True}
+    rest["task_crc32"] = TaskSpec.model_validate(task).crc32
     return RunTask.model_validate({"task": task, "method": {"name": "gs-bdpl"}, **rest})
 
 

@@ -37,6 +37,49 @@ def forbidden() -> tuple[float, ...]:
     raise AssertionError("the noise is drawn twice")
 
 
+class Death:
+    """The end of a process at an operation of its disk, given by its name or its number.
+
+    Attributes:
+        comes_at: The operation.
+        has_come: Whether the process has died; nothing works then.
+        is_over: Whether another process uses the disk.
+    """
+
+    def __init__(self) -> None:
+        self.comes_at: str | int | None = None
+        self.has_come = self.is_over = False
+        self._passed = 0
+
+    def __call__(self, what: str) -> None:
+        self._passed += 1
+        self.has_come = self.has_come or self.comes_at in (what, self._passed)
+        if self.has_come and not self.is_over:
+            raise KeyboardInterrupt
+
+
+class TestPowerCuts:
+    def test_what_was_read_is_there_too(self, tmp_path: Path) -> None:
+        """A killed process may have left a transaction that was not synced."""
+        death = Death()
+        with Disk(tmp_path, death) as disk:
+            state = DeviceState(tmp_path / "state", SERVER)
+            Identity(state).reset("nonce")
+            death.comes_at = "before fsync state.sqlite3-wal"
+            assert not state.write(COUNT)
+            state.close()
+            death.comes_at, death.is_over = None, True
+            reader = DeviceState(tmp_path / "state", SERVER)
+            assert reader.rows("SELECT * FROM privacy") == [("losses", 1.0)]
+            death.is_over = False  # It dies without a close, which would sync.
+            reader.close()
+            disk.cut()
+            death.is_over = True
+            after = DeviceState(tmp_path / "state", SERVER)
+            assert after.rows("SELECT * FROM privacy") == [("losses", 1.0)]
+            after.close()
+
+
 class TestTransactions:
     @pytest.mark.parametrize("fails_at", range(4))
     def test_an_update_and_its_count_are_stored_together(

@@ -1,5 +1,6 @@
 """The task: templates, the GLUE table, and losses against independent formulas."""
 
+import json
 import math
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from fedone_paper.glue import GLUE_TASKS, glue_task
 from fedone_sdk.backends import Answer, query_for, rows_of
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import DataError
+from fedone_sdk.messages import RunTask
 from fedone_sdk.task import (
     LOG_ZERO,
     MAX_BIAS,
@@ -51,10 +53,51 @@ def test_render_parts() -> None:
 
 
 def test_fields_and_words() -> None:
-    spec = task("{b} {prompt} {a} {b}", labels={2: " x", 1: " y"})
+    words = {2: " x", 1: " y"}
+    spec = task("{b} {prompt} {a} {b}", labels=words)
+    assert spec == task(
+        "{b} {prompt} {a} {b}", labels=[{"value": v, "word": word} for v, word in words.items()]
+    )
+    assert spec != task("{b} {prompt} {a} {b}", labels=dict(sorted(words.items())))
+    assert TaskSpec.model_validate_json(json.dumps(spec.model_dump(), sort_keys=True)) == spec
     assert spec.fields == ("b", "a")
     assert spec.label_words == (" x", " y")
     assert list(spec.labels) == ["2", "1"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        ([{"value": 1, "word": "a"}, {"value": "1", "word": "b"}], "have the same value"),
+        ([{"1": "a"}, {"0": "b"}], "must be a list of {value: VALUE, word: WORD}, or a mapping"),
+        ([["1", "a"], ["0", "b"]], "must be a list of {value: VALUE, word: WORD}, or a mapping"),
+    ],
+)
+def test_lists_of_labels_that_are_refused(labels: object, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        task(labels=labels)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"labels": {1: " y", 0: " x"}},
+        {"labels": {0: " y", 1: " x"}},
+        {"template": "{b} {prompt} {a}"},
+        {"loss": "hinge"},
+        {"label_field": "c"},
+        {"bias": (0.0, 0.5)},
+    ],
+    ids=str,
+)
+def test_a_task_that_is_read_otherwise_is_refused(change: dict[str, Any]) -> None:
+    base = {"template": "{a} {prompt} {b}", "labels": {0: " x", 1: " y"}}
+    sent, read = TaskSpec.model_validate(base), TaskSpec.model_validate(base | change)
+    rest = {"prompt_len": 1, "vocab_size": 2, "vocabulary_sha256": "", "gateway": True}
+    run = {"task": read, "method": {"name": "gs-bdpl"}, **rest}
+    assert RunTask.model_validate(run | {"task_crc32": read.crc32}).task == read
+    with pytest.raises(ValueError, match=f"task_crc32: must be {read.crc32}"):
+        RunTask.model_validate(run | {"task_crc32": sent.crc32})
 
 
 @given(st.text(), st.text())

@@ -97,6 +97,7 @@ export interface Renewal {
  */
 export interface RunTask {
   task: TaskSpec;
+  task_crc32: number;
   method: GradientSpec | SearchSpec | OwnMethodSpec;
   prompt_len: number;
   vocab_size: number;
@@ -118,9 +119,7 @@ export interface TaskSpec {
   template?: string | null;
   chat?: ChatSpec | null;
   slots?: string[];
-  labels?: {
-    [k: string]: string;
-  };
+  labels?: Label[];
   metric?: string;
   loss?: "cross_entropy" | "brier" | "hinge" | "zero_one" | "nll" | "score";
   label_field?: string;
@@ -147,6 +146,13 @@ export interface ChatSpec {
   system?: string | null;
   user: string;
   assistant?: string | null;
+}
+/**
+ * A label value and its label word.
+ */
+export interface Label {
+  value: string;
+  word: string;
 }
 /**
  * What is classified, and by what, in the words of the shipped instructions.

@@ -30,12 +30,10 @@ export class Task {
   readonly fields: readonly string[];
   readonly #messages: readonly { role?: string; pieces: Piece[] }[];
 
-  constructor(
-    readonly spec: TaskSpec,
-    labels: readonly (readonly [string, string])[],
-  ) {
-    this.labels = labels.map(([label]) => label);
-    this.labelWords = labels.map(([, word]) => word);
+  constructor(readonly spec: TaskSpec) {
+    const labels = spec.labels ?? [];
+    this.labels = labels.map(({ value }) => value);
+    this.labelWords = labels.map(({ word }) => word);
     const { chat } = spec;
     const written = chat
       ? [
@@ -62,6 +60,23 @@ export class Task {
 
   get loss(): NonNullable<TaskSpec["loss"]> {
     return this.spec.loss ?? "cross_entropy";
+  }
+
+  /** The number by which the aggregator and the client know that they read the same task. */
+  get crc32(): number {
+    const { chat, template } = this.spec;
+    const words = this.labelWords;
+    const texts = [
+      ...[this.loss, this.labelField],
+      ...(chat ? [chat.system, chat.user, chat.assistant] : [template]),
+      ...this.slots,
+      ...this.labels.flatMap((label, at) => [label, words[at]]),
+    ];
+    const text = new TextEncoder().encode(texts.map((each) => `${each ?? ""}\0`).join(""));
+    const bias = [...(this.spec.bias ?? [])];
+    const packed = new DataView(new ArrayBuffer(8 * bias.length));
+    bias.forEach((value, at) => packed.setFloat64(8 * at, value, true));
+    return crc32(Uint8Array.from([...text, ...new Uint8Array(packed.buffer)]));
   }
 
   get labelField(): string {
@@ -145,18 +160,12 @@ export interface Run extends Omit<RunTask, "task"> {
 /**
  * Reads the answer of `GET /v1/runs/{id}/task`.
  *
- * JavaScript moves keys that are numbers, as labels often are, to the front of an object. They are
- * marked before the text is parsed, so that the labels keep the order that the answers have.
- *
- * @throws MessageError It is none.
+ * @throws MessageError It is none, or its task is not the one that the aggregator has sent.
  */
 export function readRun(text: string): Run {
-  const marked = text.replace(/"((?:[^"\\]|\\.)*)"(\s*:)?/g, (whole, key: string, colon) =>
-    colon && /^\d+$/.test(key) ? `"\\u0000${key}"${colon}` : whole,
-  );
   let run: RunTask;
   try {
-    run = JSON.parse(marked) as RunTask;
+    run = JSON.parse(text) as RunTask;
   } catch {
     throw new MessageError("the aggregator's answer is malformed: a task: no JSON");
   }
@@ -169,18 +178,30 @@ export function readRun(text: string): Run {
   if (typeof (privacy ?? {}) !== "object") {
     throw new MessageError("the aggregator's answer is malformed: a task: privacy");
   }
-  const labels = Object.entries(task.labels ?? {});
-  const { bias } = task;
+  const { bias, labels = [] } = task;
+  const isLabel = (one: unknown) =>
+    ["value", "word"].every((key) => typeof (one as any)?.[key] === "string");
+  if (!(Array.isArray(labels) && labels.every(isLabel))) {
+    throw new MessageError("the aggregator's answer is malformed: a task: labels");
+  }
   if (bias != null && !(bias.length === labels.length && Array.from(bias).every(isBias))) {
     throw new MessageError("the aggregator's answer is malformed: a task: bias");
   }
-  return {
-    ...run,
-    task: new Task(
-      task,
-      labels.map(([key, word]) => [key.replace("\0", ""), word]),
-    ),
-  };
+  const read = new Task(task);
+  if (run.task_crc32 !== read.crc32) {
+    throw new MessageError("the aggregator's answer is malformed: a task: task_crc32");
+  }
+  return { ...run, task: read };
+}
+
+/** CRC-32 of bytes, as of zlib. */
+function crc32(bytes: Uint8Array): number {
+  let crc = ~0;
+  for (const byte of bytes) {
+    crc ^= byte;
+    for (let bit = 0; bit < 8; bit++) crc = (crc >>> 1) ^ (crc & 1 ? 0xedb88320 : 0);
+  }
+  return ~crc >>> 0;
 }
 
 /** A label as Python spells it: a run's labels may be `true` and `false`. */

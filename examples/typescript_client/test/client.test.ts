@@ -22,6 +22,7 @@ import {
   problem,
   RUN,
   ScriptedServer,
+  taskOf,
 } from "./server.js";
 
 const SERVER = "https://fedone.example";
@@ -227,7 +228,7 @@ test("a model of the device's own is asked once for a prompt that stands twice",
 
 test("a device with another model than the run's declines", async () => {
   const server = new ScriptedServer();
-  server.next("task", () => json({ ...RUN, model: "another" }));
+  server.next("task", () => taskOf({ ...RUN, model: "another" }));
   server.next("claim", ...Array(2).fill(() => json(assignment())));
   const { backend } = countingBackend();
   const { client } = clientOf(server, { backend });
@@ -335,7 +336,7 @@ test("candidates that were added are fetched, and nothing else", async () => {
   const slots = [{ name: "instruction", candidates, repeat: 1 }];
   const task = { ...RUN.task, template: "{instruction}{text}{mask}", slots: ["instruction"] };
   const run = (version: number) => () =>
-    json({ ...RUN, task, vocabulary_version: version, layout: [[1, 2 + version, 0]] });
+    taskOf({ ...RUN, task, vocabulary_version: version, layout: [[1, 2 + version, 0]] });
   const work = (version: number) => () => {
     const prompts = pack([0, 1 + version], [2, 1], "uint8");
     const name = `a${version}`;
@@ -388,7 +389,7 @@ test("an answer without an end is not read to its end", async () => {
 
 test("noise is drawn once, and the same after a restart", async () => {
   const privacy = { target: "losses", clip: 2, noise_multiplier: 1, delta: 1e-5 };
-  const noised = () => json({ ...RUN, privacy });
+  const noised = () => taskOf({ ...RUN, privacy });
   const server = new ScriptedServer()
     .next("claim", ...Array(2).fill(() => json(assignment())))
     .next("task", noised, noised);
@@ -426,7 +427,7 @@ test("epsilon is counted over restarts, and work beyond it is declined", async (
   for (const [at, id] of ["a1", "a2"].entries()) {
     const server = new ScriptedServer()
       .next("claim", () => json(assignment({ assignment_id: id })))
-      .next("task", () => json({ ...RUN, privacy: PRIVACY }));
+      .next("task", () => taskOf({ ...RUN, privacy: PRIVACY }));
     const { client } = clientOf(server, { storage, policy, ...COLUMNS });
     outcomes.push(await client.runOnce());
     assert.ok(Math.abs(client.status().epsilon! - 0.93) < 0.01);
@@ -456,7 +457,7 @@ test("work that the device does not accept is declined before anything is asked"
   for (const [policy, work, task, reason] of cases) {
     const server = new ScriptedServer()
       .next("claim", () => json(assignment(work)))
-      .next("task", () => json(task));
+      .next("task", () => taskOf(task as typeof RUN));
     assert.equal(await clientOf(server, { policy, ...COLUMNS }).client.runOnce(), "declined");
     assert.match(JSON.parse(server.bodies("decline")[0]!).reason, reason);
     assert.deepEqual([server.bodies("score"), server.bodies("update")], [[], []]);
@@ -468,7 +469,7 @@ test("a private device says neither which rows it has nor what became of them", 
   const policy = { privacy: { maxEpsilon: 8, unit: "label" } } as const;
   const sent = async (data: Example[], task: object) => {
     const run = { ...RUN, privacy: PRIVACY, task: { ...RUN.task, ...task } };
-    const server = new ScriptedServer().next("task", () => json(run));
+    const server = new ScriptedServer().next("task", () => taskOf(run));
     const { client } = clientOf(server, { data, policy, beforeSend, ...COLUMNS });
     await client.runOnce();
     const { losses, ...update } = JSON.parse(server.bodies("update")[0] ?? "{}");
@@ -478,7 +479,12 @@ test("a private device says neither which rows it has nor what became of them", 
   const found = await sent(rows(["a", "b", "c"]), {});
   assert.deepEqual([found[1].num_examples, found[1].scored], [1, { scored: 3 }]);
   assert.deepEqual(await sent(rows(["a", "1", "c"]), {}), found);
-  const [, declined] = await sent(rows(["a", "b"]), { labels: { 0: " no", 2: " maybe" } });
+  const [, declined] = await sent(rows(["a", "b"]), {
+    labels: [
+      { value: "0", word: " no" },
+      { value: "2", word: " maybe" },
+    ],
+  });
   assert.equal(JSON.parse(declined).reason, "the run does not fit this device");
 });
 
@@ -488,7 +494,7 @@ test("a private device sends noise, whatever fails for its row", async () => {
     fingerprint: "m",
     logProbs: inputs.map((parts) => (String(parts).includes("failing") ? null : [-1, -2])),
   });
-  const broken = { loss: "score", labels: {} } as const;
+  const broken = { loss: "score", labels: [] } as const;
   const written: Backend = async ({ inputs }) => ({
     fingerprint: "m",
     texts: inputs.map(() => ""),
@@ -504,7 +510,7 @@ test("a private device sends noise, whatever fails for its row", async () => {
     const policy = { privacy: { maxEpsilon: 8, unit } } as const;
     const run = { ...RUN, privacy: PRIVACY, task: { ...RUN.task, ...task } };
     const server = new ScriptedServer()
-      .next("task", () => json(run))
+      .next("task", () => taskOf(run))
       .next("score", () => json({ log_probs: logProbs, model: "m" }));
     const { client } = clientOf(server, { data: [row], policy, ...COLUMNS, ...options });
     assert.equal(await client.runOnce(), "worked");
@@ -521,7 +527,7 @@ test("a task whose numbers could make a loss or its noise fail is not understood
   ];
   for (const change of changes) {
     const server = new ScriptedServer().next("task", () =>
-      json({ ...RUN, privacy: PRIVACY, ...change }),
+      taskOf({ ...RUN, privacy: PRIVACY, ...change }),
     );
     assert.equal(await clientOf(server, { policy, ...COLUMNS }).client.runOnce(), "declined");
     assert.match(JSON.parse(server.bodies("decline")[0]!).reason, /malformed/);

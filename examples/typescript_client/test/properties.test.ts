@@ -9,6 +9,7 @@ import { exactSum } from "../src/numbers.js";
 import { cuts } from "../src/oracle.js";
 import { platformRandom } from "../src/random.js";
 import { readRun } from "../src/task.js";
+import { runText } from "./server.js";
 
 const finite = fc.double({ noNaN: true, noDefaultInfinity: true, min: -1e300, max: 1e300 });
 
@@ -107,9 +108,13 @@ test("labels keep the order of the wire, whatever they are called", () => {
   const label = fc.oneof(fc.nat(500).map(String), fc.string({ minLength: 1 }));
   fc.assert(
     fc.property(fc.uniqueArray(label, { minLength: 2, maxLength: 8 }), (labels) => {
-      const entries = labels.map((key) => `${JSON.stringify(key)}:${JSON.stringify(`" ${key}":`)}`);
-      const run = `{"task":{"template":"{prompt}{text}","labels":{${entries.join()}}},"method":{"batch_size":1}}`;
-      const { task } = readRun(run);
+      const entries = labels.map((value) => ({ value, word: `" ${value}":` }));
+      const spec = { template: "{prompt}{text}", labels: entries };
+      const { task_crc32, ...run } = JSON.parse(runText({ task: spec, method: { batch_size: 1 } }));
+      const { task } = readRun(JSON.stringify({ task_crc32, ...run }));
+      spec.labels = [...entries].reverse();
+      const swapped = JSON.stringify({ ...run, task: spec, task_crc32 });
+      assert.throws(() => readRun(swapped), /malformed: a task: task_crc32/);
       assert.deepEqual(task.labels, labels);
       assert.deepEqual(
         task.labelWords,

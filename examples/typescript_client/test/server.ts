@@ -2,6 +2,8 @@ import { pack } from "../src/array.js";
 import type { Clock } from "../src/clock.js";
 import { Stopped } from "../src/errors.js";
 import type { Fetch } from "../src/index.js";
+import type { TaskSpec } from "../src/messages.js";
+import { Task } from "../src/task.js";
 
 /** A request as it came. */
 export interface Received {
@@ -30,10 +32,23 @@ export const lost: Reaction = () => {
   throw new TypeError("fetch failed");
 };
 
+/** The text of a run for devices, with the check sum of its task. */
+export function runText(run: { task: unknown; [key: string]: unknown }): string {
+  return JSON.stringify({ ...run, task_crc32: new Task(run.task as TaskSpec).crc32 });
+}
+
+/** The answer of `GET /v1/runs/{id}/task`. */
+export function taskOf(run: { task: unknown; [key: string]: unknown }): Response {
+  return new Response(runText(run), { headers: { "Content-Type": "application/json" } });
+}
+
 export const RUN = {
   task: {
     template: "{prompt} {text} {mask}",
-    labels: { 0: " no", 1: " yes" },
+    labels: [
+      { value: "0", word: " no" },
+      { value: "1", word: " yes" },
+    ],
     loss: "cross_entropy",
     label_field: "label",
   },
@@ -103,7 +118,7 @@ export class ScriptedServer {
       this.#given = true;
       return json(assignment());
     }
-    if (name === "task") return json(RUN);
+    if (name === "task") return taskOf(RUN);
     if (name === "vocabulary") return json({ candidates: [" a", " b", " c"] });
     if (name === "score") return json({ log_probs: logProbs(body), model: "m" });
     if (name === "update") {

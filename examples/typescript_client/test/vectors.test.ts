@@ -13,6 +13,7 @@ import { privateLosses, privateTerms } from "../src/noise.js";
 import { exactSum, mean } from "../src/numbers.js";
 import type { Random } from "../src/random.js";
 import { readRun } from "../src/task.js";
+import { runText } from "./server.js";
 import type { Example } from "../src/task.js";
 import { Vocabulary } from "../src/vocabulary.js";
 import { vectors } from "./vectors.js";
@@ -70,7 +71,7 @@ for (const vector of consents.cases) {
         ...vector,
       };
       const columns = { ...(label && { label }), ...(fields && { fields }) };
-      const run = readRun(JSON.stringify({ task, method: { batch_size: 1 } }));
+      const run = readRun(runText({ task, method: { batch_size: 1 } }));
       const found = new Consent(columns, labels ?? undefined, isPrivate).admit(run, rows, gateway);
       assert.equal(found.refusal === undefined, admitted.length > 0);
       const expected = admitted.map((place) => rows[place]!);

@@ -244,6 +244,7 @@ class RunView:
         method = self.spec.method
         return RunTask(
             task=self._task_for_devices,
+            task_crc32=self.spec.task.crc32,
             method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
             prompt_len=self.spec.prompt.length,
             vocab_size=self.machine.vocab_size,

@@ -263,13 +263,3 @@ async def test_what_the_budget_refuses_takes_no_place() -> None:
         await backend.score(ask("poor"))
     await backend.score(ask("rich"))
     assert model.times == [0, 0]
-
-
-@on_virtual_time
-async def test_ten_thousand_wait_in_order() -> None:
-    model = Model()
-    backend = limited(model, requests_per_minute=1000, tokens_per_minute=1e9)
-    await asyncio.gather(*(backend.score(ask(f"{n}")) for n in range(10_000)))
-    assert model.texts == [str(n) for n in range(10_000)]
-    assert model.times[-1] == 540
-    assert not backend._limiter._queues
