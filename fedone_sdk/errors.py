@@ -26,6 +26,8 @@ FedOneError
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -52,11 +54,13 @@ __all__ = [
     "MissingExtraError",
     "PROBLEMS",
     "ProblemError",
+    "RefusedBetween",
     "ResultError",
     "SpecError",
     "StoreUnavailable",
     "TransportError",
     "UnknownLease",
+    "installing",
     "is_retryable",
     "one_line",
 ]
@@ -99,7 +103,20 @@ class MissingExtraError(FedOneError, ImportError):
 
     def __init__(self, feature: str, *, extra: str) -> None:
         self.extra = extra
-        super().__init__(f"{feature} needs an extra: pip install 'fedone-sdk[{extra}]'")
+        super().__init__(f"{feature} needs an extra: {installing(extra)}")
+
+
+def installing(extra: str) -> str:
+    """Return the command that installs the packages of an extra."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        lines = requires("fedone-sdk") or []
+    except PackageNotFoundError:
+        lines = []
+    marker = re.compile(rf"extra == ['\"]{extra}['\"]")
+    packages = [line.partition(";")[0].strip() for line in lines if marker.search(line)]
+    return f"pip install {shlex.join(packages)}" if packages else extra
 
 
 @contextmanager
@@ -286,6 +303,10 @@ class LabelWordError(BackendError):
 
 class MessageError(FedOneError):
     """A wire message is malformed."""
+
+
+class RefusedBetween(MessageError):
+    """A proxy refuses a request by a 4xx of its own, which the same request meets again."""
 
 
 class StoreUnavailable(FedOneError):

@@ -19,7 +19,7 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 from yarl import URL
 
-from fedone_sdk.errors import ArgumentError, MessageError, TransportError
+from fedone_sdk.errors import ArgumentError, MessageError, RefusedBetween, TransportError
 from fedone_sdk.messages import (
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
@@ -461,15 +461,19 @@ async def _content(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     return bytes(body)
 
 
+_PASSING = (408, 421, 425, 429)
+
+
 def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
     wait_s = _retry_after_s(headers) if "Retry-After" in headers else None
     try:
         error = Problem.model_validate_json(body).error()
     except ValidationError:
         # Not an aggregator's answer but a proxy's; its 5xx is transient.
-        if status >= 500 or status == 429:
+        if status >= 500 or status in _PASSING:
             return TransportError(f"{path}: answered {status}", retry_after_s=wait_s)
-        return MessageError(f"{path}: answered {status}, and not as an aggregator does")
+        kind = RefusedBetween if status >= 400 else MessageError
+        return kind(f"{path}: answered {status}, and not as an aggregator does")
     error.retry_after_s = wait_s
     return error
 

@@ -33,6 +33,7 @@ from fedone_sdk.errors import (
     MessageError,
     MissingExtraError,
     ProblemError,
+    RefusedBetween,
     SpecError,
     TransportError,
     is_retryable,
@@ -207,10 +208,8 @@ class Worker:
                     if unsent is None or unsent.assignment_id != assignment.assignment_id:
                         run = await self._checked_run(assignment, held)
                         unsent = await self._done(run, assignment, held, lease)
-                except (MessageError, Paused, TransportError):
-                    raise
                 except Exception as exc:
-                    if isinstance(exc, ProblemError) and _is_kept(exc):
+                    if _is_kept(exc):
                         raise
                     private = run is not None and run.privacy is not None
                     return await self._decline(assignment, exc, private=private)
@@ -425,8 +424,8 @@ class Worker:
             await self._session.call(
                 self._session.transport.update, unsent.assignment_id, unsent.update
             )
-        except ProblemError as exc:
-            if is_retryable(exc) or exc.code in _NOT_DECLINED:
+        except (ProblemError, RefusedBetween) as exc:
+            if is_retryable(exc) or (isinstance(exc, ProblemError) and exc.code in _NOT_DECLINED):
                 raise
             return await self._decline(unsent, exc)
         self._current.accept(unsent)
@@ -435,8 +434,11 @@ class Worker:
         return Turn(outcome="worked", **facts)
 
 
-def _is_kept(refusal: ProblemError) -> bool:
-    """Return whether work that met this refusal is gone or resumes later; else it is declined."""
+def _is_kept(refusal: Exception) -> bool:
+    """Return whether work that met this failure is gone or resumes later; else it is declined."""
+    if not isinstance(refusal, ProblemError):
+        kept = isinstance(refusal, (MessageError, Paused, TransportError))
+        return kept and not isinstance(refusal, RefusedBetween)
     # A model that is unavailable for all attempts may stay so for long, unless the server says
     # how long.
     model_is_away = (

@@ -319,10 +319,11 @@ def test_dns_of_kubernetes_openshift_and_nodelocal() -> None:
     assert {(port["port"], port["protocol"]) for port in dns["ports"]} == {
         *((53, "UDP"), (53, "TCP"), (5353, "UDP"), (5353, "TCP"))
     }
-    (internet,) = (
+    internet, internet_v6 = (
         peer["ipBlock"] for rule in egress[1:] for peer in rule.get("to", ()) if "ipBlock" in peer
     )
     assert "169.254.0.0/16" in internet["except"], "cloud metadata"
+    assert "fc00::/7" in internet_v6["except"], "private networks"
 
 
 def test_openshift_assigns_the_users() -> None:

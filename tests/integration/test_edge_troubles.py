@@ -19,6 +19,7 @@ from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import ClientEvent, HttpTransport
 from fedone_sdk.client.examples import Source
+from fedone_sdk.client.transport import Call, _refusal
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -171,6 +172,34 @@ class TestLog:
         assert [line["reason"] for line in offline] == ["http://server: cannot be reached: refused"]
         assert re.fullmatch(r"offline since \d\d:\d\d", offline[0]["event"])
         assert [line["event"] for line in lines].count("online again") == 1
+
+    @pytest.mark.parametrize("status", [403, 404, 407, 413, 451])
+    @pytest.mark.parametrize("path", ["/v1/score", "/update"])
+    async def test_work_that_a_proxy_refuses_is_declined(self, status: int, path: str) -> None:
+        """The operator reads why; an aggregator's own 404 or 413 has another form."""
+
+        class Blocked(MemoryTransport):
+            async def send(self, call: Call) -> Any:
+                if call.name == path.strip("/").removeprefix("v1/"):
+                    raise _refusal(path, status, {}, b"<html>blocked</html>")
+                return await super().send(call)
+
+        async with serving() as service:
+            async with client_of(service, transport=Blocked(service)) as client:
+                turn = await client.run_once()
+            assert (turn.outcome, turn.reason) == (
+                "declined",
+                f"{path}: answered {status}, and not as an aggregator does",
+            )
+            (run,) = service.runs.values()
+            assert [seat.phase for seat in run.state.seats] == ["offered"]
+
+    @pytest.mark.parametrize(
+        ("status", "kind"),
+        [(302, MessageError), (408, TransportError), (425, TransportError), (511, TransportError)],
+    )
+    def test_answers_of_proxies_that_pass(self, status: int, kind: type[Exception]) -> None:
+        assert type(_refusal("/v1/score", status, {}, b"<html>")) is kind
 
 
 class TestOddRows:

@@ -10,9 +10,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import ClientConnectorError, ClientSession, web
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.errors import BackendUnavailable, ProblemError
@@ -22,6 +24,7 @@ from fedone_sdk.stores import MemoryStore, RunRecord, Store
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from tests.integration.caller import ADMIN, TOKEN, Caller
+from tests.processes import free_port
 from tests.runs import WORDS, run_spec
 
 
@@ -246,3 +249,17 @@ class TestListening:
 class _Server(Caller):
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self.url, self.session = url, session
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "::", "[::]", "127.0.0.1", "0.0.0.0"])
+async def test_address_families(host: str) -> None:
+    """`[::]` takes IPv4 too."""
+    port = free_port()
+    async with listening(web.Application(), host=host, port=port), ClientSession() as session:
+        for literal in ("[::1]", "127.0.0.1"):
+            served = host.strip("[]") == "::" or (":" in host) == (":" in literal)
+            try:
+                async with session.get(f"http://{literal}:{port}/") as response:
+                    assert (served, response.status) == (True, 404)
+            except ClientConnectorError:
+                assert not served

@@ -267,7 +267,9 @@ async def listening(
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port, ssl_context=ssl_context, backlog=1024)
+        # asyncio's socket on "::" would be of IPv6 only; without a host it takes both families.
+        address = None if host.strip("[]") == "::" else host.strip("[]")
+        site = web.TCPSite(runner, address, port, ssl_context=ssl_context, backlog=1024)
         await site.start()
         bound = runner.addresses[0][1]
         scheme = "http" if ssl_context is None else "https"

@@ -63,9 +63,9 @@ null
 {{- $runs = append $runs (printf "run-%s.yaml" $name) -}}
 {{- end -}}
 {{- $metrics := dict "enabled" .Values.monitoring.metrics -}}
-{{- if .Values.monitoring.metrics -}}{{- $_ := set $metrics "listen" "0.0.0.0:9090" -}}{{- end -}}
+{{- if .Values.monitoring.metrics -}}{{- $_ := set $metrics "listen" "[::]:9090" -}}{{- end -}}
 {{- $config := dict
-  "listen" "0.0.0.0:8080"
+  "listen" "[::]:8080"
   "store" $store
   "auth" $auth
   "backend" (include "fedone.aggregatorBackend" . | fromJson)
