@@ -26,6 +26,8 @@ FedOneError
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -58,6 +60,7 @@ __all__ = [
     "StoreUnavailable",
     "TransportError",
     "UnknownLease",
+    "installing",
     "is_retryable",
     "one_line",
 ]
@@ -100,7 +103,20 @@ class MissingExtraError(FedOneError, ImportError):
 
     def __init__(self, feature: str, *, extra: str) -> None:
         self.extra = extra
-        super().__init__(f"{feature} needs an extra: pip install 'fedone-sdk[{extra}]'")
+        super().__init__(f"{feature} needs an extra: {installing(extra)}")
+
+
+def installing(extra: str) -> str:
+    """Return the command that installs the packages of an extra."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        lines = requires("fedone-sdk") or []
+    except PackageNotFoundError:
+        lines = []
+    marker = re.compile(rf"extra == ['\"]{extra}['\"]")
+    packages = [line.partition(";")[0].strip() for line in lines if marker.search(line)]
+    return f"pip install {shlex.join(packages)}" if packages else extra
 
 
 @contextmanager

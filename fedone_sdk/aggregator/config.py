@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
 
@@ -429,6 +430,9 @@ PREFIX = "FEDONE_"
 """Prefix of all variables."""
 
 _DELIMITER = "__"
+_NEARLY = 0.75
+"""Similarity (`difflib`) of a variable's name to a key, from which on it is a typo."""
+
 _FIELD = re.compile(r'field "(\w+)"')
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -438,8 +442,8 @@ def load_settings(model: type[ModelT], path: str | Path | None) -> ModelT:
     """Load settings from a file and the environment, which takes precedence.
 
     ``FEDONE_AUTH__ADMIN_TOKEN`` is the key ``auth.admin_token``; lists and mappings are JSON.
-    Mappings are merged key by key, other values are replaced. Variables that do not match a key of
-    the model are ignored.
+    Mappings are merged key by key, other values are replaced. Other variables of this prefix are
+    ignored, unless they look like a key (`_misspelt`).
 
     Raises:
         SpecError: One line per mistake: file, key, variable, what is allowed; never a value of the
@@ -447,6 +451,8 @@ def load_settings(model: type[ModelT], path: str | Path | None) -> ModelT:
     """
     document = {} if path is None else load_yaml(path)
     source = "environment" if path is None else str(path)
+    if misspelt := [*_misspelt(model)]:
+        raise SpecError(misspelt, source="environment")
     given = _from_environment(model)
     if given:
         if not isinstance(document, dict):
@@ -494,6 +500,22 @@ def _variables(model: type[BaseModel]) -> dict[str, str]:
         if name.upper().startswith(PREFIX)
     }
     return {name: key for name, key in keys.items() if key.partition(".")[0] in model.model_fields}
+
+
+def _misspelt(model: type[BaseModel]) -> Iterator[str]:
+    """Yield the problems of variables that are nested like a key, or nearly named like one.
+
+    Commands have other variables, and so does Kubernetes for each Service.
+    """
+    for name in os.environ:
+        key, nested, _ = name.upper().removeprefix(PREFIX).lower().partition(_DELIMITER)
+        if not name.upper().startswith(PREFIX) or key in model.model_fields:
+            continue
+        near = get_close_matches(key, model.model_fields, 1, _NEARLY)
+        if near:
+            yield f"{name}: is no key; did you mean {PREFIX}{near[0].upper()}?"
+        elif nested:
+            yield f"{name}: unknown key (allowed: {', '.join(sorted(model.model_fields))})"
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import sys
 from importlib.util import find_spec
 from io import TextIOWrapper
 
+from fedone_sdk.errors import installing
+
 __all__ = ["main"]
 
 
@@ -30,7 +32,7 @@ def main() -> None:
 
 def _run() -> None:
     if any(find_spec(name) is None for name in ("rich", "typer", "yaml")):
-        print("the fedone command needs an extra: pip install 'fedone-sdk[cli]'", file=sys.stderr)
+        print(f"the fedone command needs an extra: {installing('cli')}", file=sys.stderr)
         sys.exit(2)
     from fedone_sdk.cli._process import reporting_errors
     from fedone_sdk.cli.app import app

@@ -150,7 +150,7 @@ def _lines(error: BaseException) -> Iterator[str | None]:
     elif isinstance(error, FedOneError):
         yield " ".join(str(error).splitlines())
     elif isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
-        yield f"this command needs {error.name}: pip install 'fedone-sdk[all]'"
+        yield f"this command needs {error.name}: pip install {error.name}"
     elif _is_full(error):
         yield f"output cannot be written: {error.strerror}"
     else:

@@ -138,7 +138,9 @@ def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
 def _as_written(keys: Iterable[str | int], given: Any) -> Iterator[str]:
     """Leave out the keys that a short form does not have: a name, or a list."""
     for key in keys:
-        if isinstance(given, str) or (isinstance(given, list | tuple) and isinstance(key, str)):
+        secret = isinstance(given, Mapping) and given.keys() == {"env"}  # Stands for a text.
+        listed = isinstance(given, list | tuple) and isinstance(key, str)
+        if isinstance(given, str) or secret or listed:
             continue
         yield str(key)
         if isinstance(given, list | tuple):

@@ -46,6 +46,8 @@ class MlflowTracker:
         for name, value in summary_of(result).items():
             self._client.log_metric(self._id, name, value, step=result.spent.queries)
         self._client.log_text(self._id, result.prompt.text, "prompt.txt")
+        # With the label bias and the label words that belong to it.
+        self._client.log_dict(self._id, result.prompt.model_dump(mode="json"), "prompt.json")
         self._client.log_dict(self._id, result.model_dump(mode="json"), "result.json")
         ends = {"failed": "FAILED", "stopped": "KILLED"}
         self._client.set_terminated(self._id, status=ends.get(result.status, "FINISHED"))
@@ -88,8 +90,10 @@ class TensorboardTracker:
             for name, value in summary_of(result).items():
                 self._writer.add_scalar(f"final/{name}", value, result.spent.queries)
             # Indented, so that Markdown renders it verbatim.
-            lines = "\n".join(f"    {line}" for line in result.prompt.text.splitlines())
-            self._writer.add_text("prompt", lines, result.spent.queries)
+            prompt = result.prompt
+            lines = [*prompt.text.splitlines(), "", prompt.model_dump_json(exclude={"text"})]
+            text = "\n".join(f"    {line}" for line in lines)
+            self._writer.add_text("prompt", text, result.spent.queries)
         self._writer.close()
 
 
@@ -127,6 +131,11 @@ class WandbTracker:
             self._run.finish(exit_code=1)
             return
         self._run.summary.update(
-            {**summary_of(result), "prompt": result.prompt.text, "status": result.status}
+            {
+                **summary_of(result),
+                "prompt": result.prompt.text,
+                "prompt_bias": result.prompt.bias,
+                "status": result.status,
+            }
         )
         self._run.finish(exit_code=int(result.status == "failed"))

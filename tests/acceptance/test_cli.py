@@ -16,6 +16,7 @@ import fedone_sdk.cli
 from fedone_sdk import __version__, assets
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.cli.app import app
+from fedone_sdk.errors import installing
 from fedone_sdk.messages import RunResult
 from tests.acceptance import tiny
 from tests.acceptance.tiny import result_in, write_sentences
@@ -72,7 +73,7 @@ def test_without_its_extra_the_error_names_what_to_install(
     assert fedone("quickstart") == (
         2,
         "",
-        "the fedone command needs an extra: pip install 'fedone-sdk[cli]'\n",
+        f"the fedone command needs an extra: {installing('cli')}\n",
     )
 
 

@@ -200,10 +200,10 @@ def test_a_missing_extra_is_reported_before_the_work(
 ) -> None:
     monkeypatch.setattr(report, "find_spec", lambda name: None)
     monkeypatch.setattr(tracker, "find_spec", lambda name: None)
-    wanted = "a report needs an extra: pip install 'fedone-sdk[report]'\n"
+    wanted = "a report needs an extra: pip install 'jinja2>=3.1.5' 'matplotlib>=3.10.8'\n"
     assert fedone("report", "result.json", "-o", "x.html") == (2, "", wanted)
     assert fedone("tune", "run.yaml", "--report", "x.html") == (2, "", wanted)
-    wanted = "--tracker mlflow needs an extra: pip install 'fedone-sdk[mlflow]'\n"
+    wanted = "--tracker mlflow needs an extra: pip install 'mlflow-skinny>=3.1'\n"
     assert fedone("tune", "run.yaml", "--tracker", "mlflow") == (2, "", wanted)
 
 

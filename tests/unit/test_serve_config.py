@@ -116,6 +116,29 @@ class TestPrecedence:
 
 class TestMistakes:
     @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("FEDONE_LISTN", "is no key; did you mean FEDONE_LISTEN?"),
+            ("FEDONE_ATUH__ADMIN_TOKEN", "is no key; did you mean FEDONE_AUTH?"),
+            ("FEDONE_DATABASE__URL", "unknown key (allowed: "),
+        ],
+    )
+    def test_a_typo_in_a_variable(
+        self, file: Path, monkeypatch: Set, name: str, message: str
+    ) -> None:
+        monkeypatch.setenv("FEDONE_METRICS_PORT", "tcp://10.0.0.1:9090")  # Of a Kubernetes Service.
+        monkeypatch.setenv(name, SECRET)
+        with pytest.raises(SpecError) as caught:
+            ServeConfig.load(file)
+        assert str(caught.value).startswith(f"environment: {name}: {message}")
+        assert SECRET not in str(caught.value)
+
+    def test_a_missing_variable_is_named_under_the_key_that_was_written(self, file: Path) -> None:
+        file.write_text("auth: {enrolment_tokens: [{env: FEDONE_NOT_THERE}]}")
+        with pytest.raises(SpecError, match=r"auth\.enrolment_tokens\.0: the environment variable"):
+            ServeConfig.load(file)
+
+    @pytest.mark.parametrize(
         ("name", "value", "message"),
         [
             ("FEDONE_LISTEN", "here", "listen (from FEDONE_LISTEN): must be HOST:PORT"),
