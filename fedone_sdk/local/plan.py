@@ -23,10 +23,17 @@ from fedone_sdk.backends import (
     price_of,
     query_for,
     usable_vocabulary,
+    written_query,
 )
 from fedone_sdk.backends.judge import Judge
 from fedone_sdk.budget import NOTHING, Account, Usage
-from fedone_sdk.candidates import ScoredCandidate, label_checks, no_prompt, prompt_of
+from fedone_sdk.candidates import (
+    ScoredCandidate,
+    label_checks,
+    no_prompt,
+    prompt_of,
+    reflection_messages,
+)
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
 from fedone_sdk.local.federation import Federation
@@ -366,9 +373,22 @@ class _Planner:
             return _Proposals()
         calls = (self.rounds - 1) // proposer.every  # None after the last round.
         candidates = self.federation.vocabulary.candidates_of(slot)
-        shown = [ScoredCandidate(text=text, mean_loss=math.log(2)) for text in candidates]
-        query = proposal_query(self.spec, slot, shown)
-        text = proposer.count * (sum(map(len, candidates)) // max(len(candidates), 1))
+        expected = min(calls, math.ceil(proposer.max_candidates / proposer.count))
+        if self.spec.prompt.reflects:
+            # At most one of each assignment, whose rows are read.
+            expected = calls = calls * self.spec.participation.clients_per_round
+            cases = [
+                ({name: str(row[name]) for name in self.task.fields}, _FEEDBACK)
+                for row in self.federation.shards[0][:_CASES]
+            ]
+            longest = max(candidates, key=len)
+            messages = reflection_messages(self.task, slot, longest, cases)
+            query = written_query(messages, proposer.max_tokens)
+        else:
+            shown = [ScoredCandidate(text=text, mean_loss=math.log(2)) for text in candidates]
+            query = proposal_query(self.spec, slot, shown)
+        asked_for = 1 if self.spec.prompt.reflects else proposer.count
+        text = asked_for * (sum(map(len, candidates)) // max(len(candidates), 1))
         written = min(math.ceil(text / CHARS_PER_TOKEN) or 1, proposer.max_tokens)
         try:
             each = await model.quote(replace(query, max_tokens=written))
@@ -378,7 +398,7 @@ class _Planner:
             return _Proposals(calls=calls)
         return _Proposals(
             calls=calls,
-            expected_calls=min(calls, math.ceil(proposer.max_candidates / proposer.count)),
+            expected_calls=expected,
             every=proposer.every,
             each=each.without_queries(),
             most=most.without_queries(),
@@ -428,6 +448,10 @@ class _Planner:
             ),
         }
         return [problem for problem, holds in problems.items() if holds]
+
+
+_CASES, _FEEDBACK = 6, "expected 'positive', answered 'negative' with probability 0.60"
+"""Examples of a planned reflection, and what stands beside each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

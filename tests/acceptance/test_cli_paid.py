@@ -273,7 +273,7 @@ def test_methods_are_compared_after_a_yes(fedone: Fedone, folder: Path, provider
     assert code == 2
     lines = error_lines(err)
     assert lines[0] == "3 of 3 trials to run"
-    assert lines[1] == "  at most 48 training queries, and 44 on the dev split"
+    assert lines[1] == "  at most 48 training queries, and 48 on the dev split"
     assert lines[3].startswith("  at most ")
     assert "USD 0.0000" not in lines[3]
     assert lines[-1].startswith("arguments: --yes: is required to begin")

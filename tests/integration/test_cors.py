@@ -105,3 +105,14 @@ def test_what_is_no_origin(origin: str) -> None:
 def test_origins_are_kept_as_browsers_send_them() -> None:
     given = ("https://App.example:443", "http://localhost:5173", "http://[::1]:80")
     assert CorsConfig(origins=given).origins == (APP, "http://localhost:5173", "http://[::1]")
+
+
+@pytest.mark.parametrize("path", ["/wrong/v1/clients", "/v1/nothing", "/v2/clients"])
+async def test_a_page_reads_that_a_path_is_wrong(path: str) -> None:
+    async with serving(cors=PAGES) as server:
+        status, _, response = await server.call("OPTIONS", path, **asks())
+        assert (status, response.headers["Access-Control-Allow-Origin"]) == (204, APP)
+        for origin in (APP, "https://other.example"):
+            status, _, response = await server.call("POST", path, {}, headers={"Origin": origin})
+            assert status == 404
+            assert ("Access-Control-Allow-Origin" in response.headers) is (origin == APP)

@@ -345,6 +345,10 @@ class TestContract:
     async def test_it_is_what_is_served(self, server: Server) -> None:
         _, document, _ = await server.call("GET", "/openapi.json")
         assert document == openapi_document(ROUTES)
+        schemas = document["components"]["schemas"]
+        seed = schemas["LossesAssignment"]["properties"]["minibatch_seed"]
+        losses = schemas["LossesUpdate"]["properties"]["losses"]["items"]
+        assert (seed["format"], losses["format"]) == ("int64", "double")
         app = build_app(server.aggregator.service)
         served = {
             (route.method.lower(), route.resource.canonical)

@@ -79,7 +79,7 @@ class Cors:
             if request.method != "OPTIONS" or not wanted or not self._origin_of(request):
                 return await handler(request)
             found = await request.app.router.resolve(request.clone(method=wanted))
-            if found.handler not in self._reachable:
+            if not self._is_shared(found):
                 return await handler(request)
             headers = {
                 hdrs.ACCESS_CONTROL_ALLOW_METHODS: _METHODS,
@@ -95,9 +95,14 @@ class Cors:
         # Also for other origins: a cache must not reuse the response for an allowed one.
         response.headers.add(hdrs.VARY, hdrs.ORIGIN)
         origin = self._origin_of(request)
-        if origin and request.match_info.handler in self._reachable:
+        if origin and self._is_shared(request.match_info):
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
             response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = ", ".join(_READ)
+
+    def _is_shared(self, found: web.UrlMappingMatchInfo) -> bool:
+        # Of a path without a route the page reads a 404, instead of a failure of the network.
+        refusal = found.http_exception
+        return found.handler in self._reachable or getattr(refusal, "status", 0) == 404
 
     def _origin_of(self, request: web.Request) -> str:
         """Return the request's origin if it is allowed, else an empty string."""

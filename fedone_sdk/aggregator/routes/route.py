@@ -221,9 +221,25 @@ def _schemas(routes: Iterable[Route]) -> tuple[dict[_Key, Any], dict[str, Any]]:
     )
     by_key = {key: found[index, key[1]] for index, key in enumerate(keys)}
     components = document["$defs"]
+    _add_formats(components)
     for schema in components.values():
         _describe(schema)
     return by_key, dict(sorted(components.items()))
+
+
+_FORMATS = {"integer": "int64", "number": "double"}
+
+
+def _add_formats(schema: object) -> None:
+    """Add the width of each number; without it, generators take 32 bits, or any precision."""
+    if isinstance(schema, dict):
+        if isinstance(kind := schema.get("type"), str) and kind in _FORMATS:
+            schema.setdefault("format", _FORMATS[kind])
+        for one in schema.values():
+            _add_formats(one)
+    elif isinstance(schema, list):
+        for one in schema:
+            _add_formats(one)
 
 
 def _describe(schema: dict[str, Any]) -> None:
@@ -304,8 +320,7 @@ def _responses(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
         by_status.setdefault(PROBLEMS[code][0], []).append(code)
     for status, codes in by_status.items():
         text = "; ".join(f"`{code}`: {PROBLEMS[code][1]}" for code in codes)
-        schema = {"allOf": [problem, {"properties": {"code": {"enum": codes}}}]}
-        content = {"application/problem+json": {"schema": schema}}
+        content = {"application/problem+json": {"schema": problem}}
         if status in responses:  # The status also has a non-error response.
             responses[status]["content"] |= content
             responses[status]["description"] += f"; {text}"
