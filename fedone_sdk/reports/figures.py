@@ -218,6 +218,8 @@ def _metric_panel(run: ReportedRun) -> Panel:
         error = ([value - ends[0]], [ends[1] - value]) if ends and which == "after" else None
         lines.append(Line(x=[x], y=[value], error=error, style="o", color=color, label=label))
     biased = metric.baseline is not None and metric.baseline == metric.no_prompt_biased
+    if run.result.verdict is not None and run.result.verdict.against is not None:
+        biased = run.result.verdict.against == "no_prompt_biased"
     level, _ = _on_rows(run, "no_prompt", rows, metric.baseline, biased=biased)
     part = f" ({len(rows)} of {count:,} rows)" if len(rows) < count else ""
     name = "no prompt with bias" if biased else "no prompt"

@@ -60,7 +60,7 @@ export function metricPanel(signal) {
     node: heading,
     update({ rounds, result }) {
       const { name, before, after } = result.metric;
-      const { value: bare, label } = baseline(result.metric);
+      const { value: bare, label } = baseline(result.metric, result.verdict);
       title.textContent = name.replaceAll("_", " ").replace(/^./, (first) => first.toUpperCase());
       const x = [0, ...queries(rounds)];
       const values = [before, ...rounds.map((each) => each.metric)];

@@ -45,8 +45,11 @@ function row({ name, value, interval, gain }) {
   );
 }
 
-// The fair baseline so far: the better of "no prompt" with and without its own label bias.
-export function baseline({ name, no_prompt: bare, no_prompt_biased: biased = null }) {
+// The fair baseline: that of the verdict; before, the better of "no prompt" with and without its
+// own label bias.
+export function baseline({ name, no_prompt: bare, no_prompt_biased: biased = null }, verdict) {
+  const judged = verdict?.standings.find((each) => each.name === verdict.against);
+  if (judged) return { value: judged.value, label: judged.name === "no_prompt" ? "no prompt" : "no prompt with bias" };
   const better = name.includes(":") || (name === "loss" ? biased <= bare : biased >= bare);
   return biased !== null && better
     ? { value: biased, label: "no prompt with bias" }
