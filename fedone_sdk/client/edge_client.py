@@ -38,13 +38,7 @@ from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.transport import HttpTransport, Idle, Network, token_of
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import KnownRuns, Worker
-from fedone_sdk.errors import (
-    FedOneError,
-    MessageError,
-    ProblemError,
-    TransportError,
-    is_retryable,
-)
+from fedone_sdk.errors import FedOneError, MessageError, ProblemError, TransportError, is_retryable
 from fedone_sdk.messages import Claim
 from fedone_sdk.task import Example
 

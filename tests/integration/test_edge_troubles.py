@@ -283,10 +283,7 @@ class TestWhatIsTold:
                 BackendBlocked(SAID),
                 "the client's model cannot be queried until its configuration changes",
             ),
-            (
-                BudgetExhausted(SAID),
-                "the client's budget has nothing left for this",
-            ),
+            (BudgetExhausted(SAID), "the client's budget has nothing left for this"),
         ],
         ids=lambda value: type(value).__name__,
     )
