@@ -37,10 +37,7 @@ def describe(arguments: argparse.Namespace) -> RunSpec:
                 "labels": {0: " no", 1: " yes"},
             },
             "data": {"train": "train.jsonl", "dev": "dev.jsonl", "num_clients": 3},
-            "prompt": {
-                "length": 4,
-                "vocabulary": {"kind": "list", "candidates": WORDS},
-            },
+            "prompt": {"length": 4, "vocabulary": {"kind": "list", "candidates": WORDS}},
             "method": {"name": "thompson", "num_samples": 8, "batch_size": 4},
             "participation": {"exchange": "losses"},
             "budget": {"requests": arguments.requests, "usd": arguments.usd},

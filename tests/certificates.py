@@ -53,8 +53,7 @@ def issue(name: str, by: Issued | None = None) -> Issued:
         .add_extension(x509.BasicConstraints(ca=by is None, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()),
-            critical=False,
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False
         )
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(

@@ -86,13 +86,7 @@ def _reproduce(given: argparse.Namespace, out: Path, command: str) -> int:
         print(f"{study.name}: {progress.text}", file=sys.stderr, flush=True)
 
     finished = run_study(
-        study,
-        settings,
-        out=out,
-        workers=given.workers,
-        ray=given.ray,
-        command=command,
-        watch=watch,
+        study, settings, out=out, workers=given.workers, ray=given.ray, command=command, watch=watch
     )
     if finished.report is not None:
         print(study.title, finished.report.markdown, sep="\n\n")

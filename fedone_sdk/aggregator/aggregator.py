@@ -151,11 +151,7 @@ class Aggregator:
         self._drain.start()
 
     async def listen(
-        self,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        ssl_context: ssl.SSLContext | None = None,
+        self, *, host: str = "127.0.0.1", port: int = 0, ssl_context: ssl.SSLContext | None = None
     ) -> str:
         """Start to accept requests.
 

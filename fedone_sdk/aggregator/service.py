@@ -32,25 +32,11 @@ from fedone_sdk.aggregator.signals import RunsChanged, publish
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
 from fedone_sdk.clock import Clock
 from fedone_sdk.data import check_examples
-from fedone_sdk.errors import (
-    ProblemError,
-    SpecError,
-)
-from fedone_sdk.messages import (
-    AlphaAssignment,
-    Claim,
-    LossesAssignment,
-    Removal,
-    RunSummary,
-)
+from fedone_sdk.errors import ProblemError, SpecError
+from fedone_sdk.messages import AlphaAssignment, Claim, LossesAssignment, Removal, RunSummary
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import (
-    ClientRecord,
-    RunDeleted,
-    Store,
-    VersionConflict,
-)
+from fedone_sdk.stores import ClientRecord, RunDeleted, Store, VersionConflict
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -104,10 +90,7 @@ class Service:
         )
         self.runs = self.registry.served
         self.dispatcher = Dispatcher(
-            store=store,
-            clock=clock,
-            registry=self.registry,
-            prepare=self._models.ensure,
+            store=store, clock=clock, registry=self.registry, prepare=self._models.ensure
         )
         self.work = OpenWork(
             store=store,

@@ -16,15 +16,7 @@ from .registry import (
 from .sampling import select, stream, stream_seed
 from .searches import TPE, RandomSearch, ThompsonSampling
 from .space import Space, project_to_simplex
-from .state import (
-    Memory,
-    State,
-    alpha_sha256,
-    dump_memory,
-    dump_state,
-    load_memory,
-    load_state,
-)
+from .state import Memory, State, alpha_sha256, dump_memory, dump_state, load_memory, load_state
 
 __all__ = [
     "AdamW",

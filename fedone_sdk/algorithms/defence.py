@@ -179,11 +179,7 @@ class Defence:
         )
 
     def _judge(
-        self,
-        alpha: NDArray[np.float32],
-        update: _Update,
-        history: _History,
-        usual: Sequence[float],
+        self, alpha: NDArray[np.float32], update: _Update, history: _History, usual: Sequence[float]
     ) -> _Verdict:
         score = self._score(update, history)
         outlier = self.outliers is not None and score < -self.outliers

@@ -131,12 +131,7 @@ class Evaluator:
     reference: int | None
 
     @classmethod
-    def of(
-        cls,
-        observed: Observations,
-        features: Features,
-        values: Hyperparameters,
-    ) -> Self:
+    def of(cls, observed: Observations, features: Features, values: Hyperparameters) -> Self:
         """Return the posterior given the observations."""
         return cls._of(observed, features, _Parts.of(observed, features, values))
 

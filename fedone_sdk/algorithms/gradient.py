@@ -131,10 +131,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
 
     @abstractmethod
     def _gradient(
-        self,
-        advantage: NDArray[np.float64],
-        alpha: NDArray[np.float64],
-        candidates: Candidates,
+        self, advantage: NDArray[np.float64], alpha: NDArray[np.float64], candidates: Candidates
     ) -> NDArray[np.float64]:
         """Return the advantage times the score of a drawn token less that of another, (n, N).
 
@@ -188,10 +185,7 @@ class GumbelSoftmaxBDPL(PolicyGradient):
         return softmax((logs + rng.gumbel(size=self.shape)) / self.tau)
 
     def _gradient(
-        self,
-        advantage: NDArray[np.float64],
-        alpha: NDArray[np.float64],
-        candidates: Candidates,
+        self, advantage: NDArray[np.float64], alpha: NDArray[np.float64], candidates: Candidates
     ) -> NDArray[np.float64]:
         gradient: NDArray[np.float64] = advantage / np.where(self._mask, self.tau * alpha, 1.0)
         return gradient
@@ -219,10 +213,7 @@ class BDPL(PolicyGradient):
         return shares
 
     def _gradient(
-        self,
-        advantage: NDArray[np.float64],
-        alpha: NDArray[np.float64],
-        candidates: Candidates,
+        self, advantage: NDArray[np.float64], alpha: NDArray[np.float64], candidates: Candidates
     ) -> NDArray[np.float64]:
         p = _checks.positive_alpha(candidates.probabilities, shape=self.shape, mask=self._mask)
         return advantage * (1.0 / np.where(self._mask, p, 1.0))

@@ -10,14 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .state import State
 
-__all__ = [
-    "Algorithm",
-    "Candidates",
-    "ClassLosses",
-    "Holder",
-    "PlainAlgorithm",
-    "clip_losses",
-]
+__all__ = ["Algorithm", "Candidates", "ClassLosses", "Holder", "PlainAlgorithm", "clip_losses"]
 
 _Float = TypeVar("_Float", bound=np.floating[Any])
 

@@ -154,10 +154,7 @@ class Observations:
         }
 
     def with_batch(
-        self,
-        prompts: NDArray[np.int64],
-        losses: ClassLosses,
-        holder: Holder | None = None,
+        self, prompts: NDArray[np.int64], losses: ClassLosses, holder: Holder | None = None
     ) -> Self:
         """Return the observations with one mini-batch's losses added.
 

@@ -51,13 +51,7 @@ def method_options(name: str) -> tuple[str, ...]:
 
 
 def make_method(
-    name: str,
-    *,
-    prompt_len: int,
-    vocab_size: int,
-    num_samples: int,
-    seed: int,
-    **options: Any,
+    name: str, *, prompt_len: int, vocab_size: int, num_samples: int, seed: int, **options: Any
 ) -> Algorithm:
     """Return the black-box method called `name`.
 

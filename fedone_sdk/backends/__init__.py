@@ -17,15 +17,7 @@ from fedone_sdk.backends.asking import (
     want_of,
     written_query,
 )
-from fedone_sdk.backends.base import (
-    LOG_ZERO,
-    Answer,
-    LLMBackend,
-    Query,
-    RateLimits,
-    Want,
-    Wrapper,
-)
+from fedone_sdk.backends.base import LOG_ZERO, Answer, LLMBackend, Query, RateLimits, Want, Wrapper
 
 if TYPE_CHECKING:
     from fedone_sdk.backends.answers import AnswerCache

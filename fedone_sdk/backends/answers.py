@@ -185,14 +185,7 @@ def row_keys(
         shortened: Per input, its truncated form; None if it is not truncated.
         apart: Whether the answer to an input does not depend on the others of its query.
     """
-    shared = [
-        fingerprint,
-        query.scope,
-        query.want,
-        query.label_words,
-        query.max_tokens,
-        query.stop,
-    ]
+    shared = [fingerprint, query.scope, query.want, query.label_words, query.max_tokens, query.stop]
     around = _dump(shared if apart else [*shared, query.inputs])
     references = query.references or (None,) * len(query.inputs)
     rows = zip(query.inputs, references, shortened, strict=True)

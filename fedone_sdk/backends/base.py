@@ -19,15 +19,7 @@ from fedone_sdk.task import LOG_ZERO, Rendered
 if TYPE_CHECKING:
     from fedone_sdk.budget import Payer
 
-__all__ = [
-    "Answer",
-    "LLMBackend",
-    "LOG_ZERO",
-    "Query",
-    "RateLimits",
-    "Want",
-    "Wrapper",
-]
+__all__ = ["Answer", "LLMBackend", "LOG_ZERO", "Query", "RateLimits", "Want", "Wrapper"]
 
 EVERY_UNIT = frozenset(
     {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}

@@ -14,12 +14,7 @@ from fedone_sdk.files import user_path
 
 _NEEDED_FILES = ("config.json", "tokenizer.json")
 _TEMPLATE_FILE = "chat_template.jinja"
-_SMALL_FILES = (
-    *_NEEDED_FILES,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    _TEMPLATE_FILE,
-)
+_SMALL_FILES = (*_NEEDED_FILES, "tokenizer_config.json", "special_tokens_map.json", _TEMPLATE_FILE)
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files that hold weights, the first kind there."""
 

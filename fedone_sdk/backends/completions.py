@@ -350,11 +350,7 @@ class LabelWatch:
             raise self._refusal(words, count)
 
     def note(
-        self,
-        words: tuple[str, ...],
-        shown: Sequence[str],
-        *,
-        device: tuple[str, ...] | None = None,
+        self, words: tuple[str, ...], shown: Sequence[str], *, device: tuple[str, ...] | None = None
     ) -> None:
         """Count one answer: its shown tokens, the likeliest first, or the written label word.
 

@@ -71,14 +71,7 @@ class LlamaEngine:
             fifth faster and changes log-probabilities by 0.01 nats, less than quantised weights do.
     """
 
-    def __init__(
-        self,
-        file: Path,
-        *,
-        context_length: int,
-        threads: int,
-        exact: bool,
-    ) -> None:
+    def __init__(self, file: Path, *, context_length: int, threads: int, exact: bool) -> None:
         self.name = file.name
         self._key = secrets.token_urlsafe(32)
         engine = _engine()
@@ -186,12 +179,7 @@ class LlamaEngine:
         for prompt in prompts:
             # Without prefix reuse, so that a text does not depend on earlier ones.
             choice = self._complete(
-                prompt,
-                fresh=True,
-                n_predict=max_tokens,
-                n_probs=1,
-                temperature=0,
-                stop=list(stop),
+                prompt, fresh=True, n_predict=max_tokens, n_probs=1, temperature=0, stop=list(stop)
             )
             found.append(Written(choice["text"], len(choice["logprobs"]["content"])))
         return found

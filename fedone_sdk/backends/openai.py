@@ -65,10 +65,7 @@ _SMALL_TOP = 5  # The maximum of many other servers.
 _MOST_BYTES = 4 * 1024 * 1024  # Of an answer to one input, or of the list of models.
 _CHOICE_TOKENS = 64  # Enough for a label word inside JSON.
 _COMPLETIONS_OVERHEAD = 4  # The start token, for models that have one.
-_OTHER_NAME = {
-    "max_tokens": "max_completion_tokens",
-    "max_completion_tokens": "max_tokens",
-}
+_OTHER_NAME = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
 _UNKNOWN = re.compile("un(supported|recognized|known|expected)|not (support|permit|allow)|extra")
 _SYSTEM = (
     *("system role", "system message", "system prompt", "system instruction", "'system'"),

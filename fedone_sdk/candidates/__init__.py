@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from fedone_sdk.candidates.demonstrations import demonstration_candidates
 from fedone_sdk.candidates.instructions import code_candidates, instruction_candidates
-from fedone_sdk.candidates.label_sets import (
-    label_candidates,
-    label_words,
-    shipped_label_sets,
-)
+from fedone_sdk.candidates.label_sets import label_candidates, label_words, shipped_label_sets
 from fedone_sdk.candidates.prompt import (
     fill,
     forms_of,

@@ -105,9 +105,7 @@ def no_prompt(task: TaskSpec, vocabulary: Vocabulary) -> TextPrompt:
     if not vocabulary.slots:
         return ""
     return prompt_of(
-        task,
-        vocabulary,
-        [slot.blank or 0 for slot in vocabulary.slots for _ in range(slot.repeat)],
+        task, vocabulary, [slot.blank or 0 for slot in vocabulary.slots for _ in range(slot.repeat)]
     )
 
 

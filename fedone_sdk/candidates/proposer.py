@@ -116,12 +116,7 @@ _JOINERS = "\u200c\u200d"  # parts of words in Persian and of emoji
 
 
 def read_proposals(
-    text: str,
-    *,
-    known: Collection[str],
-    count: int,
-    max_chars: int,
-    labels: Iterable[str] = (),
+    text: str, *, known: Collection[str], count: int, max_chars: int, labels: Iterable[str] = ()
 ) -> tuple[str, ...]:
     """Return the new candidates in a model's answer.
 
@@ -167,10 +162,7 @@ def _margins(known: Collection[str]) -> tuple[str, str]:
     texts = [candidate for candidate in known if candidate.strip()]
     begins = {text[: len(text) - len(text.lstrip())] for text in texts}
     ends = {text[len(text.rstrip()) :] for text in texts}
-    return (
-        begins.pop() if len(begins) == 1 else "",
-        ends.pop() if len(ends) == 1 else "",
-    )
+    return (begins.pop() if len(begins) == 1 else "", ends.pop() if len(ends) == 1 else "")
 
 
 def _folded(text: str) -> str:

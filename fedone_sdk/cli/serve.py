@@ -146,9 +146,7 @@ async def _serve(
         with system_errors(SpecError, f"listen: {config.listen}"):
             host, port = config.address
             url = await aggregator.listen(
-                host=host,
-                port=port,
-                ssl_context=None if tls is None else tls.context,
+                host=host, port=port, ssl_context=None if tls is None else tls.context
             )
         if config.metrics.listen is not None:
             with system_errors(SpecError, f"metrics.listen: {config.metrics.listen}"):

@@ -38,13 +38,7 @@ from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.transport import HttpTransport, Idle, Network, token_of
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import KnownRuns, Worker
-from fedone_sdk.errors import (
-    FedOneError,
-    MessageError,
-    ProblemError,
-    TransportError,
-    is_retryable,
-)
+from fedone_sdk.errors import FedOneError, MessageError, ProblemError, TransportError, is_retryable
 from fedone_sdk.messages import Claim
 from fedone_sdk.task import Example
 
@@ -274,7 +268,8 @@ class EdgeClient:
         """Claim work; return the turn that ends without any."""
         message = Claim(
             num_examples=len(held) if self._privacy is None else 1,
-            wait_s=self._wait_s,
+            # A short poll after an outage: the app learns at once that the server is back.
+            wait_s=0.0 if self._session.is_offline else self._wait_s,
             run_id=self._run_id,
             own_model=self._backend is not None,
             changed=self._changed,

@@ -16,15 +16,7 @@ from fedone_sdk.client.examples import BeforeSend, Declining
 from fedone_sdk.client.work import Ask, Step
 from fedone_sdk.errors import BackendError, BudgetError, ProblemError
 from fedone_sdk.messages import MAX_TEXT_CHARS, Array, Case, LossesUpdate, Proposal, RunTask
-from fedone_sdk.task import (
-    Example,
-    LogProbs,
-    Score,
-    TaskSpec,
-    feedback,
-    predicted,
-    target_of,
-)
+from fedone_sdk.task import Example, LogProbs, Score, TaskSpec, feedback, predicted, target_of
 from fedone_sdk.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

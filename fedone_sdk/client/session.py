@@ -173,6 +173,11 @@ class Session:
         return self._token is not None and bool(self.credential)
 
     @property
+    def is_offline(self) -> bool:
+        """Whether the last call did not reach the server."""
+        return self._offline_since is not None
+
+    @property
     def credential(self) -> str:
         """The device's credential; empty until it has enrolled."""
         return self.identity.credential or ""

@@ -312,11 +312,7 @@ def rebiased(task: TaskSpec, outcomes: Outcomes, bias: Bias | None) -> Outcomes:
 
 
 def _standing(
-    task: TaskSpec,
-    name: Compared,
-    one: Outcomes,
-    after: Outcomes,
-    measure: MetricFunction | None,
+    task: TaskSpec, name: Compared, one: Outcomes, after: Outcomes, measure: MetricFunction | None
 ) -> Standing:
     value, ends = measured(task, one, measure)
     over = None if name == "tuned" or ends is None else gain(task, after, one)

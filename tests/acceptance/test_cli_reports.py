@@ -102,10 +102,7 @@ def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
             ["prompt", "use", "prompt.json", "--backend", "run.yaml"],
             "arguments: --data: is required to use a model",
         ),
-        (
-            ["prompt", "use", "prompt.json", "--data", "bad.txt"],
-            "bad.txt: line 1 is no JSON",
-        ),
+        (["prompt", "use", "prompt.json", "--data", "bad.txt"], "bad.txt: line 1 is no JSON"),
         (
             ["prompt", "use", "prompt.json", "--data", "other.jsonl"],
             "other.jsonl: example 1 has no text 'text'",

@@ -58,10 +58,7 @@ def test_a_finished_run_is_shown_again(tune: Fedone, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "changed"),
-    [
-        (["--seed", 1], "seed 0 -> 1"),
-        (["--cap", 8], "budget.queries 16 -> 8"),
-    ],
+    [(["--seed", 1], "seed 0 -> 1"), (["--cap", 8], "budget.queries 16 -> 8")],
 )
 def test_another_description_is_one_line_and_loses_nothing(
     tune: Fedone, folder: Path, arguments: list[object], changed: str

@@ -125,10 +125,7 @@ async def test_thread_app_continues_where_it_was(tmp_path: Path) -> None:
         await answers.wait()
 
     model = ScriptedBackend(gate=hold)
-    async with (
-        asyncio.timeout(60),
-        LoopbackFederation(spec(), WORDS, backend=model) as served,
-    ):
+    async with asyncio.timeout(60), LoopbackFederation(spec(), WORDS, backend=model) as served:
         command = ("thread_app.py", served.url, "rows.jsonl")
         async with program(
             *command, folder=tmp_path, env={"FEDONE_TOKEN": served.token}

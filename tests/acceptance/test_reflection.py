@@ -175,10 +175,7 @@ async def test_no_row_is_read_without_consent(reflect: ScriptedBackend | None) -
 )
 async def test_a_text_that_quotes_a_row_stays_on_the_device(text: str) -> None:
     reflector = ScriptedBackend(write=lambda *_: json.dumps([text]))
-    _, lines = await tuned(
-        spec_of(backend=False),
-        reflect=reflector,
-    )
+    _, lines = await tuned(spec_of(backend=False), reflect=reflector)
     assert reflector.asked
     assert not any(update.proposal for line in lines for update in line.updates)
     assert not any(request.proposal for line in lines for request in line.scores)
@@ -190,11 +187,7 @@ async def test_the_app_can_hold_a_candidate_back() -> None:
     def held_back(text: str) -> None:
         seen.append(text)
 
-    run, _ = await tuned(
-        spec_of(backend=False),
-        reflect=reflector,
-        before_propose=held_back,
-    )
+    run, _ = await tuned(spec_of(backend=False), reflect=reflector, before_propose=held_back)
     assert seen
     assert not run.state.lineage
 
@@ -256,11 +249,7 @@ async def test_a_kill_pays_for_no_reflection_twice(tmp_path: Path) -> None:
     spec = spec_of(backend=False, participation={"min_clients": 1}, rounds=4)
     async with serving(backend=ScriptedBackend(answer)) as service:
         run = await service.add_run(spec, spec.prompt.build(spec.task))
-        options: dict[str, Any] = {
-            "data": rows_of(0),
-            "reflect": reflector,
-            "state_dir": tmp_path,
-        }
+        options: dict[str, Any] = {"data": rows_of(0), "reflect": reflector, "state_dir": tmp_path}
         Dying.died = False
         with pytest.raises(asyncio.CancelledError):
             async with memory_client(service, transport=Dying(service), **options) as client:

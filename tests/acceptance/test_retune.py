@@ -214,8 +214,7 @@ def test_a_run_that_does_not_fit_the_prompt(
 
 def test_ctrl_c_and_the_same_command(folder: Path) -> None:
     command = _command(
-        *("retune", "old.json", "--backend", "new.yaml", *DATA),
-        *("--cap", 200, "--json", "r.json"),
+        *("retune", "old.json", "--backend", "new.yaml", *DATA), *("--cap", 200, "--json", "r.json")
     )
     with (
         Path("err").open("wb") as err,

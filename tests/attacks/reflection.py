@@ -94,8 +94,7 @@ async def _malformed(folder: Path) -> str:
 
 
 @attack(
-    "A device lies that its own candidate is perfect",
-    before="no more: held from the first form",
+    "A device lies that its own candidate is perfect", before="no more: held from the first form"
 )
 async def _games(folder: Path) -> str:
     """Also where the candidate is best on its author's rows only."""
@@ -246,8 +245,7 @@ async def _fails(folder: Path) -> str:
 
 
 @attack(
-    "An author in quarantine, and one with its own model",
-    before="its text becomes a candidate",
+    "An author in quarantine, and one with its own model", before="its text becomes a candidate"
 )
 async def _quarantined(folder: Path) -> str:
     part = {"min_clients": 1, "own_models": "charged"}

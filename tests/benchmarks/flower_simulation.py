@@ -69,10 +69,7 @@ def memory_mb() -> float:
 def train(message: Message, context: Context) -> Message:
     """Return the message's arrays."""
     content = RecordDict(
-        {
-            "arrays": message.content["arrays"],
-            "metrics": MetricRecord({"num-examples": 1}),
-        }
+        {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 1})}
     )
     return Message(content=content, reply_to=message)
 

@@ -88,9 +88,7 @@ async def one_seed(spec: RunSpec, folder: Path, seed: int) -> Scored:
     async with build_backend(spec.backend, folder) as backend:
         served: list[ServedRun] = []
         result = await simulate(
-            federation,
-            backend=backend,
-            watch=lambda run, _: served.append(run),
+            federation, backend=backend, watch=lambda run, _: served.append(run)
         )
         run, bare = served[-1], no_prompt(spec.task, federation.vocabulary)
         untrained = run.prompt(run.machine.initial_state()).prompt

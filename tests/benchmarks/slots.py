@@ -131,11 +131,7 @@ def _run(file: Path, wanted: Iterator[tuple[int, Table, str, str, int]], batch: 
 
 def _federation(table: Table, partition: str, seed: int, batch: int) -> Federation:
     return Federation(
-        table=table,
-        clients=CLIENTS,
-        batch_size=batch,
-        seed=seed,
-        **PARTITIONS[partition],
+        table=table, clients=CLIENTS, batch_size=batch, seed=seed, **PARTITIONS[partition]
     )
 
 

@@ -115,10 +115,7 @@ def spec_of(name: str) -> RunSpec:
         {
             "name": name,
             "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {
-                "length": length,
-                "vocabulary": {"kind": "list", "candidates": ["x", "y"]},
-            },
+            "prompt": {"length": length, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
             "method": {**method, "num_samples": 16, "batch_size": 8},
             "participation": {"exchange": "alpha" if name == "large" else "losses"},
             "rounds": 100_000,
@@ -127,9 +124,7 @@ def spec_of(name: str) -> RunSpec:
     )
 
 
-async def measure(
-    seconds: float,
-) -> tuple[list[float], list[float], list[float], dict[str, int]]:
+async def measure(seconds: float) -> tuple[list[float], list[float], list[float], dict[str, int]]:
     """Return `beating` on a busy server, the delays of an idle loop, and rounds by run."""
     store, module = MemoryStore(), (sys.executable, "-m", "tests.benchmarks.stalls")
     aggregator = Aggregator(

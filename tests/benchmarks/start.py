@@ -90,12 +90,7 @@ async def played(rounds: int, cut_at: int | None = None) -> tuple[RunRecord, Com
             done.set()
 
     playing = asyncio.create_task(
-        simulate(
-            federation_of(rounds),
-            backend=ScriptedBackend(),
-            store=store,
-            watch=watch,
-        )
+        simulate(federation_of(rounds), backend=ScriptedBackend(), store=store, watch=watch)
     )
     if cut_at is None:
         await playing

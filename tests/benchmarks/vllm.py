@@ -55,10 +55,7 @@ async def report(args: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|")
     async with (
         VllmBackend(
-            args.model,
-            base_url=args.url,
-            tokenizer=args.tokenizer,
-            api_key_env=args.api_key_env,
+            args.model, base_url=args.url, tokenizer=args.tokenizer, api_key_env=args.api_key_env
         ) as backend,
         aiohttp.ClientSession(
             args.url,

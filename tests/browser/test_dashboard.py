@@ -99,6 +99,24 @@ async def test_an_ended_run_has_a_verdict(chromium: Chromium, stage: Stage) -> N
         assert await overflow(page) == 0
 
 
+async def test_runs_are_compared_side_by_side(chromium: Chromium, stage: Stage) -> None:
+    runs = [await stage.add_run(name, rounds=6) for name in ("sentiment", "other")]
+    async with chromium.watching(stage.url, size=PHONE) as watcher:
+        page = watcher.page
+        await watcher.sign_in(VIEWER)
+        figure = page.get_by_role("figure", name="Metric of several runs")
+        stage.start_devices()
+        stage.answering.set()
+        await stage.rest()
+        for run in runs:
+            await run.wait()
+            assert run.summary.metric is not None
+            await expect(figure).to_contain_text(
+                f"{run.run_id} {run.summary.metric:.3f}", timeout=15_000
+            )
+        assert await overflow(page) == 0
+
+
 async def test_an_operator_stops_and_resumes(chromium: Chromium, stage: Stage) -> None:
     run = await stage.add_run()
     stage.start_devices()

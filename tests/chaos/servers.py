@@ -226,10 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.mode == "moments":
             total = asyncio.run(
                 kill_at_moments(
-                    options.runs,
-                    first_seed=options.seed,
-                    jobs=options.jobs,
-                    databases=databases,
+                    options.runs, first_seed=options.seed, jobs=options.jobs, databases=databases
                 )
             )
             print(total.table())

@@ -43,12 +43,7 @@ async def tune(store: Store, *, rounds: int | None = None, state: Path | None = 
 
     backend: LLMBackend = ScriptedBackend()
     result = await simulate(
-        federation,
-        backend=backend,
-        store=store,
-        state_dir=state,
-        watch=watch,
-        stop=stop,
+        federation, backend=backend, store=store, state_dir=state, watch=watch, stop=stop
     )
     return result.alpha_sha256
 

@@ -17,13 +17,7 @@ from sqlalchemy import Connection
 from tenacity import stop_after_delay
 
 from fedone_sdk.errors import FedOneError, StoreUnavailable
-from fedone_sdk.stores import (
-    Commit,
-    LogEntry,
-    Member,
-    SqlStore,
-    VersionConflict,
-)
+from fedone_sdk.stores import Commit, LogEntry, Member, SqlStore, VersionConflict
 from fedone_sdk.stores.sql import postgres as module
 from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything, opened, until
 from tests.postgres import PASSWORD, Cluster

@@ -92,10 +92,7 @@ class TestClients:
         await store.retire_client(0, 9.0)
         (kept,) = await store.clients()
         assert kept == device(
-            0,
-            index=0,
-            credential_sha256=f"{NO_CREDENTIAL}{client.client_id}",
-            revoked_at=9.0,
+            0, index=0, credential_sha256=f"{NO_CREDENTIAL}{client.client_id}", revoked_at=9.0
         )
         assert await store.client(client.credential_sha256) is None
         assert await store.idle_clients(1e9, 10) == []

@@ -334,11 +334,7 @@ class TestRuns:
         await store.commit("run-1", 0, Commit(document="1"))
         assert await store.heads() == [
             RunHead(
-                run_id="run-1",
-                spec=RUN.spec,
-                document="1",
-                version=1,
-                created_at=RUN.created_at,
+                run_id="run-1", spec=RUN.spec, document="1", version=1, created_at=RUN.created_at
             ),
             RunHead(
                 run_id="other",

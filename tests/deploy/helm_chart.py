@@ -108,7 +108,7 @@ CASES: Mapping[str, dict[str, Any]] = {
             "hubTokenSecret": {"name": "hub", "key": "token"},
             "args": ["--max-model-len=2048"],
             "gpus": 2,
-        },
+        }
     },
     "vllm without a way out": {
         "vllm": {
@@ -118,16 +118,13 @@ CASES: Mapping[str, dict[str, Any]] = {
             "gpus": 0,
             "cache": {"existingClaim": "models"},
             "image": {"digest": "sha256:" + "0" * 64},
-        },
+        }
     },
     "a paid model": {
         "aggregator": {
             "backend": {"kind": "openai", "model": "gpt-4o-mini"},
             "apiKeySecret": _KEY,
-            "config": {
-                "cors": {"origins": ["https://app.example"]},
-                "log": {"requests": "info"},
-            },
+            "config": {"cors": {"origins": ["https://app.example"]}, "log": {"requests": "info"}},
             "enrolmentTokens": [
                 {
                     "name": "acme",
@@ -140,7 +137,7 @@ CASES: Mapping[str, dict[str, Any]] = {
             "adminTokens": [
                 {"name": "ops", "role": "operator", "secret": {"name": "ops", "key": "token"}}
             ],
-        },
+        }
     },
     "clients that bring their own model": {
         "nameOverride": "tuning",

@@ -25,11 +25,7 @@ SCRAPED = {"job", "namespace"}
 ROOT = CHART.parents[2]
 RULES = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
-SUFFIXES = {
-    "counter": ("_total",),
-    "gauge": ("",),
-    "histogram": ("_bucket", "_count", "_sum"),
-}
+SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
 
 
 def alerts() -> list[dict[str, Any]]:

@@ -158,9 +158,9 @@ def test_the_programs_take_what_is_rendered(
             if component == "migration":
                 continue
             if "ports" in container:
-                assert served.address == ("0.0.0.0", _port(container, "http"))
+                assert served.address == ("::", _port(container, "http"))
                 listen = served.metrics.listen
-                assert listen is None or listen == f"0.0.0.0:{_port(container, 'metrics')}"
+                assert listen is None or listen == f"[::]:{_port(container, 'metrics')}"
             if served.backend is not None:
                 _key_is_there(served.backend.model_dump(), container)
             for run in served.load_runs(folder)[0]:

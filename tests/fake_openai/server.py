@@ -481,9 +481,7 @@ def _refuse(behaviour: str, argument: str, body: dict[str, Any], request: web.Re
             raise _bad_key(request.headers.get("Authorization", ""))
         case "forbidden":
             raise _Refusal(
-                403,
-                "Project does not have access to this model.",
-                code="model_not_found",
+                403, "Project does not have access to this model.", code="model_not_found"
             )
         case "moderated":
             raise _Refusal(403, "Your input was flagged.", kind="moderation", code="403")
@@ -605,9 +603,7 @@ def _unsupported(param: str, hint: str = "") -> _Refusal:
 
 def _refused(refusal: _Refusal) -> web.Response:
     return web.json_response(
-        refusal.body,
-        status=refusal.status,
-        headers={**refusal.headers, "x-request-id": "req_fake"},
+        refusal.body, status=refusal.status, headers={**refusal.headers, "x-request-id": "req_fake"}
     )
 
 

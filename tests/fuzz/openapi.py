@@ -81,13 +81,7 @@ def conformance(found: Target, examples: int, seed: int = 0) -> Conformance:
 
 
 def _ask(
-    found: Target,
-    base: str,
-    label: str,
-    cases: Any,
-    examples: int,
-    seed: int,
-    result: Conformance,
+    found: Target, base: str, label: str, cases: Any, examples: int, seed: int, result: Conformance
 ) -> None:
     held = found.holders()
     others = [device for device in found.devices if device.held is None]

@@ -30,12 +30,7 @@ _COMMON = {
     "rounds": ROUNDS,
     "evaluation": {"every": 0},
 }
-_PART = {
-    "deadline_s": 86_400,
-    "min_clients": 3,
-    "model": "scripted",
-    "own_models": "charged",
-}
+_PART = {"deadline_s": 86_400, "min_clients": 3, "model": "scripted", "own_models": "charged"}
 _METHOD = {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"}
 
 RUNS: tuple[dict[str, Any], ...] = (

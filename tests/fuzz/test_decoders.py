@@ -20,11 +20,7 @@ from fedone_sdk.backends.base import Answer
 from fedone_sdk.budget import Usage
 from fedone_sdk.client.admin import _server_sent
 from fedone_sdk.client.transport import _refusal
-from fedone_sdk.errors import (
-    MessageError,
-    ProblemError,
-    TransportError,
-)
+from fedone_sdk.errors import MessageError, ProblemError, TransportError
 from tests.fuzz.damage import damaged, damaged_bytes, messages
 from tests.fuzz.states import working_state
 

@@ -17,11 +17,7 @@ from fedone_sdk.backends import predict
 from fedone_sdk.calibration import class_means, loss_terms
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.local import Federation, simulate
-from fedone_sdk.messages import (
-    RunResult,
-    RunTask,
-    Score,
-)
+from fedone_sdk.messages import RunResult, RunTask, Score
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import SERVER, MemoryStore
 from fedone_sdk.task import Part, Rendered, TaskSpec
@@ -220,11 +216,7 @@ async def test_a_calibrated_run_stores_its_pool() -> None:
 
 @pytest.mark.parametrize("num_labels", [2, 6])
 async def test_noised_reports_find_the_bias_of_a_model_that_leans(num_labels: int) -> None:
-    spec = spec_of(
-        num_labels=num_labels,
-        privacy={"clip": 4.0, "noise_multiplier": 0.2},
-        rounds=30,
-    )
+    spec = spec_of(num_labels=num_labels, privacy={"clip": 4.0, "noise_multiplier": 0.2}, rounds=30)
     federation = federation_of(spec, num_labels)
     result = await simulate(federation, backend=ScriptedBackend(leaning))
     assert result.status == "completed"

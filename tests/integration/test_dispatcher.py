@@ -363,9 +363,7 @@ class TestStoreFailures:
 
 
 class TestModels:
-    async def test_a_replica_without_the_model_checks_it_before_it_assigns_work(
-        self,
-    ) -> None:
+    async def test_a_replica_without_the_model_checks_it_before_it_assigns_work(self) -> None:
         """Another replica, with a working model, resumed the run."""
 
         class Model(ScriptedBackend):

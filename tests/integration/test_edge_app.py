@@ -93,10 +93,7 @@ class TestEvents:
                 raise RuntimeError("no sensor")
             return answers[0]
 
-        async with (
-            serving(spec_of()) as service,
-            client_of(service, only_when=condition) as client,
-        ):
+        async with serving(spec_of()) as service, client_of(service, only_when=condition) as client:
             with capture_logs() as logs:
                 assert [(await client.run_once()).outcome for _ in range(3)] == ["paused"] * 3
             (line,) = [line for line in logs if line["event"].startswith("only_when failed")]

@@ -19,16 +19,8 @@ from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.client.state import DeviceState
-from fedone_sdk.errors import (
-    BackendError,
-    BackendUnavailable,
-    DataError,
-    ProblemError,
-    SpecError,
-)
-from fedone_sdk.messages import (
-    MAX_TEXT_CHARS,
-)
+from fedone_sdk.errors import BackendError, BackendUnavailable, DataError, ProblemError, SpecError
+from fedone_sdk.messages import MAX_TEXT_CHARS
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ScriptedBackend

@@ -362,11 +362,7 @@ class FailingTransport(RecordingTransport):
 )
 @pytest.mark.parametrize("method", ["task", "vocabulary", "score", "update", "decline"])
 async def test_no_lease_is_lost(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    method: str,
-    error: BaseException,
-    after: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException, after: bool
 ) -> None:
     """The server gets an update or a decline of each assignment."""
     monkeypatch.setattr(StopSignal, "sleep", lambda self, seconds: asyncio.sleep(0))

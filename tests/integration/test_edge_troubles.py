@@ -152,10 +152,13 @@ class TestOddData:
 class TestLog:
     @on_virtual_time
     async def test_one_line_while_it_is_offline(self) -> None:
+        waits: list[float] = []
+
         class Away(MemoryTransport):
             away = True
 
             async def claim(self, credential: str, message: Claim) -> Any:
+                waits.append(message.wait_s)
                 if self.away:
                     raise TransportError("http://server: cannot be reached: refused")
                 return await super().claim(credential, message)
@@ -172,6 +175,8 @@ class TestLog:
         assert [line["reason"] for line in offline] == ["http://server: cannot be reached: refused"]
         assert re.fullmatch(r"offline since \d\d:\d\d", offline[0]["event"])
         assert [line["event"] for line in lines].count("online again") == 1
+        # The app learns by a short poll that the server is back.
+        assert (waits[0] > 0, waits[-1]) == (True, 0.0)
 
     @pytest.mark.parametrize("status", [403, 404, 407, 413, 451])
     @pytest.mark.parametrize("path", ["/v1/score", "/update"])
@@ -278,10 +283,7 @@ class TestWhatIsTold:
                 BackendBlocked(SAID),
                 "the client's model cannot be queried until its configuration changes",
             ),
-            (
-                BudgetExhausted(SAID),
-                "the client's budget has nothing left for this",
-            ),
+            (BudgetExhausted(SAID), "the client's budget has nothing left for this"),
         ],
         ids=lambda value: type(value).__name__,
     )

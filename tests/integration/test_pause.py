@@ -14,12 +14,7 @@ from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.aggregator.rounds.lifecycle import record_model
 from fedone_sdk.backends import Answer, AnswerCache, ModelClient, Query
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendUnavailable,
-    ProblemError,
-    SpecError,
-)
+from fedone_sdk.errors import BackendBlocked, BackendUnavailable, ProblemError, SpecError
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import Claim, LossesAssignment, Renewal
 from fedone_sdk.spec import RetrySpec, RunSpec

@@ -181,7 +181,7 @@ async def test_many_clients_are_counted() -> None:
 
 async def test_a_task_without_labels() -> None:
     done = await tuned(
-        task={"template": "{prompt} {text}", "loss": "score", "max_tokens": 4, "score": "a:b"},
+        task={"template": "{prompt} {text}", "loss": "score", "max_tokens": 4, "score": "a:b"}
     )
     run = done.run
     assert not contents_of(run).confusion
@@ -205,10 +205,7 @@ async def test_no_key_is_in_what_is_left_of_a_run(monkeypatch: pytest.MonkeyPatc
     script = Script({12: "bad_key"})
     async with FakeOpenAI(key=key, models={"fake-1": {}}, script=script) as server:
         backend = BackendSpec(
-            kind="openai",
-            model="fake-1",
-            base_url=server.base_url,
-            api_key_env="OUR_KEY",
+            kind="openai", model="fake-1", base_url=server.base_url, api_key_env="OUR_KEY"
         )
         async with build_backend(backend) as model:
             done = await tuned(backend=model, backend_spec=backend.model_dump())

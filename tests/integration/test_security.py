@@ -547,12 +547,7 @@ async def test_no_secret_is_ever_shown(caplog: pytest.LogCaptureFixture) -> None
     with structlog.testing.capture_logs() as logs:
         async with serving() as server:
             nonce = "nonce-that-is-a-secret-0001"
-            document = await server.ok(
-                "POST",
-                "/v1/clients",
-                {"nonce": nonce},
-                token=FLEET,
-            )
+            document = await server.ok("POST", "/v1/clients", {"nonce": nonce}, token=FLEET)
             client_id, credential = document["client_id"], document["credential"]
             made = await server.ok("POST", "/v1/enrolment-tokens", {"name": "a"}, token=ROOT)
             _, plain = await server.enrol(made["token"])

@@ -215,10 +215,7 @@ def test_a_proposer_needs_a_pool() -> None:
         ({"slots": [SLOTS[0], SLOTS[0]]}, "two have the same name"),
         ({"slots": [SLOTS[3]]}, "needs one besides labels"),
         ({"slots": [{"name": "mask", "candidates": ["a", "b"]}]}, "none of prompt, mask"),
-        (
-            {"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]},
-            "is for the slot labels",
-        ),
+        ({"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]}, "is for the slot labels"),
         ({"slots": [SLOTS[0], SLOTS[2]]}, r"needs the slot \{closing\} exactly once"),
     ],
 )

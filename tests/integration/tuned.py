@@ -70,10 +70,7 @@ async def tuned(
         score=(lambda written, example: 0.5) if spec.task.loss == "score" else None,
     )
     result = await simulate(
-        federation,
-        backend=backend or ScriptedBackend(),
-        store=store,
-        watch=watch,
+        federation, backend=backend or ScriptedBackend(), store=store, watch=watch
     )
     return Tuned(result=result, export=await exported_from(store, spec.name), store=store)
 

@@ -15,10 +15,7 @@ from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.backends.asking import ask_each, score_all
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
-from fedone_sdk.errors import (
-    BackendBlocked,
-    LabelsNotShown,
-)
+from fedone_sdk.errors import BackendBlocked, LabelsNotShown
 from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import Part
 from tests.llama_cpp.conftest import ALIAS, CONTEXT, LlamaServer

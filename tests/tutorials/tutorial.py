@@ -19,12 +19,7 @@ PATIENCE_S = 300.0
 
 _TITLE = re.compile(r'title="([^"]+)"')
 _LOOSE = re.compile(r"(?P<cut>\.\.\.)|(?P<prompt>'[^']*')|(?P<number>-?\d[\d.,]*)|(?P<space> +)")
-_MEANS = {
-    "cut": ".*",
-    "prompt": r"'[^'\n]*'",
-    "number": r"-?\d[\d.,]*",
-    "space": " +",
-}
+_MEANS = {"cut": ".*", "prompt": r"'[^'\n]*'", "number": r"-?\d[\d.,]*", "space": " +"}
 """What the model and the machine have a say in: quoted prompts, and numbers."""
 
 
@@ -149,10 +144,7 @@ class Running(Process):
 
     def reaches(self, text: str) -> None:
         """Returns once it has printed `text`; it may have ended by then."""
-        until(
-            lambda: text in self.log or self.popen.poll() is not None,
-            patience_s=PATIENCE_S,
-        )
+        until(lambda: text in self.log or self.popen.poll() is not None, patience_s=PATIENCE_S)
         assert text in self.log, self.log
 
     def ctrl_c(self) -> int:

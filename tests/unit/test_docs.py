@@ -16,14 +16,7 @@ from typer.main import get_command
 from fedone_sdk.aggregator.config import ServeConfig
 from fedone_sdk.cli.app import app
 from fedone_sdk.local import Federation
-from fedone_sdk.spec import (
-    BackendSpec,
-    MethodSpec,
-    RunSpec,
-    Spec,
-    load_yaml,
-    validate_spec,
-)
+from fedone_sdk.spec import BackendSpec, MethodSpec, RunSpec, Spec, load_yaml, validate_spec
 from fedone_sdk.task import TaskSpec
 from tests.pages import blocks
 

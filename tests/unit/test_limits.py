@@ -39,8 +39,7 @@ class TestBuckets:
         assert bucket.wait_s("a", 0.0) == pytest.approx(120)
 
     @given(
-        st.floats(0.1, 600),
-        st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=100),
+        st.floats(0.1, 600), st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=100)
     )
     def test_no_span_sees_more_than_its_share(self, per_minute: float, gaps: list[float]) -> None:
         bucket, now, taken = Bucket(per_minute), 0.0, []

@@ -19,14 +19,7 @@ from pydantic import ValidationError
 
 import fedone_sdk.messages as messages
 from fedone_sdk.errors import PROBLEMS, ProblemError
-from fedone_sdk.messages import (
-    MAX_ELEMENTS,
-    Array,
-    Enrolled,
-    Message,
-    Problem,
-    json_schemas,
-)
+from fedone_sdk.messages import MAX_ELEMENTS, Array, Enrolled, Message, Problem, json_schemas
 from fedone_sdk.messages import array as array_module
 from tests.wire_vectors import UNIONS, name_of, parser, vectors
 
@@ -99,10 +92,7 @@ def test_a_list_is_left_at_its_first_wrong_element(kind: str) -> None:
     """Each mistake is an object in memory: a body of commas must not make millions."""
     wrong: list[object] = [None] * 1000
     vector = next(vector for vector in GOLDEN if vector["type"] == kind)
-    lists = {
-        "LossesUpdate": ("losses", "class_counts"),
-        "Score": ("examples", "references"),
-    }[kind]
+    lists = {"LossesUpdate": ("losses", "class_counts"), "Score": ("examples", "references")}[kind]
     body = {**json.loads(vector["body"]), **dict.fromkeys(lists, wrong)}
     with pytest.raises(ValidationError) as excinfo:
         parser(kind).validate_json(json.dumps(body))
@@ -154,8 +144,7 @@ class TestArray:
         assert swapped.to_bytes() == struct.pack(f">{len(elements)}H", *elements)
 
     @pytest.mark.parametrize(
-        ("vocab_size", "dtype"),
-        [(2, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16")],
+        ("vocab_size", "dtype"), [(2, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16")]
     )
     def test_indices_take_the_smallest_type(self, vocab_size: int, dtype: str) -> None:
         array = Array.of_indices([0, vocab_size - 1], [1, 2], vocab_size)

@@ -144,11 +144,7 @@ class TestMistakes:
             ("FEDONE_LISTEN", "here", "listen (from FEDONE_LISTEN): must be HOST:PORT"),
             ("FEDONE_LOG__LEVLE", "info", "log.levle (from FEDONE_LOG__LEVLE): unknown key"),
             ("FEDONE_AUTH__ADMIN_TOKEN", f"{SECRET} x", "auth.admin_token (from FEDONE_AUTH__"),
-            (
-                "FEDONE_AUTH__ENROLMENT_TOKENS",
-                f'["{SECRET} x"]',
-                "auth.enrolment_tokens.0 (from",
-            ),
+            ("FEDONE_AUTH__ENROLMENT_TOKENS", f'["{SECRET} x"]', "auth.enrolment_tokens.0 (from"),
         ],
     )
     def test_they_name_the_variable(

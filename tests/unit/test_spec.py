@@ -371,10 +371,7 @@ class TestYaml:
 
 methods = st.fixed_dictionaries(
     {"name": st.just("gs-bdpl"), "num_samples": st.integers(2, 65536)},
-    optional={
-        "tau": st.floats(1e-3, 100),
-        "optimizer": st.sampled_from(["sgd", "adamw"]),
-    },
+    optional={"tau": st.floats(1e-3, 100), "optimizer": st.sampled_from(["sgd", "adamw"])},
 ) | st.fixed_dictionaries(
     {"name": st.just("bdpl")}, optional={"optimizer": st.sampled_from(["sgd", "adamw"])}
 )

@@ -296,9 +296,7 @@ def test_cross_entropy_by_hand() -> None:
 
 
 @given(scored())
-def test_brier_is_the_squared_distance_of_the_probabilities(
-    case: tuple[list[float], int],
-) -> None:
+def test_brier_is_the_squared_distance_of_the_probabilities(case: tuple[list[float], int]) -> None:
     log_probs, target = case
     odds = np.exp(np.array(log_probs) - max(log_probs))
     distance = odds / odds.sum() - np.eye(len(odds))[target]

@@ -123,10 +123,7 @@ def test_where_no_bias_can_be_fitted(
 ) -> None:
     targets = TARGETS[: len(rows)] if rows else TARGETS
     bare = Outcomes(
-        which="no_prompt",
-        predicted=(0,) * len(targets),
-        targets=targets,
-        log_probs=tuple(rows),
+        which="no_prompt", predicted=(0,) * len(targets), targets=targets, log_probs=tuple(rows)
     )
     assert no_prompt_biased(task(**changes), bare, None) is None
 

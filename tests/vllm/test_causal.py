@@ -96,9 +96,7 @@ async def test_label_log_probs_are_those_of_transformers(
 
 
 async def test_labels_of_several_tokens_are_those_of_transformers(
-    llama_server: VllmServer,
-    reference: Callable[[str, str], float],
-    sst2: list[dict[str, Any]],
+    llama_server: VllmServer, reference: Callable[[str, str], float], sst2: list[dict[str, Any]]
 ) -> None:
     words = (" absolutely terrible", " great", " a masterpiece of its kind")
     query = ask([row["sentence"] for row in sst2[:6]], words)

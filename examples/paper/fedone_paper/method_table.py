@@ -103,10 +103,7 @@ class MethodTable(Study):
         parts = [
             score_table(self.name, titles, scores, quick=settings.quick),
             self.text(
-                "legend",
-                seeds=settings.seeds,
-                curve_examples=CURVE_EXAMPLES,
-                **self.run(settings),
+                "legend", seeds=settings.seeds, curve_examples=CURVE_EXAMPLES, **self.run(settings)
             ),
             about(self.name),
             "".join([*notes, *self._cautions(titles, cells)]),

@@ -131,11 +131,7 @@ class SoftModel:
         return each.view(prompts, -1).mean(1)
 
     def measure(
-        self,
-        task: TaskSpec,
-        examples: Sequence[Example],
-        batch_size: int,
-        soft: Soft | None = None,
+        self, task: TaskSpec, examples: Sequence[Example], batch_size: int, soft: Soft | None = None
     ) -> Measured:
         """Return the mean loss and the metric of a prompt; None is no prompt."""
         rows: list[tuple[float, ...]] = []

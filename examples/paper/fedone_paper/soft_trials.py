@@ -26,11 +26,7 @@ SOFT = ("bbt", *_KINDS)
 
 
 def soft_trial(
-    key: str,
-    settings: Settings,
-    tuning: Tuning,
-    run: TrialFunction | None = None,
-    **options: Any,
+    key: str, settings: Settings, tuning: Tuning, run: TrialFunction | None = None, **options: Any
 ) -> Trial:
     """Return the trial of a run whose method is one of `SOFT`; errors as of `run_trial`.
 

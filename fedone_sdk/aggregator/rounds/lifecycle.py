@@ -194,13 +194,7 @@ def record_model(machine: RoundMachine, state: RunState, now: float, *, model: s
 
 
 def roll_back(
-    machine: RoundMachine,
-    state: RunState,
-    now: float,
-    *,
-    method: State,
-    to_round: int,
-    reason: str,
+    machine: RoundMachine, state: RunState, now: float, *, method: State, to_round: int, reason: str
 ) -> Result[None]:
     """Roll a run back to its state after an earlier round; its spending stays."""
     if not (state.running or state.can_resume):
@@ -261,11 +255,7 @@ def record_metric(
 
 
 def count_call(
-    machine: RoundMachine,
-    state: RunState,
-    now: float,
-    *,
-    failure: str | None,
+    machine: RoundMachine, state: RunState, now: float, *, failure: str | None
 ) -> Result[None]:
     """Count a call of the run's proposer, and why it failed."""
     done = (state.proposer or Helper()).and_then(

@@ -213,12 +213,7 @@ Payee = Literal["proposer", "judge"]
 
 
 def reserve_evaluation(
-    machine: RoundMachine,
-    state: RunState,
-    now: float,
-    *,
-    lease_id: str,
-    worst: Usage,
+    machine: RoundMachine, state: RunState, now: float, *, lease_id: str, worst: Usage
 ) -> Result[None]:
     """Reserve the upper bound on the cost of an evaluation."""
     try:

@@ -125,8 +125,7 @@ async def query_as_evaluation(
         ProblemError: The caps do not cover the queries; none was sent.
     """
     call = CallBudget(
-        run,
-        lambda lease_id, worst: run.apply(reserve_evaluation, lease_id=lease_id, worst=worst),
+        run, lambda lease_id, worst: run.apply(reserve_evaluation, lease_id=lease_id, worst=worst)
     )
     queries = [replace(query, scope=(run.run_id,), payer=call) for query in queries]
     quotes = [await backend.quote(query) for query in queries]

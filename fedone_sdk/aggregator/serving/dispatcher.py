@@ -17,21 +17,10 @@ from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, 
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.aggregator.signals import (
-    MAX_NAMED,
-    MemberJoined,
-    MembersLeft,
-    encode_signals,
-)
+from fedone_sdk.aggregator.signals import MAX_NAMED, MemberJoined, MembersLeft, encode_signals
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import (
-    AlphaAssignment,
-    Claim,
-    LossesAssignment,
-    RunDevices,
-    UnfitDevices,
-)
+from fedone_sdk.messages import AlphaAssignment, Claim, LossesAssignment, RunDevices, UnfitDevices
 from fedone_sdk.stores import ClientRecord, Member, Store
 
 R = TypeVar("R")
@@ -82,10 +71,7 @@ class Dispatcher:
     # Claims
 
     async def claim(
-        self,
-        client: ClientRecord,
-        message: Claim,
-        run: ServedRun | None = None,
+        self, client: ClientRecord, message: Claim, run: ServedRun | None = None
     ) -> AlphaAssignment | LossesAssignment | RetryLater:
         """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 

@@ -44,13 +44,7 @@ class Proposer(Companion):
         SpecError: The proposer writes no text.
     """
 
-    def __init__(
-        self,
-        run: ServedRun,
-        backend: LLMBackend,
-        *,
-        model: LLMBackend | None,
-    ) -> None:
+    def __init__(self, run: ServedRun, backend: LLMBackend, *, model: LLMBackend | None) -> None:
         proposer, slot = run.spec.prompt.proposer, run.spec.prompt.proposed_slot
         if proposer is None or slot is None:
             raise ValueError("the run has no proposer")

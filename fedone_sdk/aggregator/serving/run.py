@@ -42,11 +42,7 @@ from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import MethodError, ProblemError
 from fedone_sdk.evaluation.outcomes import OUTCOMES, Outcomes, Which, newest_outcomes
-from fedone_sdk.messages import (
-    LostWork,
-    RunEvent,
-    RunResult,
-)
+from fedone_sdk.messages import LostWork, RunEvent, RunResult
 from fedone_sdk.stores import (
     SERVER,
     ClosedWork,
@@ -490,12 +486,7 @@ class ServedRun(RunView):
             ended=not state.running and _phase(before) != _phase(state),
         )
         await self._store_commit(
-            state,
-            change,
-            closed=closed,
-            log=tuple(log),
-            memories=tuple(memories),
-            back_to=back_to,
+            state, change, closed=closed, log=tuple(log), memories=tuple(memories), back_to=back_to
         )
         if back_to is not None:
             del self.history[back_to:]

@@ -39,12 +39,7 @@ class Steering:
     restart: Callable[[ServedRun], None]
 
     async def stop(
-        self,
-        run: ServedRun,
-        reason: str | None = None,
-        *,
-        gently: bool = False,
-        keep: bool = False,
+        self, run: ServedRun, reason: str | None = None, *, gently: bool = False, keep: bool = False
     ) -> None:
         """Stop a run and keep its result.
 

@@ -10,12 +10,7 @@ from contextlib import contextmanager
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendUnavailable,
-    BudgetExhausted,
-    needs_extra,
-)
+from fedone_sdk.errors import BackendBlocked, BackendUnavailable, BudgetExhausted, needs_extra
 from fedone_sdk.messages import RunDevices
 from fedone_sdk.stores import VersionConflict
 
@@ -238,12 +233,7 @@ class _ServiceFigures(Collector):
 
 _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], str, Labels], ...] = (
     ("run_rounds", CounterMetricFamily, "Finished rounds", ()),
-    (
-        "run_spent",
-        CounterMetricFamily,
-        "Usage; queries are training only",
-        ("unit",),
-    ),
+    ("run_spent", CounterMetricFamily, "Usage; queries are training only", ("unit",)),
     ("run_leased", GaugeMetricFamily, "Usage reserved for open work", ("unit",)),
     ("run_left", GaugeMetricFamily, "Remaining usage under the caps, by capped unit", ("unit",)),
     ("run_label_values", CounterMetricFamily, "Scored label log-probabilities", ()),

@@ -49,12 +49,7 @@ BEST_TOKENS = COSTS.min(axis=1).sum()
 def method(request: pytest.FixtureRequest) -> Algorithm:
     name, options = VARIANTS[request.param]
     return make_method(
-        name,
-        prompt_len=N_POSITIONS,
-        vocab_size=N_TOKENS,
-        num_samples=N_SAMPLES,
-        seed=1,
-        **options,
+        name, prompt_len=N_POSITIONS, vocab_size=N_TOKENS, num_samples=N_SAMPLES, seed=1, **options
     )
 
 

@@ -39,8 +39,7 @@ class Client:
         terms = np.concatenate([losses[..., None], traces[..., None], np.exp(log_probs)], axis=-1)
         counts = np.bincount(self.labels, minlength=2)
         means = np.stack(
-            [terms[:, self.labels == c].sum(axis=1) / max(counts[c], 1) for c in range(2)],
-            axis=1,
+            [terms[:, self.labels == c].sum(axis=1) / max(counts[c], 1) for c in range(2)], axis=1
         )
         return ClassLosses(means=means, counts=counts, targets=np.eye(2), biases=biases)
 

@@ -3,14 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedone_sdk.algorithms import (
-    TPE,
-    ClassLosses,
-    RandomSearch,
-    State,
-    ThompsonSampling,
-    stream,
-)
+from fedone_sdk.algorithms import TPE, ClassLosses, RandomSearch, State, ThompsonSampling, stream
 from fedone_sdk.algorithms.search import RACERS, PromptSearch
 from fedone_sdk.algorithms.space import Space
 

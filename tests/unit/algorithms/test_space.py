@@ -16,13 +16,7 @@ SPACE = Space.of([(1, 3, 0), (2, 5, None), (1, 2, 1)])
 def method_of(name: str, space: Space = SPACE, **options: Any) -> Any:
     rows, columns = space.shape
     return make_method(
-        name,
-        prompt_len=rows,
-        vocab_size=columns,
-        num_samples=6,
-        seed=1,
-        space=space,
-        **options,
+        name, prompt_len=rows, vocab_size=columns, num_samples=6, seed=1, space=space, **options
     )
 
 

@@ -108,10 +108,7 @@ class FakeVllm:
         return {
             "choices": choices[::-1],  # `index` says which is which.
             "system_fingerprint": "vllm-0.32.0-abc",
-            "usage": {
-                "prompt_tokens": sum(map(len, prompts)),
-                "completion_tokens": len(choices),
-            },
+            "usage": {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": len(choices)},
         }
 
     def _pool(self, body: dict[str, Any]) -> object:

@@ -282,9 +282,7 @@ async def test_no_query_is_refused_by_the_budget_of_another() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-async def test_an_error_without_a_waiter_is_silent(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_error_without_a_waiter_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     inner = Oracle()
     inner.error = BackendUnavailable("busy")
     with suppress(BackendUnavailable):

@@ -598,10 +598,7 @@ async def test_an_answer_of_another_shape_is_a_clear_error(
         ({"log_probs": False, "structured": False}, ":structured=false"),
         ({"structured": False}, ""),  # It is asked for the label's probability as before.
         ({"timeout_s": 5.0}, ""),
-        (
-            {"api": "completions", "max_input_tokens": 16},
-            ":api=completions,max_input_tokens=16",
-        ),
+        ({"api": "completions", "max_input_tokens": 16}, ":api=completions,max_input_tokens=16"),
     ],
     ids=str,
 )

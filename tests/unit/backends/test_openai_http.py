@@ -22,12 +22,7 @@ from fedone_sdk.backends.openai_http import (
     usage_of,
 )
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendError,
-    BackendUnavailable,
-    SpecError,
-)
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
 
 pytest.importorskip("openai")
 
@@ -260,9 +255,7 @@ async def test_a_server_that_nothing_reaches_costs_nothing(
     assert now() == connect_s
 
 
-async def test_a_proxy_that_does_not_connect_costs_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_proxy_that_does_not_connect_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """It refuses before any request to the provider."""
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

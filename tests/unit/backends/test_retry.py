@@ -290,9 +290,7 @@ async def test_a_cancelled_waiter_does_not_end_the_try() -> None:
     ids=lambda error: type(error).__name__,
 )
 @on_virtual_time
-async def test_an_inconclusive_try_is_followed_by_another(
-    ending: BaseException,
-) -> None:
+async def test_an_inconclusive_try_is_followed_by_another(ending: BaseException) -> None:
     model = Model(revoked)
     backend = retrying(model)
     with pytest.raises(BackendBlocked):

@@ -33,7 +33,8 @@ def test_a_run_repeats_itself(liars: int) -> None:
     first, second = (trial(CONTESTANTS["thompson"], federation, 50) for _ in range(2))
     assert first == second
     assert 40 <= first["spent"] <= 50  # a race asks about fewer prompts
-    assert table.best(table.oracle).loss <= first["best_loss"] <= first["loss"]
+    losses = [table.best(table.oracle).loss, first["best_loss"], first["loss"]]
+    assert np.diff(losses).min() >= -1e-5  # The fits of their biases end within this.
 
 
 def test_the_default_finds_a_better_prompt() -> None:

@@ -214,10 +214,7 @@ def test_rows_are_checked(rows: list[dict[str, Any]], message: str) -> None:
     ("task", "message"),
     [
         (_task("{instruction} {sentence}"), r"neither \{demonstrations\} nor \{prompt\}"),
-        (
-            _task("{sentence} {demonstrations}"),
-            r"\{sentence\} must follow \{demonstrations\}",
-        ),
+        (_task("{sentence} {demonstrations}"), r"\{sentence\} must follow \{demonstrations\}"),
         (_task("{a} {mask} {prompt} {sentence}"), r"\{a\}, \{mask\} must follow \{prompt\}"),
         (_task("It is {prompt}"), r"a text field must follow"),
     ],

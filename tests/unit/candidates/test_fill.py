@@ -95,12 +95,7 @@ def test_the_same_as_replacing_piece_by_piece(pieces: list[str]) -> None:
 
 def test_long_texts_take_no_time() -> None:
     labels = {str(number): f" word{number}" for number in range(64)}
-    texts = {
-        "a": "{label:" * 600,
-        "b": "{" * 4000,
-        "c": "{label:63}" * 400,
-        "d": "{a}{b}" * 600,
-    }
+    texts = {"a": "{label:" * 600, "b": "{" * 4000, "c": "{label:63}" * 400, "d": "{a}{b}" * 600}
     begin = time.perf_counter()
     filled = fill(texts, labels)
     assert time.perf_counter() - begin < 2.0

@@ -8,12 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from fedone_paper.glue import GLUE_TASKS, glue_task
-from fedone_sdk.candidates import (
-    Description,
-    code_candidates,
-    fill,
-    instruction_candidates,
-)
+from fedone_sdk.candidates import Description, code_candidates, fill, instruction_candidates
 
 SST2 = glue_task("sst2").description
 

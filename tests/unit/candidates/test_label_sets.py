@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedone_paper.glue import GLUE_TASKS, glue_task
-from fedone_sdk.candidates import (
-    LabelsSource,
-    label_candidates,
-    label_words,
-    shipped_label_sets,
-)
+from fedone_sdk.candidates import LabelsSource, label_candidates, label_words, shipped_label_sets
 from fedone_sdk.candidates.label_sets import label_families
 from fedone_sdk.errors import SpecError
 

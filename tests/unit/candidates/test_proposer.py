@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.candidates import (
-    Description,
-    ScoredCandidate,
-    proposal_messages,
-    read_proposals,
-)
+from fedone_sdk.candidates import Description, ScoredCandidate, proposal_messages, read_proposals
 from fedone_sdk.task import ChatSpec, TaskSpec
 
 WORDS = {"0": " terrible", "1": " great"}

@@ -16,14 +16,7 @@ import pytest
 from fedone_sdk import __version__
 from fedone_sdk.errors import MissingExtraError, SpecError
 from fedone_sdk.evaluation.engine import Progress, Records, Session, Trial
-from tests.unit.evaluation.trials import (
-    die,
-    double,
-    fail_at_first,
-    not_a_number,
-    number,
-    refuse,
-)
+from tests.unit.evaluation.trials import die, double, fail_at_first, not_a_number, number, refuse
 
 ENGINES = [None, pytest.param("local", marks=pytest.mark.slow)]  # Ray starts a cluster.
 

@@ -10,16 +10,7 @@ from fedone_sdk.aggregator.rounds.lifecycle import pause, resume, roll_back, sto
 from fedone_sdk.aggregator.rounds.state import Result, RunState
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import NOTHING, Usage
-from tests.unit.machine.game import (
-    LOSSES,
-    MODEL,
-    SAMPLES,
-    Game,
-    answer_to,
-    both,
-    refusal,
-    spec_of,
-)
+from tests.unit.machine.game import LOSSES, MODEL, SAMPLES, Game, answer_to, both, refusal, spec_of
 
 
 def back(game: Game, state: RunState) -> Result[Any]:

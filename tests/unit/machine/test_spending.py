@@ -204,11 +204,7 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
 
     @pytest.mark.parametrize(
         ("way", "expected"),
-        [
-            ("declined", Usage(queries=1, requests=7)),
-            ("late", NOTHING),
-            ("stopped", NOTHING),
-        ],
+        [("declined", Usage(queries=1, requests=7)), ("late", NOTHING), ("stopped", NOTHING)],
     )
     def test_a_trusted_client_s_report_is_used(self, way: str, expected: Usage) -> None:
         game = Game(spec_of(participation={"own_models": "trusted"}), gateway=True)
@@ -235,10 +231,7 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
     @both
     @pytest.mark.parametrize(
         ("own_models", "expected"),
-        [
-            ("charged", GATEWAY_QUERY * SAMPLES),
-            ("trusted", Usage(queries=SAMPLES, requests=3)),
-        ],
+        [("charged", GATEWAY_QUERY * SAMPLES), ("trusted", Usage(queries=SAMPLES, requests=3))],
     )
     def test_an_update(self, exchange: str, own_models: str, expected: Usage) -> None:
         participation = {"exchange": exchange, "own_models": own_models}

@@ -142,12 +142,7 @@ class TestTableQueries:
         assert "learning rate 0.03 at K*=1, 0.1 at K*=10" in report.markdown
 
     @pytest.mark.parametrize(
-        "option",
-        [
-            ("methods", "x"),
-            ("clients", "1,zero"),
-            ("methods", "bbt"),
-        ],
+        "option", [("methods", "x"), ("clients", "1,zero"), ("methods", "bbt")]
     )
     def test_refuses_other_options(self, data: Path, option: tuple[str, str]) -> None:
         settings = Settings(data=data, options=dict([option]))

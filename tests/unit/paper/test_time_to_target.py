@@ -8,13 +8,7 @@ import pytest
 
 from fedone_paper.federated import Tuning
 from fedone_paper.settings import Settings
-from fedone_paper.time_to_target import (
-    Probing,
-    noises,
-    run_to_target,
-    sampled,
-    target_trial,
-)
+from fedone_paper.time_to_target import Probing, noises, run_to_target, sampled, target_trial
 from fedone_sdk.evaluation.engine import Result, Workspace
 
 ROUNDS = 6

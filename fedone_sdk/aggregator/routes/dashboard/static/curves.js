@@ -1,5 +1,6 @@
 // Loss and metric over queries.
 
+import { get, runPath } from "./api.js";
 import { lineChart } from "./chart.js";
 import { h, panel } from "./dom.js";
 import { smooth } from "./forecast.js";
@@ -81,6 +82,43 @@ export function metricPanel(signal) {
           (before === null ? "" : `, ${metric(before)} of the untrained one`) +
           (bare === null ? "." : `, ${metric(bare)} of ${label}.`),
       );
+    },
+  };
+}
+
+const SIDE_BY_SIDE = 4; // Runs in one chart: as many as there are colours.
+
+// The metric of the newest runs with the same metric, in one chart; hidden for fewer than two.
+export function runsPanel(signal) {
+  const node = panel("Side by side");
+  node.style.marginTop = "16px";
+  node.hidden = true;
+  let [names, chart] = ["", null];
+  return {
+    node,
+    async update(runs) {
+      const measured = runs.filter((each) => each.metric !== undefined);
+      const shown = measured.filter((each) => each.metric_name === measured[0].metric_name).slice(0, SIDE_BY_SIDE);
+      node.hidden = shown.length < 2;
+      if (node.hidden) return;
+      const found = await Promise.all(shown.map((each) => get(runPath(each.run_id), signal)));
+      const now = JSON.stringify(shown.map((each) => each.run_id));
+      if (now !== names) {
+        chart?.node.remove();
+        const series = shown.map((each, at) => ({ label: each.run_id, tone: at + 1, dots: true }));
+        chart = lineChart({ title: "Metric of several runs", x: QUERIES, y: shown[0].metric_name, format: metric, series, signal });
+        node.append(chart.node);
+        names = now;
+      }
+      const curves = found.map(({ history, metric: { before, after } }) => {
+        const spent = [0, ...queries(history)];
+        const points = spent.map((x, at) => [x, at ? history[at - 1].metric : before]);
+        if (after !== null) points.push([spent.at(-1), after]);
+        return new Map(points.filter(([, value]) => value !== null));
+      });
+      const x = [...new Set(curves.flatMap((each) => [...each.keys()]))].sort((one, other) => one - other);
+      const text = shown.map((each) => `${each.run_id}: ${metric(each.metric)}`).join(", ");
+      chart.update([x, ...curves.map((each) => x.map((at) => each.get(at) ?? null))], `${text}.`);
     },
   };
 }

@@ -2,6 +2,7 @@
 
 import { get, Problem } from "./api.js";
 import * as banner from "./banner.js";
+import { runsPanel } from "./curves.js";
 import { h, say, table } from "./dom.js";
 import { ago, amount, count, metric, plural, status, UNITS } from "./format.js";
 import { modelNotice } from "./health.js";
@@ -14,14 +15,18 @@ export async function showRuns({ main, signal, fail }) {
   document.title = "Runs · FedOne";
   const list = h("div", {}, loading("Loading the runs …"));
   const model = modelNotice();
-  main.replaceChildren(h("h1", {}, "Runs"), model.node, list);
+  const together = runsPanel(signal);
+  main.replaceChildren(h("h1", {}, "Runs"), model.node, list, together.node);
   let known = null;
   while (!signal.aborted) {
     try {
       const [runs] = await Promise.all([get("v1/runs", signal), model.look(signal)]);
       banner.found();
       const now = JSON.stringify([runs, runs.map(active)]);
-      if (now !== known) show(list, runs);
+      if (now !== known) {
+        show(list, runs);
+        await together.update(runs);
+      }
       if (known === null) say(plural(runs.length, "run", "runs"));
       known = now;
       await pause(EVERY_MS, signal);
