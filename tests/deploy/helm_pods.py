@@ -110,7 +110,7 @@ class Kubelet:
         for name, address in self._services.items():
             text = text.replace(name, address)
         for port, free in pod.ports.items():
-            text = text.replace(f"0.0.0.0:{port}", f"127.0.0.1:{free}")
+            text = text.replace(f"[::]:{port}", f"127.0.0.1:{free}")
         for container in pod.spec["containers"]:
             for mount in container.get("volumeMounts", ()):
                 if mount["mountPath"] != "/tmp":
