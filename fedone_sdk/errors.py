@@ -20,6 +20,7 @@ FedOneError
 │   └── LabelWordError     a label word is not one token of the model
 ├── StoreUnavailable       the aggregator's store is unavailable
 ├── MessageError           a wire message is malformed
+│   └── RefusedBetween     a proxy refuses a request by a 4xx of its own
 ├── TransportError         the aggregator is unreachable; a retry may succeed
 └── ProblemError           the aggregator refused, with an RFC 9457 problem and a stable code
 """

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedone_sdk import Usage
-from fedone_sdk.backends import Answer, Query
-from fedone_sdk.backends.base import Wrapper
-from fedone_sdk.backends.openai import OpenAIBackend
+from fedone_sdk.backends import Answer, OpenAIBackend, Query, Wrapper
 from fedone_sdk.task import Part, Rendered
 
 

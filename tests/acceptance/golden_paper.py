@@ -30,6 +30,8 @@ def numbers(result: Mapping[str, Any]) -> dict[str, Any]:
     if "reached" in result:  # how many rounds a stopped run still makes is a matter of time
         return {name: result[name] for name in ("curve", "reached")}
     found = {name: result[name] for name in _PINNED if name in result}
+    if isinstance(metric := found.get("metric"), dict):
+        found["metric"] = {name: metric[name] for name in metric if name != "no_prompt_biased"}
     if "spent" in result:
         found["spent"] = result["spent"]["queries"]
     return {

@@ -10,7 +10,7 @@ from typing import Any
 from fedone_sdk.aggregator import Service
 from fedone_sdk.client import RequiredPrivacy
 from fedone_sdk.messages import RunTask
-from fedone_sdk.task import Rendered
+from fedone_sdk.task import Rendered, TaskSpec
 from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs
 from tests.attacks import Succeeded, attack
 from tests.runs import RecordingTransport, memory_client, run_spec, serving
@@ -36,7 +36,8 @@ class Hostile(RecordingTransport):
 
     async def task(self, credential: str, run_id: str) -> RunTask:
         document = (await super().task(credential, run_id)).model_dump(mode="json")
-        return RunTask.model_validate({**document, "task": {**document["task"], **self.task_keys}})
+        task = TaskSpec.model_validate({**document["task"], **self.task_keys})
+        return RunTask.model_validate({**document, "task": task, "task_crc32": task.crc32})
 
     @property
     def sent(self) -> str:
@@ -143,7 +144,7 @@ async def _count_rows(folder: Path) -> str:
     for number, (rows, name) in enumerate(cases):
         task = _TASKS[name]
         plain = await _transcript(folder / f"{number}", task, rows)
-        assert any("scored" in message for message in plain) == (name in _WORKED)
+        assert any("scored" in message for message in plain) == (name in _WORKED), (name, plain)
         for at, (what, change) in enumerate(_CHANGES.items()):
             changed = [{**rows[0], **change}, *rows[1:]]
             other = await _transcript(folder / f"{number}-{at}", task, changed)

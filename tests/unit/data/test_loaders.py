@@ -119,7 +119,7 @@ def test_missing_extras(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "datasets", None)
     for source in (write("x.parquet", "x"), "hf:glue/sst2"):
-        with pytest.raises(MissingExtraError, match=r"fedone-sdk\[data\]") as caught:
+        with pytest.raises(MissingExtraError, match=r"pip install .*pyarrow") as caught:
             load_examples(source)
         assert caught.value.extra == "data"
 

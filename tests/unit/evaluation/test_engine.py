@@ -174,5 +174,5 @@ def test_a_missing_input(tmp_path: Path) -> None:
 
 def test_a_missing_ray_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=r"fedone-sdk\[ray\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*ray"):
         run(tmp_path, number(1), ray="local")
