@@ -245,7 +245,7 @@ class Session:
     async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
             result = await call()
-        except (TransportError, MessageError) as exc:
+        except TransportError as exc:
             self.set_offline(exc)
             raise
         self._set_online()

@@ -26,7 +26,8 @@ def first_error(refusal: ValidationError) -> str:
     Without the input, which may have a credential or private text.
     """
     first = refusal.errors(include_url=False, include_input=False, include_context=False)[0]
-    where, wrong = ".".join(map(str, first["loc"]))[:100], first["msg"][:200]
+    where = ".".join(map(str, first["loc"]))[:100]
+    wrong = first["msg"].removeprefix("Value error, ")[:200]
     return f"{where}: {wrong}" if where else wrong
 
 

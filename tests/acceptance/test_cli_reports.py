@@ -262,11 +262,13 @@ async def test_a_served_run_is_tracked_and_reported(tmp_path: Path) -> None:
     spec = RunSpec.model_validate(SPEC)
     vocabulary = Vocabulary(candidates=(" good", " bad", " really", " so"))
 
+    path = os.pathsep.join((str(tmp_path), *sys.path))
+
     async def start(*arguments: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "fedone_sdk.cli", *arguments, "--server", served.url),
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path), "FEDONE_ADMIN_TOKEN": "admin"},
+            env={**os.environ, "PYTHONPATH": path, "FEDONE_ADMIN_TOKEN": "admin"},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

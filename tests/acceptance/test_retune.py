@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,9 @@ def test_ctrl_c_and_the_same_command(folder: Path) -> None:
     with (
         Path("err").open("wb") as err,
         subprocess.Popen(command, stdout=err, stderr=err, env=_environment()) as process,
+        ExitStack() as stack,
     ):
+        stack.callback(process.kill)  # A failure does not wait for its end.
         end = time.monotonic() + PATIENCE_S
         while "round 1/" not in Path("err").read_text():
             assert process.poll() is None, Path("err").read_text()
@@ -235,7 +238,9 @@ def test_ctrl_c_and_the_same_command(folder: Path) -> None:
     assert document()["output"] is None
     assert not list(folder.glob("*.prompt.json"))
     rounds = document()["run"]["rounds"]
-    done = subprocess.run(command, capture_output=True, env=_environment(), check=True)
+    done = subprocess.run(
+        command, capture_output=True, env=_environment(), check=True, timeout=PATIENCE_S
+    )
     assert b"had ended before" not in done.stderr
     found = document()
     assert found["run"]["rounds"] > rounds

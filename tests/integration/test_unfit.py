@@ -17,6 +17,8 @@ from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, digest
 from fedone_sdk.aggregator.telemetry.metrics import Metrics
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.backends import LLMBackend
+from fedone_sdk.client import ClientEvent
+from fedone_sdk.client.transport import Call, Idle
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.spec import RunSpec
@@ -174,13 +176,40 @@ async def test_a_run_without_any_backend_waits_and_spends_nothing() -> None:
         assert found.unfit[0].reason.startswith("no backend: ")
 
 
-async def test_a_device_of_another_model_declines_once() -> None:
+class Swapped(MemoryTransport):
+    """An aggregator whose labels reach the device in another order."""
+
+    async def send(self, call: Call) -> bytes | Idle:
+        answer = await super().send(call)
+        if call.name == "task":
+            assert isinstance(answer, bytes)
+            run = json.loads(answer)
+            run["task"]["labels"].reverse()
+            answer = json.dumps(run).encode()
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("transport", "model", "reason"),
+    [
+        (MemoryTransport, "other", "the run scores with 'this', the device with 'other'"),
+        (
+            Swapped,
+            "this",
+            "the run cannot be understood: the aggregator's answer is malformed: task_crc32: "
+            "must be 668269552, that of the task as read",
+        ),
+    ],
+)
+async def test_a_device_that_cannot_do_a_run_declines_once(
+    transport: type[MemoryTransport], model: str, reason: str
+) -> None:
     spec = spec_of("tickets", ("billing", "login")).model_dump(mode="json")
     spec["participation"]["model"] = "this"
     async with serving(RunSpec.model_validate(spec), backend=None) as aggregator:
-        other = ScriptedBackend(fingerprint="other")
-        reason = "the run scores with 'this', the device with 'other'"
-        async with client_of(aggregator, backend=other) as client:
+        backend, events = ScriptedBackend(fingerprint=model), list[ClientEvent]()
+        options = {"transport": transport(aggregator.service), "on_event": events.append}
+        async with client_of(aggregator, backend=backend, **options) as client:
             assert [str(fit) for fit in await client.check()] == [
                 f"tickets 0 of 8 because {reason}"
             ]
@@ -192,6 +221,7 @@ async def test_a_device_of_another_model_declines_once() -> None:
         run = aggregator.service.runs["tickets"]
         (found,) = aggregator.service.dispatcher.count_devices(run, reasons=True).unfit
         assert found.reason == reason
+        assert "offline" not in [event.kind for event in events]
 
 
 class TestCheck:
