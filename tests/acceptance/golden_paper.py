@@ -42,6 +42,11 @@ def numbers(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _has_floats(value: object) -> bool:
+    parts = value if isinstance(value, list) else [value]
+    return any(isinstance(part, float) for part in parts)
+
+
 def check(
     name: str, results: Mapping[str, Mapping[str, Any]], *, rel_tol: float | None = None
 ) -> None:
@@ -51,7 +56,7 @@ def check(
         expected = pinned[key]
         if rel_tol is not None:
             expected = {
-                field: pytest.approx(value, rel=rel_tol) if isinstance(value, float) else value
+                field: pytest.approx(value, rel=rel_tol) if _has_floats(value) else value
                 for field, value in expected.items()
             }
         assert numbers(results[key]) == expected, key
