@@ -28,6 +28,7 @@ from fedone_sdk.algorithms import (
     make_method,
     stream,
 )
+from fedone_sdk.algorithms.method import Holder
 from fedone_sdk.backends import predict
 from fedone_sdk.data import load_examples
 
@@ -75,9 +76,13 @@ class HillClimb(PlainAlgorithm):
         return np.asarray(state.alpha.argmax(axis=1), dtype=np.int64)
 
     def ask(
-        self, state: State, rng: np.random.Generator, num_samples: int | None = None
+        self,
+        state: State,
+        rng: np.random.Generator,
+        num_samples: int | None = None,
+        holder: Holder | None = None,
     ) -> Candidates:
-        """Return the prompt, and copies with one position changed."""
+        """Return the prompt, and copies with one position changed, whoever holds the rows."""
         prompts = np.tile(self.prompt(state), (num_samples or self.num_samples, 1))
         for prompt in prompts[1:]:
             prompt[rng.integers(self.prompt_len)] = rng.integers(self.vocab_size)
