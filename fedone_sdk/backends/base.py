@@ -117,6 +117,11 @@ class Answer:
     model: str | None = None
     limits: RateLimits | None = None
 
+    @property
+    def text(self) -> str:
+        """The generated text of the first input; empty if it failed."""
+        return (self.texts[0] if self.texts else None) or ""
+
 
 class LLMBackend(ABC):
     """A black-box language model.

@@ -71,7 +71,7 @@ class Judge:
         queries = [written_query(self._messages(generated, example), _MAX_TOKENS)]
         ask = self.ask
         (answer,) = await (score_all(self.backend, queries) if ask is None else ask(queries))
-        found = object_in((answer.texts[0] if answer.texts else None) or "") or {}
+        found = object_in(answer.text) or {}
         points = found.get("score")
         if isinstance(points, bool) or not isinstance(points, (int, float)):
             raise ValueError("the judge's answer has no score")

@@ -54,11 +54,7 @@ def proposal_messages(
     max_chars: int = 400,
 ) -> list[tuple[Role, str]]:
     """Return the messages that ask a model for new candidates of a slot."""
-    paragraphs = [f"Task: {description.asked} Each text is a {description.text}."]
-    if labels:
-        named = (f"{label_placeholder(label)} = {quoted(word)}" for label, word in labels.items())
-        paragraphs.append(f"Labels, each with the placeholder for its word: {', '.join(named)}.")
-    paragraphs += shape_of(form, slot_name)
+    paragraphs = task_paragraphs(description, labels, form, slot_name)
     if scored := _ascending([*best, *worst]):
         lines = "\n".join(_line(candidate, labels) for candidate in scored)
         paragraphs.append(f"Candidates so far with their losses, the worst first:\n{lines}")
@@ -76,12 +72,21 @@ def proposal_messages(
     return [("system", _SYSTEM), ("user", "\n\n".join([*paragraphs, " ".join(rules)]))]
 
 
-def shape_of(form: Iterable[tuple[Role | None, str]], slot: str) -> list[str]:
-    """Return the paragraph that shows a task's whole input, if it is known."""
-    shape = "\n".join(f"[{role}] {text}" if role else text for role, text in form if text)
-    if not shape:
-        return []
-    return [f"The whole input; you write what stands at {{{slot}}}:\n---\n{shape}\n---"]
+def task_paragraphs(
+    description: Description,
+    labels: Mapping[str, str],
+    form: Iterable[tuple[Role | None, str]],
+    slot: str,
+) -> list[str]:
+    """Return the paragraphs about a task: what is asked, its labels, and its whole input."""
+    paragraphs = [f"Task: {description.asked} Each text is a {description.text}."]
+    if labels:
+        named = (f"{label_placeholder(label)} = {quoted(word)}" for label, word in labels.items())
+        paragraphs.append(f"Labels, each with the placeholder for its word: {', '.join(named)}.")
+    if shape := "\n".join(f"[{role}] {text}" if role else text for role, text in form if text):
+        whole = f"The whole input; you write what stands at {{{slot}}}:\n---\n{shape}\n---"
+        paragraphs.append(whole)
+    return paragraphs
 
 
 def _ascending(candidates: Iterable[ScoredCandidate]) -> list[ScoredCandidate]:

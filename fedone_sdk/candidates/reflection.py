@@ -11,8 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from fedone_sdk.candidates.prompt import label_placeholder
-from fedone_sdk.candidates.proposer import quoted, read_proposals, shape_of
+from fedone_sdk.candidates.proposer import quoted, read_proposals, task_paragraphs
 from fedone_sdk.description import Description
 from fedone_sdk.task import Role, TaskSpec
 from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS
@@ -45,13 +44,7 @@ def reflection_messages(
     A case has the fields of an example, and what was expected and answered (`task.feedback`).
     """
     description = task.description or Description()
-    paragraphs = [f"Task: {description.asked} Each text is a {description.text}."]
-    if task.labels:
-        named = (
-            f"{label_placeholder(label)} = {quoted(word)}" for label, word in task.labels.items()
-        )
-        paragraphs.append(f"Labels, each with the placeholder for its word: {', '.join(named)}.")
-    paragraphs += shape_of(task.messages, slot)
+    paragraphs = task_paragraphs(description, task.labels, task.messages, slot)
     paragraphs.append(f"The current text at {{{slot}}}: {quoted(parent) if parent else 'none'}")
     paragraphs += [
         f"Example:\n{_fields(fields)}\nResult: {result[:_CASE_CHARS]}" for fields, result in cases

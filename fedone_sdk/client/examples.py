@@ -165,7 +165,7 @@ class Minibatch:
         for example in examples:
             kept = dict(example)
             if before_send is not None:
-                kept |= {name: await _passed(before_send, example[name]) for name in names}
+                kept |= {name: await passed(before_send, example[name]) for name in names}
             if misfit_of(task, kept, most_chars=MAX_TEXT_CHARS) is None:
                 texts.append({name: kept[name] for name in task.fields})
                 kept_examples.append(kept)
@@ -208,16 +208,17 @@ class Minibatch:
         return Scored(scored=scored, failed=len(failed), vetoed=self.vetoed)
 
 
-async def _passed(before_send: BeforeSend, text: Any) -> str | None:
+async def passed(hook: BeforeSend, text: Any, name: str = "before_send") -> str | None:
+    """Return what the app's hook makes of a text; None holds it back."""
     try:
-        result = before_send(text)
-        passed = await result if inspect.isawaitable(result) else result
+        result = hook(text)
+        found = await result if inspect.isawaitable(result) else result
     except Exception as exc:
         # Only the type of an app's exception: its text may quote private data.
-        _log.warning("before_send failed", error=type(exc).__name__)
+        _log.warning(f"{name} failed", error=type(exc).__name__)
         return None
-    if passed is None or text_problem(passed, MAX_TEXT_CHARS) is None:
-        return passed
+    if found is None or text_problem(found, MAX_TEXT_CHARS) is None:
+        return found
     # A single text that no message can carry must not end the client.
-    _log.warning("before_send returned no text that can be sent", kind=type(passed).__name__)
+    _log.warning(f"{name} returned no text that can be sent", kind=type(found).__name__)
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from fedone_sdk.candidates import quotes, read_reflection, reflection_messages
-from fedone_sdk.client.examples import BeforeSend, Declining
+from fedone_sdk.client.examples import BeforeSend, Declining, passed
 from fedone_sdk.client.work import Ask, Step
 from fedone_sdk.errors import BackendError, BudgetError, ProblemError
 from fedone_sdk.messages import MAX_TEXT_CHARS, Array, Case, LossesUpdate, Proposal, RunTask
@@ -42,14 +41,14 @@ def writing(model: LLMBackend, run: RunTask, slot: str, payer: Payer | None) -> 
         shown = [(case.example, case.feedback) for case in cases]
         query = written_query(reflection_messages(run.task, slot, current, shown), _MAX_TOKENS)
         answer = await model.score(replace(query, payer=payer))
-        return (answer.texts[0] if answer.texts else None) or ""
+        return answer.text
 
     return write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reflection:
-    """Writes a candidate from an assignment's own mini-batch, and tries it there.
+    """Writes a candidate from an assignment's mini-batch, and scores it on the same rows.
 
     The parent is the prompt with the lowest loss on the mini-batch: the search draws prompts that
     may be the best, and each client improves its own best one, so that groups of clients keep
@@ -115,25 +114,23 @@ class Reflection:
 
         Written answers are those of this process: after a restart there are none.
         """
-        task, wrong, by_loss = step.task_at(parent), False, []
-        triples = zip(
-            step.answers(parent), step.example_losses(parent), step.batch.examples, strict=True
-        )
-        for index, (answer, loss, example) in enumerate(triples):
-            if loss is not None and isinstance(answer, (Score, tuple)):
-                by_loss.append((-loss, index))
-                wrong = wrong or not _is_right(task, answer, example)
-        if not wrong:
+        task, batch = step.task_at(parent), step.batch
+        answered = [
+            (loss, answer, example, texts)
+            for loss, answer, example, texts in zip(
+                *(step.example_losses(parent), step.answers(parent), batch.examples, batch.texts),
+                strict=True,
+            )
+            if loss is not None and isinstance(answer, (Score, tuple))
+        ]
+        if all(_is_right(task, answer, example) for _, answer, example, _ in answered):
             return []
-        by_loss.sort()
-        chosen = [*by_loss[:_FAILED], *by_loss[_FAILED:][-_GONE_WELL:]]
-        return [self._case(step, parent, index) for _, index in chosen]
-
-    def _case(self, step: Step, parent: int, index: int) -> Case:
-        answer, example = step.answers(parent)[index], step.batch.examples[index]
-        assert isinstance(answer, (Score, tuple))
-        said = feedback(step.task_at(parent), answer, example)
-        return Case(example=step.batch.texts[index], feedback=said[:MAX_TEXT_CHARS])
+        worst_first = sorted(answered, key=lambda one: -one[0])
+        chosen = [*worst_first[:_FAILED], *worst_first[_FAILED:][-_GONE_WELL:]]
+        return [
+            Case(example=texts, feedback=feedback(task, answer, example)[:MAX_TEXT_CHARS])
+            for _, answer, example, texts in chosen
+        ]
 
     async def _may_leave(self, text: str) -> bool:
         rows = (value for row in self.held for value in row.values() if isinstance(value, str))
@@ -142,17 +139,11 @@ class Reflection:
         if (description := self.run.task.description) is not None:
             public += [description.asked, description.text]
         if shared := await asyncio.to_thread(quotes, text, rows, public):
-            # The log is the device's own, but what is quoted stays out of it.
+            # The log names the kind of quotation only, since its text is private.
             _log.warning("a candidate quotes a row", what=shared.partition(" ")[0])
             return False
-        if self.before_propose is None:
-            return True
-        try:
-            passed = self.before_propose(text)
-            return (await passed if inspect.isawaitable(passed) else passed) == text
-        except Exception as exc:
-            _log.warning("before_propose failed", error=type(exc).__name__)
-            return False
+        hook = self.before_propose
+        return hook is None or await passed(hook, text, "before_propose") == text
 
 
 def _is_right(task: TaskSpec, answer: Score | LogProbs, example: Example) -> bool:

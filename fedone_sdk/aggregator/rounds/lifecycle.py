@@ -280,9 +280,8 @@ def propose(
     proposer = machine.spec.prompt.proposer
     if proposer is None or slot != machine.spec.prompt.proposed_slot:
         raise ProblemError("run_conflict", f"no candidates are proposed for slot {slot!r}")
-    known = {text for _, text in (*state.proposed, *state.waiting)}
-    room = proposer.max_candidates - len(known)
-    fresh = [text for text in dict.fromkeys(texts) if text not in known][: max(room, 0)]
+    room = proposer.max_candidates - len(state.added)
+    fresh = [text for text in dict.fromkeys(texts) if text not in state.added][: max(room, 0)]
     if not state.running:
         return Result(state=state)
     waiting = (*state.waiting, *((slot, text) for text in fresh))

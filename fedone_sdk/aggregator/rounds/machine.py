@@ -417,7 +417,8 @@ class RoundMachine:
             return drawn
         texts = [text for _, text in state.proposed]
         prompts, position = drawn.prompts.copy(), self.proposed_position
-        first = self._slot_sizes[position] - len(texts)
+        sizes = [size for repeat, size, _ in self.layout for _ in range(repeat)]
+        first = sizes[position] - len(texts)
         for origin in reversed(own):  # A parent may be the client's, too.
             if origin.text in texts:
                 written = prompts[:, position] == first + texts.index(origin.text)
@@ -426,13 +427,9 @@ class RoundMachine:
 
     @property
     def proposed_position(self) -> int:
-        """Index of the position whose candidates devices propose."""
+        """Index of the first position of the slot that the proposer writes for."""
         names = [slot.name for slot in self.spec.prompt.slots for _ in range(slot.repeat)]
         return names.index(self.spec.prompt.proposed_slot or "")
-
-    @property
-    def _slot_sizes(self) -> list[int]:
-        return [size for repeat, size, _ in self.layout for _ in range(repeat)]
 
     def may_propose(self, state: RunState, client: int) -> bool:
         """Whether a client may propose a candidate in the current round."""
@@ -445,7 +442,7 @@ class RoundMachine:
         searching = asked + 1 < (1 - race) * self.planned_asks
         due = searching and (state.round + 1) % proposer.every == 0
         number = sum(origin.client == client for origin in state.lineage)
-        room = len(state.proposed) + len(state.waiting) < proposer.max_candidates
+        room = len(state.added) < proposer.max_candidates
         trusted = client not in state.quarantined
         return due and room and trusted and number < MAX_PROPOSALS
 

@@ -172,6 +172,11 @@ class RunState:
     planned: int | None = None
 
     @property
+    def added(self) -> tuple[str, ...]:
+        """The texts of the candidates that were added since the start, and of those that wait."""
+        return tuple(text for _, text in (*self.proposed, *self.waiting))
+
+    @property
     def running(self) -> bool:
         """Whether the run is running."""
         return self.status == "running"

@@ -99,8 +99,7 @@ def _proposed(
     proposal = update.proposal
     if not seat.reflects or proposal.parent >= seat.num_samples:
         raise ProblemError("invalid_message", "proposal: the assignment asks for none")
-    known = {text for _, text in (*state.proposed, *state.waiting)}
-    if proposal.text in known or not machine.may_propose(state, seat.client):
+    if proposal.text in state.added or not machine.may_propose(state, seat.client):
         return Result(state=state)
     parents = machine.candidates(state, seat).prompts[:, machine.proposed_position]
     origin = Lineage(proposal.text, seat.client, int(parents[proposal.parent]))

@@ -67,8 +67,7 @@ class Proposer(Companion):
 
     def _room(self) -> bool:
         state = self._run.state
-        known = len(state.proposed) + len(state.waiting)
-        return state.running and known < self._spec.max_candidates
+        return state.running and len(state.added) < self._spec.max_candidates
 
     async def _propose(self) -> None:
         run, spec = self._run, self._run.spec
@@ -107,12 +106,11 @@ class Proposer(Companion):
             raise
         finally:
             await persist(self._run, partial(self._run.apply, count_call, failure=failure))
-        return (answer.texts[0] if answer.texts else None) or ""
+        return answer.text
 
     def _scored(self) -> Iterator[ScoredCandidate]:
         run = self._run
-        names = [slot.name for slot in run.spec.prompt.slots for _ in range(slot.repeat)]
-        position = names.index(self._slot)
+        position = run.machine.proposed_position
         candidates = run.vocabulary.of_position(position)
         found = standings(run.state.method.memory, position, len(candidates))
         labels = tuple(run.spec.task.labels)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import structlog
 
@@ -38,13 +37,15 @@ class Reflections(Proposer):
     assignment is closed, so that a repeated request pays nothing.
     """
 
-    _calls: dict[str, asyncio.Task[Reflected]] | None = None
+    def __init__(self, run: ServedRun, backend: LLMBackend, *, model: LLMBackend | None) -> None:
+        super().__init__(run, backend, model=model)
+        self._calls: dict[str, asyncio.Task[Reflected]] = {}  # By assignment.
 
     def on_change(self, change: Change) -> None:
         """Drop the answers to assignments that are closed."""
         self._calls = {
             assignment_id: call
-            for assignment_id, call in (self._calls or {}).items()
+            for assignment_id, call in self._calls.items()
             if not call.done() or self._run.state.seat_with(assignment_id) is not None
         }
 
@@ -55,10 +56,9 @@ class Reflections(Proposer):
 
     async def aclose(self) -> None:
         """Cancel the pending calls; they are charged in full."""
-        calls: list[asyncio.Task[Any]] = [*(self._calls or {}).values()]
-        for call in calls:
+        for call in self._calls.values():
             call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.gather(*self._calls.values(), return_exceptions=True)
 
     async def reflect(self, seat: Seat, message: Reflect) -> Reflected:
         """Let the model write a candidate from a device's cases, once per assignment.
@@ -72,13 +72,12 @@ class Reflections(Proposer):
         fields = set(self._run.spec.task.fields)
         if any(case.example.keys() != fields for case in message.cases):
             raise ProblemError("invalid_message", f"cases: must have the fields {sorted(fields)}")
-        self._calls = calls = self._calls or {}
-        if message.assignment_id not in calls:
-            work = self._written(seat, message)
-            calls[message.assignment_id] = asyncio.create_task(
-                work, name=f"reflection {message.assignment_id}"
+        call = self._calls.get(message.assignment_id)
+        if call is None:
+            call = self._calls[message.assignment_id] = asyncio.create_task(
+                self._written(seat, message), name=f"reflection {message.assignment_id}"
             )
-        return await asyncio.shield(calls[message.assignment_id])  # Paid for, and kept.
+        return await asyncio.shield(call)  # Paid for, and kept.
 
     async def _written(self, seat: Seat, message: Reflect) -> Reflected:
         run = self._run
