@@ -42,6 +42,7 @@ class Case(NamedTuple):
         provider: Its arguments.
         ends: Whether the run completes, some inputs fail, it pauses, or does not start.
         says: What the operator reads.
+        but_score: Also read, but with `score`, whose first failed queries end it.
         most: The largest number of requests of a paused run; a trial of `compare` has as many.
         refused: Requests of one model that are refused before its form is found; None for any.
         exact: Whether the provider reports what it bills; else the ledger has the quote.
@@ -54,6 +55,7 @@ class Case(NamedTuple):
     provider: tuple[str, ...]
     ends: Literal["completed", "inputs failed", "paused", "not started"] = "completed"
     says: Sequence[str] = ()
+    but_score: str = ""
     most: int = 2
     refused: int | None = 0
     task: str = TEMPLATE
@@ -225,6 +227,7 @@ def test_situation(run: Run, name: str, command: str) -> None:
             assert 0 < len(refused) < len(rows) / 4
         elif case.refused is not None:
             assert len(refused) == case.refused * trials
+    assert command == "score" or case.but_score in ran.text
     for words in case.says:
         assert words in ran.text
         assert case.ends == "paused" or ran.text.count(words) == 1
