@@ -82,7 +82,7 @@ class HillClimb(PlainAlgorithm):
         num_samples: int | None = None,
         holder: Holder | None = None,
     ) -> Candidates:
-        """Return the prompt, and copies with one position changed, whoever holds the rows."""
+        """Return the prompt, and copies with one position changed; `holder` has no effect."""
         prompts = np.tile(self.prompt(state), (num_samples or self.num_samples, 1))
         for prompt in prompts[1:]:
             prompt[rng.integers(self.prompt_len)] = rng.integers(self.vocab_size)

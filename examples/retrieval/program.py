@@ -51,7 +51,7 @@ class Retrieval(Wrapper):
         return await self.inner.quote(self._with_passages(query))
 
     async def shortened(self, query: Query) -> Sequence[object]:
-        """Return what is cut off with the passages."""
+        """Return the texts that truncation shortens, with the passages."""
         return await self.inner.shortened(self._with_passages(query))
 
     def _with_passages(self, query: Query) -> Query:

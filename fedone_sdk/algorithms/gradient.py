@@ -89,7 +89,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
         num_samples: int | None = None,
         holder: Holder | None = None,
     ) -> Candidates:
-        """Draw prompts from the categoricals of alpha, whoever holds the rows."""
+        """Draw prompts from the categoricals of alpha; `holder` has no effect."""
         alpha = self._alpha(state)
         count = _checks.count(num_samples, default=self.num_samples)
         probabilities = self._probabilities(alpha, rng)

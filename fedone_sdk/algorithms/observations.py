@@ -283,7 +283,10 @@ class Observations:
 
     @cached_property
     def trusted_evaluations(self) -> NDArray[np.float64]:
-        """Trust in the rows on which each prompt met each class, the same rows once; (P, C)."""
+        """Sum of the trust in mini-batches that scored a prompt on a class, shape (P, C).
+
+        Mini-batches with the same rows count once, with the largest trust.
+        """
         of = np.unique(self._samples, return_inverse=True)[1]
         met = np.zeros((len(self.prompts), of.max(initial=0) + 1, self.examples.shape[1]))
         trusted = self.trust[:, None] * (self.examples > 0)

@@ -351,7 +351,7 @@ class OwnAlgorithm:
         num_samples: int | None = None,
         holder: Holder | None = None,
     ) -> Candidates:
-        """Return prompts to score, whoever holds the rows."""
+        """Return prompts to score; `holder` has no effect."""
         with self._naming("ask"):
             found = self._method.ask(state, rng, num_samples)
             return _checked_prompts(found, self._space, num_samples)

@@ -385,8 +385,8 @@ class PromptSearch(ABC):
         best = known.prompts[rng.integers(min(len(known.prompts), self.elite), size=NEAR)]
         changes = rng.geometric(1.0 / CHANGES, size=(NEAR, 1))
         moved = rng.random(best.shape).argsort(axis=1) < changes
-        beside = self._space.compact(np.where(moved, self._space.random(NEAR, rng), best))
-        new = np.unique(np.concatenate([self._near(NEAR, rng), beside]), axis=0)
+        near_best = self._space.compact(np.where(moved, self._space.random(NEAR, rng), best))
+        new = np.unique(np.concatenate([self._near(NEAR, rng), near_best]), axis=0)
         new = new[~(new[:, None] == known.prompts).all(axis=2).any(axis=1)]
         values = known.evaluator.draws(new, count, rng)
         if self._space.reference is not None:

@@ -140,7 +140,7 @@ def rollback(
     reason: Annotated[str, typer.Option()],
     json_file: JsonFile = None,
 ) -> None:
-    """Set a run back to an earlier round; what it spent stays spent.
+    """Roll a run back to an earlier round; its spending is unchanged.
 
     Example: fedone runs rollback sst2 --to-round 40 --reason 'a client lied' --server
         https://fedone.example

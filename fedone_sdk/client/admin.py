@@ -139,7 +139,7 @@ class AdminClient:
         return await self._call(RunResult, "POST", _run(run_id, "budget"), body=body)
 
     async def roll_back(self, run_id: str, to_round: int, reason: str) -> RunResult:
-        """Set a run back to the start of a round; what later rounds spent stays spent.
+        """Roll a run back to the start of a round; its spending is unchanged.
 
         Args:
             run_id: The run.

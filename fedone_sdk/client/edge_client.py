@@ -268,7 +268,7 @@ class EdgeClient:
         """Claim work; return the turn that ends without any."""
         message = Claim(
             num_examples=len(held) if self._privacy is None else 1,
-            # A short poll after an outage: the app learns at once that the server is back.
+            # The first poll after an outage does not wait, so that `online` is reported at once.
             wait_s=0.0 if self._session.is_offline else self._wait_s,
             run_id=self._run_id,
             own_model=self._backend is not None,

@@ -187,7 +187,7 @@ def _bounded(loss: float) -> float:
 
 
 Propose = Callable[[Step, LossesUpdate], Awaitable[Proposal | None]]
-"""Writes a candidate from a scored step, and tries it; None if none is better."""
+"""Writes a candidate from a scored step and scores it; None if it is not better."""
 
 Ask = Callable[[Step, Sequence[int]], Awaitable[None]]
 """Scores the prompts of a step at these positions; the journal gets the losses as they arrive. It

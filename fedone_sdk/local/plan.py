@@ -451,7 +451,7 @@ class _Planner:
 
 
 _CASES, _FEEDBACK = 6, "expected 'positive', answered 'negative' with probability 0.60"
-"""Examples of a planned reflection, and what stands beside each."""
+"""Number of examples in a planned reflection, and a feedback of typical length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

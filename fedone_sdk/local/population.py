@@ -168,7 +168,7 @@ class Population:
             return
         for at in range(0, len(self._members), _BATCH):
             members = self._members[at : at + _BATCH]
-            # They share one write of the store, whose queue keeps their order.
+            # The store's queue keeps their order, and writes them together.
             await asyncio.gather(*map(self._enrol, members))
             for member in members:
                 if member.enrolled is not None:

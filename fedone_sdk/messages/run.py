@@ -176,7 +176,7 @@ class ClientInfluence(Message):
 
 
 class Helper(Message):
-    """What a model beside the scored one did for a run: its proposer.
+    """Calls of a run's proposer or judge, and their results.
 
     Attributes:
         calls: Number of calls, with those that failed.

@@ -220,7 +220,7 @@ async def _tenant_asks_the_cache(folder: Path) -> str:
     before="429 for each device that another replica enrolled, and for all after one ends",
 )
 async def _neighbour_locks_out(folder: Path) -> str:
-    """Somebody behind the devices' address sends wrong tokens, while what is known is reloaded."""
+    """Wrong tokens arrive from the devices' address while the server reloads its clients."""
     async with _server(limits=Limits(failures_per_minute_per_ip=3)) as server:
         access, credentials = server.aggregator.service.access, []
         for _ in range(3):

@@ -209,7 +209,7 @@ def charge_lost(state: RunState, alive: Set[str]) -> RunState:
 
 
 Payee = Literal["proposer", "judge"]
-"""Models beside the scored one, whose cost is shown apart and counts no queries."""
+"""A model other than the tuned one. Its cost is shown separately, and its calls are no queries."""
 
 
 def reserve_evaluation(

@@ -180,7 +180,7 @@ def charged_to(run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | N
 
 
 class Companion(ABC):
-    """Work of the server beside a run's training, in one task."""
+    """Work of the server for a run outside its training, such as evaluation; one task at once."""
 
     def __init__(self, run: ServedRun) -> None:
         self._run = run
@@ -188,10 +188,10 @@ class Companion(ABC):
 
     @abstractmethod
     def on_change(self, change: Change) -> None:
-        """Begin what a change of the run asks for."""
+        """Begin the work that a change of the run requires."""
 
     def on_restart(self) -> None:  # noqa: B027 (optional)
-        """Begin what a run that runs again asks for."""
+        """Begin the work that a resumed run requires."""
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin some work, unless earlier work is not done."""

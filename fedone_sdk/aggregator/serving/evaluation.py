@@ -96,7 +96,7 @@ class Evaluation(Companion):
             self._points.put_nowait(None)  # The run has ended on some replica.
 
     def on_restart(self) -> None:
-        """Measure the run, unless a pending measurement goes on with it."""
+        """Measure the run, unless a measurement is pending."""
         self._begin(self._measure_run())
 
     async def _measure_run(self) -> None:

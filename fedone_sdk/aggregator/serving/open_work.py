@@ -62,9 +62,8 @@ class OpenWork:
         """
         refusal = self._lease_refusal(client, body_sha256)
         if refusal is not None and self.store.shared:
-            await (
-                self.registry.refresh()
-            )  # Another replica may have closed that work and assigned new one.
+            # Another replica may have closed that work and assigned other work.
+            await self.registry.refresh()
             refusal = self._lease_refusal(client, body_sha256)
         if refusal is not None:
             raise refusal

@@ -195,7 +195,7 @@ async def _process_of(driver: Any, engine: AsyncEngine) -> int:
             # Takes the process that a pooler in transaction mode has free now.
             await other.execute(text(_PROCESS))
             found.append(await driver.fetchval(_PROCESS, timeout=_HEARTBEAT_TIMEOUT_S))
-        # Other poolers take their processes in turn.
+        # A pooler that rotates its processes gives another one to each statement.
         found += [await driver.fetchval(_PROCESS) for _ in range(2)]
         if len({*found}) == 1:
             return found[0]

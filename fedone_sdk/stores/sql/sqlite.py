@@ -381,7 +381,7 @@ def _configure(engine: Engine, busy_timeout_s: float) -> None:
 
     @event.listens_for(engine, "handle_error")
     def replace_refusing(context: ExceptionContext) -> None:
-        """Make the pool replace connections whose file has failed: it may be another one now."""
+        """Make the pool replace connections whose file has failed, for the file may be replaced."""
         code = getattr(context.original_exception, "sqlite_errorcode", 0) & 0xFF
         context.is_disconnect = context.is_disconnect or code in _OF_FILE
 
