@@ -11,13 +11,13 @@ import structlog
 from pydantic import ValidationError
 
 from fedone_sdk.aggregator.access.clients import Access
+from fedone_sdk.aggregator.dispatch.client_pool import MEMBER_TTL_S
+from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
 from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas
 from fedone_sdk.aggregator.rounds.seats import expire
 from fedone_sdk.aggregator.rounds.spending import has_lost_calls
-from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
-from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
-from fedone_sdk.aggregator.serving.registry import RunRegistry
-from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.runs.run_registry import RunRegistry
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.signals import (
     SIGNAL,
     ClientChanged,

@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from structlog.contextvars import get_contextvars
+
 if TYPE_CHECKING:
     from fedone_sdk.aggregator.telemetry.metrics import Metrics
     from fedone_sdk.aggregator.telemetry.tracing import Tracing
@@ -39,7 +41,9 @@ class Observers:
         """Observe a request to the model."""
         with ExitStack() as stack:
             if self.tracing is not None:
-                stack.enter_context(self.tracing.model_request(backend, query))
+                run_id = None if query.payer is None else query.payer.name
+                number = get_contextvars().get("round")  # Of the request that pays for it.
+                stack.enter_context(self.tracing.model_request(backend, query, run_id, number))
             if self.metrics is not None:
                 stack.enter_context(self.metrics.model_request())
             yield

@@ -9,8 +9,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from fedone_sdk.aggregator.http.requests import answer, streamed
-from fedone_sdk.aggregator.routes.context import (
+from fedone_sdk.aggregator.http.context import (
     CONTEXT,
     DRAIN,
     SERVICE,
@@ -18,17 +17,18 @@ from fedone_sdk.aggregator.routes.context import (
     person_of,
     run_of,
 )
-from fedone_sdk.aggregator.routes.reports import (
+from fedone_sdk.aggregator.http.requests import answer, streamed
+from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, RouteTable
+from fedone_sdk.aggregator.http.run_reports import (
     client_influences,
     likeliest,
     listed,
     lost_work_of,
     result_of,
 )
-from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, RouteTable
+from fedone_sdk.aggregator.runs.changes import Feed
+from fedone_sdk.aggregator.runs.run_view import export_run
 from fedone_sdk.aggregator.runtime import in_thread
-from fedone_sdk.aggregator.serving.feed import Feed
-from fedone_sdk.aggregator.serving.run_view import export_run
 from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import InstructionsSource, LabelsSource
 from fedone_sdk.errors import BackendError, DataError, MissingExtraError, ProblemError, SpecError

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedone_sdk.aggregator.access.tokens import AdminToken
+from fedone_sdk.aggregator.http.context import RequestContext
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.state import RunState
-from fedone_sdk.aggregator.routes.context import RequestContext
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.messages import (
     ClientInfluence,

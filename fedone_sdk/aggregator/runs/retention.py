@@ -11,7 +11,7 @@ from typing import Annotated
 import structlog
 from pydantic import Field
 
-from fedone_sdk.aggregator.serving.registry import StoredRun
+from fedone_sdk.aggregator.runs.run_registry import StoredRun
 from fedone_sdk.clock import Clock
 from fedone_sdk.spec import Spec
 from fedone_sdk.stores import Store

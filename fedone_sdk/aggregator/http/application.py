@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from fedone_sdk.aggregator.http.cors import NO_PAGES, Cors, CorsConfig
-from fedone_sdk.aggregator.http.limits import LIMITER, NO_LIMITS, Limiter, Limits, guarding
-from fedone_sdk.aggregator.http.requests import Handler, bearer_token, problems, stamp_headers
-from fedone_sdk.aggregator.routes import access, devices, runs, system
-from fedone_sdk.aggregator.routes.context import (
+from fedone_sdk.aggregator.http import access_routes, device_routes, run_routes, system_routes
+from fedone_sdk.aggregator.http.context import (
     CONTEXT,
     DOCUMENT,
     DRAIN,
@@ -23,8 +20,11 @@ from fedone_sdk.aggregator.routes.context import (
     observing,
     stamp,
 )
-from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route, openapi_document
-from fedone_sdk.aggregator.routes.system import Readiness
+from fedone_sdk.aggregator.http.cors import NO_PAGES, Cors, CorsConfig
+from fedone_sdk.aggregator.http.limits import LIMITER, NO_LIMITS, Limiter, Limits, guarding
+from fedone_sdk.aggregator.http.requests import Handler, bearer_token, problems, stamp_headers
+from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, Route, openapi_document
+from fedone_sdk.aggregator.http.system_routes import Readiness
 from fedone_sdk.aggregator.runtime import Drain, run_shielded
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry.observers import NO_OBSERVERS, Observers
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 _PROBES = ("/healthz", "/readyz")
 
 
-ROUTES: tuple[Route, ...] = tuple(
-    route for group in (devices, runs, access, system) for route in group.route.routes
-)
+_GROUPS = (device_routes, run_routes, access_routes, system_routes)
+ROUTES: tuple[Route, ...] = tuple(route for group in _GROUPS for route in group.route.routes)
 """All routes of the server."""
 
 
@@ -112,7 +111,7 @@ def build_metrics_app(metrics: Metrics) -> web.Application:
     """Return an application with only the metrics, for a separate port."""
     app = web.Application(middlewares=[problems])
     app[METRICS] = metrics
-    app.router.add_get("/metrics", system.metrics)
+    app.router.add_get("/metrics", system_routes.metrics)
     return app
 
 

@@ -7,8 +7,8 @@ import math
 
 from aiohttp import web
 
-from fedone_sdk.aggregator.http.requests import answer, bearer_token
-from fedone_sdk.aggregator.routes.context import (
+from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
+from fedone_sdk.aggregator.http.context import (
     CONTEXT,
     SERVICE,
     client_of,
@@ -16,9 +16,9 @@ from fedone_sdk.aggregator.routes.context import (
     raw_body,
     run_of,
 )
-from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, RouteTable
+from fedone_sdk.aggregator.http.requests import answer, bearer_token
+from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, RouteTable
 from fedone_sdk.aggregator.runtime import in_thread_if_large
-from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     UPDATE,

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from fedone_sdk import __version__
+from fedone_sdk.aggregator.http import dashboard
 from fedone_sdk.aggregator.http.requests import JSON, Handler
-from fedone_sdk.aggregator.routes import dashboard
 from fedone_sdk.errors import PROBLEMS
 from fedone_sdk.messages import Problem
 

@@ -16,8 +16,8 @@ from typing import Any
 import structlog
 
 from fedone_sdk.aggregator.rounds.spending import Payee, reserve_evaluation, settle_evaluation
-from fedone_sdk.aggregator.serving.feed import Change
-from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.backends import Answer, LLMBackend, Query, score_all
 from fedone_sdk.backends.judge import Judge
 from fedone_sdk.budget import NOTHING, Lease, Usage

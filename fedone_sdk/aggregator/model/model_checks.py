@@ -5,8 +5,8 @@ from __future__ import annotations
 import structlog
 
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.aggregator.serving.run_view import reasons
+from fedone_sdk.aggregator.runs.run_view import reasons
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.backends import LLMBackend, query_for
 from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.budget import Usage

@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 from aiohttp import web
 
+from fedone_sdk.aggregator.http.context import SERVICE, client_of, message_of, person_of
 from fedone_sdk.aggregator.http.requests import answer, bearer_token
-from fedone_sdk.aggregator.routes.context import SERVICE, client_of, message_of, person_of
-from fedone_sdk.aggregator.routes.route import RouteTable
+from fedone_sdk.aggregator.http.route import RouteTable
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     ClientInfo,

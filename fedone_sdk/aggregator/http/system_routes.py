@@ -9,10 +9,10 @@ import structlog
 from aiohttp import web
 
 from fedone_sdk import __version__
+from fedone_sdk.aggregator.http import dashboard
+from fedone_sdk.aggregator.http.context import CONTEXT, DOCUMENT, METRICS, READINESS
 from fedone_sdk.aggregator.http.requests import JSON, answer
-from fedone_sdk.aggregator.routes import dashboard
-from fedone_sdk.aggregator.routes.context import CONTEXT, DOCUMENT, METRICS, READINESS
-from fedone_sdk.aggregator.routes.route import RouteTable
+from fedone_sdk.aggregator.http.route import RouteTable
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import About, Check, Health

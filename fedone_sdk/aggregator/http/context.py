@@ -26,16 +26,16 @@ from fedone_sdk.aggregator.http.requests import (
     body_of,
     parsed,
 )
-from fedone_sdk.aggregator.routes.route import Route
+from fedone_sdk.aggregator.http.route import Route
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import Drain
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.stores import ClientRecord
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator.routes.system import Readiness
+    from fedone_sdk.aggregator.http.system_routes import Readiness
     from fedone_sdk.aggregator.telemetry.metrics import Metrics
 
 _log = structlog.get_logger(__name__)
@@ -91,6 +91,19 @@ class RequestContext:
         if self.run is not None:
             bind_contextvars(run_id=self.run.run_id, round=self.round)
 
+    def facts(self) -> dict[str, str | int]:
+        """Return the known facts by their names in a trace."""
+        found = {
+            "fedone.request_id": self.request_id,
+            "http.route": None if self.route is None else self.route.path,
+            "fedone.client_id": None if self.client is None else self.client.client_id,
+            "fedone.run_id": None if self.run is None else self.run.run_id,
+            "fedone.round": None if self.run is None else self.round,
+            "error.type": self.problem,
+            "http.response.status_code": self.status,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
 
 CONTEXT: ContextVar[RequestContext] = ContextVar("exchange")
 
@@ -107,7 +120,7 @@ def observing(observers: Observers) -> Middleware:
         clear_contextvars()
         bind_contextvars(request_id=context.request_id)
         began = time.perf_counter()
-        span = nullcontext() if tracing is None else tracing.request(request, context)
+        span = nullcontext() if tracing is None else tracing.request(request, context.facts)
         resource = request.match_info.route.resource
         route = "" if resource is None else resource.canonical
         with span, nullcontext() if metrics is None else metrics.answering(route):
