@@ -14,16 +14,19 @@ from fedone_sdk.aggregator.access.tokens import Authority, may_see
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
 from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
 from fedone_sdk.aggregator.dispatch.open_work import OpenWork
-from fedone_sdk.aggregator.model.calls import Companion, query_as_evaluation
+from fedone_sdk.aggregator.model.calls import (
+    Companion,
+    ModelChecks,
+    check_required_model,
+    query_as_evaluation,
+)
 from fedone_sdk.aggregator.model.evaluation import Evaluation
 from fedone_sdk.aggregator.model.gateway import ModelGateway
-from fedone_sdk.aggregator.model.model_checks import ModelChecks, check_required_model
 from fedone_sdk.aggregator.model.proposer import Proposer
 from fedone_sdk.aggregator.model.reflections import Reflections
-from fedone_sdk.aggregator.replicas import Replicas
+from fedone_sdk.aggregator.replicas import Replicas, Retention, Sweeper
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.runs.changes import Change, Listener
-from fedone_sdk.aggregator.runs.retention import Retention, Sweeper
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending

@@ -10,8 +10,8 @@ import structlog
 
 from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
+from fedone_sdk.aggregator.model.calls import ModelChecks
 from fedone_sdk.aggregator.model.gateway import ModelGateway
-from fedone_sdk.aggregator.model.model_checks import ModelChecks
 from fedone_sdk.aggregator.rounds.lifecycle import raise_caps, resume, roll_back, stop
 from fedone_sdk.aggregator.rounds.seats import lift_quarantine, quarantine
 from fedone_sdk.aggregator.runs.changes import Change, Listener

@@ -10,8 +10,8 @@ from fractions import Fraction
 from pydantic import Field, field_serializer
 
 from fedone_sdk.aggregator import RoundMachine
+from fedone_sdk.aggregator.model.calls import check_caps
 from fedone_sdk.aggregator.model.evaluation import curve_examples
-from fedone_sdk.aggregator.model.model_checks import check_caps
 from fedone_sdk.aggregator.model.proposer import proposal_query
 from fedone_sdk.aggregator.runs.run_view import seeks_cheapest
 from fedone_sdk.algorithms import stream, stream_seed

@@ -277,7 +277,7 @@ class TestMachines:
     async def test_a_store_that_cannot_be_used(
         self, hangs: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fedone_sdk.aggregator.http.system_routes._TIMEOUT_S", 0.01)
+        monkeypatch.setattr("fedone_sdk.aggregator.http.server_routes._TIMEOUT_S", 0.01)
 
         class Broken(MemoryStore):
             async def ping(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.http.run_reports import likeliest
+from fedone_sdk.aggregator.http.run_routes import likeliest
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.backends import LLMBackend, ModelClient
 from fedone_sdk.budget import Usage

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fedone_sdk.aggregator.runs.retention import Retention
+from fedone_sdk.aggregator.replicas import Retention
 from fedone_sdk.aggregator.runs.run_view import export_run
 from fedone_sdk.errors import StoreUnavailable
 from fedone_sdk.messages import ClientList

@@ -1,33 +1,49 @@
-"""The aiohttp application: routes, guards and middlewares."""
+"""The aiohttp application, its routes and middlewares, and the server that runs it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import wraps
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
 
-from fedone_sdk.aggregator.http import access_routes, device_routes, run_routes, system_routes
-from fedone_sdk.aggregator.http.context import (
+from fedone_sdk.aggregator.http import device_routes, run_routes, server_routes
+from fedone_sdk.aggregator.http.guards import (
+    LIMITER,
+    NO_LIMITS,
+    NO_PAGES,
+    Cors,
+    CorsConfig,
+    Limiter,
+    Limits,
+    guarding,
+)
+from fedone_sdk.aggregator.http.requests import (
+    ACTIVE,
     CONTEXT,
-    DOCUMENT,
     DRAIN,
     METRICS,
-    READINESS,
     SERVICE,
     authorize,
+    bearer_token,
     observing,
+    problems,
     stamp,
+    stamp_headers,
 )
-from fedone_sdk.aggregator.http.cors import NO_PAGES, Cors, CorsConfig
-from fedone_sdk.aggregator.http.limits import LIMITER, NO_LIMITS, Limiter, Limits, guarding
-from fedone_sdk.aggregator.http.requests import Handler, bearer_token, problems, stamp_headers
-from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, Route, openapi_document
-from fedone_sdk.aggregator.http.system_routes import Readiness
+from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, Handler, Route, openapi_document
+from fedone_sdk.aggregator.http.server_routes import DOCUMENT, READINESS, Readiness
 from fedone_sdk.aggregator.runtime import Drain, run_shielded
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.telemetry.observers import NO_OBSERVERS, Observers
+from fedone_sdk.aggregator.telemetry import NO_OBSERVERS, Observers
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator.telemetry.metrics import Metrics
@@ -35,8 +51,12 @@ if TYPE_CHECKING:
 _PROBES = ("/healthz", "/readyz")
 
 
-_GROUPS = (device_routes, run_routes, access_routes, system_routes)
-ROUTES: tuple[Route, ...] = tuple(route for group in _GROUPS for route in group.route.routes)
+ROUTES: tuple[Route, ...] = (
+    *device_routes.route.routes,
+    *run_routes.route.routes,
+    *server_routes.access.routes,
+    *server_routes.machine.routes,
+)
 """All routes of the server."""
 
 
@@ -111,7 +131,7 @@ def build_metrics_app(metrics: Metrics) -> web.Application:
     """Return an application with only the metrics, for a separate port."""
     app = web.Application(middlewares=[problems])
     app[METRICS] = metrics
-    app.router.add_get("/metrics", system_routes.metrics)
+    app.router.add_get("/metrics", server_routes.metrics)
     return app
 
 
@@ -129,3 +149,80 @@ async def _traffic(request: web.Request, handler: Handler) -> web.StreamResponse
         if context.run is not None:
             context.run.count_traffic(context.upload, download, gateway=request.path == "/v1/score")
     return response
+
+
+@asynccontextmanager
+async def listening(
+    app: web.Application,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    ssl_context: ssl.SSLContext | None = None,
+    handler_cancellation: bool = False,
+    grace_s: float = 1.0,
+    keepalive_s: float = 75.0,
+    first_request_s: float = 20.0,
+) -> AsyncIterator[str]:
+    """Serve an application while the body runs; yield the base URL.
+
+    At the end, pending requests have `grace_s` to finish. `keepalive_s` and `first_request_s` are
+    as in `Limits`.
+
+    Raises:
+        OSError: The address is in use or does not belong to this machine.
+    """
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=handler_cancellation,
+        access_log=None,
+        shutdown_timeout=grace_s,
+        keepalive_timeout=keepalive_s,
+        # `body_of` refuses compressed bodies, so aiohttp must not decompress them.
+        auto_decompress=False,
+        max_headers=64,
+        logger=_quiet_logger(),
+    )
+    await runner.setup()
+    try:
+        # asyncio's socket on "::" would be of IPv6 only; without a host it takes both families.
+        address = None if host.strip("[]") == "::" else host.strip("[]")
+        site = web.TCPSite(runner, address, port, ssl_context=ssl_context, backlog=1024)
+        await site.start()
+        bound = runner.addresses[0][1]
+        scheme = "http" if ssl_context is None else "https"
+        sweeper = asyncio.create_task(
+            _close_silent(runner, first_request_s), name="slow connections"
+        )
+        try:
+            yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound}"
+        finally:
+            sweeper.cancel()
+    finally:
+        await runner.cleanup()
+
+
+async def _close_silent(runner: web.AppRunner, first_request_s: float) -> None:
+    """Close connections that do not send their first request; aiohttp has no timeout for it."""
+    waiting: set[RequestHandler] = set()
+    while True:
+        await asyncio.sleep(first_request_s)
+        silent = {
+            connection
+            for connection in (runner.server.connections if runner.server else ())
+            if connection.transport is not None and connection.transport not in ACTIVE
+        }
+        for connection in silent & waiting:
+            connection.force_close()
+        waiting = silent - waiting
+
+
+def _quiet_logger() -> logging.Logger:
+    """Return a logger that drops tracebacks of malformed requests, which could fill the log."""
+    logger = logging.getLogger("fedone_sdk.http")
+    if not logger.filters:
+        logger.addFilter(_is_ours)
+    return logger
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
