@@ -2,7 +2,7 @@
 
 from fedone_sdk.aggregator.aggregator import Aggregator
 from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.serving.run import ServedRun
 
 __all__ = ["Aggregator", "RoundMachine", "ServedRun", "Service"]

@@ -11,24 +11,27 @@ import structlog
 
 from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.access.tokens import Authority, may_see
-from fedone_sdk.aggregator.replicas import Replicas
+from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
+from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
+from fedone_sdk.aggregator.dispatch.open_work import OpenWork
+from fedone_sdk.aggregator.model.calls import (
+    Companion,
+    ModelChecks,
+    check_required_model,
+    query_as_evaluation,
+)
+from fedone_sdk.aggregator.model.evaluation import Evaluation
+from fedone_sdk.aggregator.model.gateway import ModelGateway
+from fedone_sdk.aggregator.model.proposer import Proposer
+from fedone_sdk.aggregator.model.reflections import Reflections
+from fedone_sdk.aggregator.replicas import Replicas, Retention, Sweeper
 from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.runs.changes import Change, Listener
+from fedone_sdk.aggregator.runs.run_registry import RunRegistry
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending
-from fedone_sdk.aggregator.serving.calls import Companion, query_as_evaluation
-from fedone_sdk.aggregator.serving.client_pool import RetryLater
-from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
-from fedone_sdk.aggregator.serving.evaluation import Evaluation
-from fedone_sdk.aggregator.serving.feed import Change, Listener
-from fedone_sdk.aggregator.serving.model_checks import ModelChecks, check_required_model
-from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
-from fedone_sdk.aggregator.serving.open_work import OpenWork
-from fedone_sdk.aggregator.serving.proposer import Proposer
-from fedone_sdk.aggregator.serving.reflections import Reflections
-from fedone_sdk.aggregator.serving.registry import RunRegistry
-from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
-from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.aggregator.serving.steering import Steering
 from fedone_sdk.aggregator.signals import RunsChanged, publish
+from fedone_sdk.aggregator.steering import Steering
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
 from fedone_sdk.clock import Clock
 from fedone_sdk.data import check_examples
@@ -82,8 +85,8 @@ class Service:
         self._open = asyncio.Event()
         self.registry = RunRegistry(
             store=store,
-            models=self._models,
-            new_run=self._new_run,
+            new_run=self._unloaded,
+            check_model=self._models.probe,
             on_loaded=lambda run: self.dispatcher.sync_run(run),
             on_removed=self._on_removed,
             keeps=self._companions.__contains__,
@@ -277,6 +280,9 @@ class Service:
         self.dispatcher.sync_run(run)
         self.dispatcher.wake()
         return run
+
+    def _unloaded(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> ServedRun:
+        return self._new_run(self._models.machine(run_id, spec, vocabulary), vocabulary)
 
     def _new_run(self, machine: RoundMachine, vocabulary: Vocabulary) -> ServedRun:
         return ServedRun(

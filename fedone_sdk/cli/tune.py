@@ -23,8 +23,8 @@ from fedone_sdk.cli._options import (
 from fedone_sdk.cli._output import (
     Output,
     check_target,
-    exit_code,
     cost_text,
+    exit_code,
     money,
     note,
     plural,

@@ -12,8 +12,8 @@ from pathlib import Path
 import structlog
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
-from fedone_sdk.aggregator.serving.calls import charged_to
-from fedone_sdk.aggregator.serving.feed import Change
+from fedone_sdk.aggregator.model.calls import charged_to
+from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.judge import Judge, judge_of

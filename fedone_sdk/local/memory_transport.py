@@ -6,9 +6,9 @@ import hashlib
 import json
 
 from fedone_sdk.aggregator.access.tokens import may_see
+from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.serving.client_pool import RetryLater
-from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.client import Idle, Transport
 from fedone_sdk.client.transport import Call
 from fedone_sdk.errors import ProblemError

@@ -11,10 +11,10 @@ from fractions import Fraction
 from pydantic import Field, field_serializer
 
 from fedone_sdk.aggregator import RoundMachine
-from fedone_sdk.aggregator.serving.evaluation import curve_examples
-from fedone_sdk.aggregator.serving.model_checks import check_caps
-from fedone_sdk.aggregator.serving.proposer import proposal_query
-from fedone_sdk.aggregator.serving.run_view import seeks_cheapest
+from fedone_sdk.aggregator.model.calls import check_caps
+from fedone_sdk.aggregator.model.evaluation import curve_examples
+from fedone_sdk.aggregator.model.proposer import proposal_query
+from fedone_sdk.aggregator.runs.run_view import seeks_cheapest
 from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import (
     LLMBackend,

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         Enrolled,
         NewToken,
         Rotated,
+        Secret,
         TokenInfo,
         TokenList,
     )
@@ -182,6 +183,7 @@ __all__ = [
     "Scores",
     "SeatReport",
     "Seats",
+    "Secret",
     "Spread",
     "Standing",
     "Step",
