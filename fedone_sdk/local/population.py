@@ -81,7 +81,7 @@ class Devices:
         """Create a client."""
         if self.state_dir is not None:
             with closing(DeviceState(self._folder(number), _SERVER)) as state:
-                Identity(state).reset(nonce)
+                state.identity = Identity(nonce=nonce)
         return EdgeClient(
             _SERVER,
             token=self.token,
