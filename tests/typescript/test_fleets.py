@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.http.requests import listening
+from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec

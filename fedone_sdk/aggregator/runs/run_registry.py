@@ -11,16 +11,15 @@ from typing import Self
 
 import structlog
 
-from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.access.tokens import may_see
+from fedone_sdk.aggregator.runs.run_view import RunView
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread_if_large
-from fedone_sdk.aggregator.serving.model_checks import ModelChecks
-from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.aggregator.serving.run_view import RunView
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError, SpecError, StoreUnavailable
+from fedone_sdk.errors import BackendError, ProblemError, SpecError, StoreUnavailable
 from fedone_sdk.messages import Cap, RunSummary
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import RunHead, RunRecord, Store
+from fedone_sdk.stores import ClientRecord, RunHead, RunRecord, Store
 from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
@@ -103,6 +102,8 @@ class RunRegistry:
     """Loads runs on demand, and follows the runs that other replicas add and remove.
 
     Args:
+        new_run: Returns a run that is not loaded yet; a `SpecError` if it cannot be served.
+        check_model: Checks that a run's model is available.
         keeps: Whether an ended run of this id must stay in memory.
 
     Attributes:
@@ -111,8 +112,8 @@ class RunRegistry:
     """
 
     store: Store
-    models: ModelChecks
-    new_run: Callable[[RoundMachine, Vocabulary], ServedRun]
+    new_run: Callable[[str, RunSpec, Vocabulary], ServedRun]
+    check_model: Callable[[ServedRun], Awaitable[None]]
     on_loaded: Callable[[ServedRun], None]
     on_removed: Callable[[str, ServedRun | None], Awaitable[None]]
     keeps: Callable[[str], bool]
@@ -135,6 +136,27 @@ class RunRegistry:
             self._loading[run_id] = loading
             loading.add_done_callback(lambda _: self._loading.pop(run_id, None))
         return await asyncio.shield(loading)
+
+    async def run(self, run_id: str) -> ServedRun:
+        """Return the run of this name, with its newest state.
+
+        Raises:
+            ProblemError: ``not_found``; ``run_conflict``: it cannot be read here.
+        """
+        try:
+            run = await self.get_or_load(run_id)
+        except SpecError as exc:
+            raise ProblemError("run_conflict", "; ".join(exc.problems)) from exc
+        if run is None:
+            raise ProblemError("not_found", f"there is no run {run_id!r}")
+        await run.catch_up()
+        return run
+
+    async def run_for(self, client: ClientRecord, run_id: str) -> ServedRun:
+        """Return a run that a client may access; others are ``not_found``."""
+        if not may_see(client.runs, run_id):
+            raise ProblemError("not_found", f"there is no run {run_id!r}")
+        return await self.run(run_id)
 
     async def _read(self, run_id: str) -> ServedRun | None:
         record = await self.store.run(run_id)
@@ -159,8 +181,7 @@ class RunRegistry:
         """Serve a stored run and start the check of its model if it is live."""
         spec = RunSpec.model_validate_json(record.spec)
         vocabulary = Vocabulary.parse(record.candidates)
-        machine = self.models.machine(record.run_id, spec, vocabulary)
-        run = self.new_run(machine, vocabulary)
+        run = self.new_run(record.run_id, spec, vocabulary)
         await run.load(record)
         self.served[run.run_id] = run
         stored = self.stored.pop(run.run_id, None)
@@ -178,7 +199,7 @@ class RunRegistry:
         try:
             async with self._check_slots:
                 try:
-                    await self.models.probe(run)
+                    await self.check_model(run)
                 except (BackendError, SpecError) as exc:
                     await run.pause(exc)
                 await _check_same_model(run)

@@ -7,19 +7,20 @@ import math
 
 from aiohttp import web
 
-from fedone_sdk.aggregator.http.requests import answer, bearer_token
-from fedone_sdk.aggregator.routes.context import (
+from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
+from fedone_sdk.aggregator.http.requests import (
     CONTEXT,
     SERVICE,
+    answer,
+    bearer_token,
     client_of,
     message_of,
+    query_number,
     raw_body,
     run_of,
 )
-from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, RouteTable
+from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, RouteTable
 from fedone_sdk.aggregator.runtime import in_thread_if_large
-from fedone_sdk.aggregator.serving.client_pool import RetryLater
-from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     UPDATE,
     AlphaAssignment,
@@ -51,7 +52,7 @@ async def enrol(request: web.Request) -> web.Response:
     The response contains its credential, of which the server only stores a digest.
     """
     service = request.app[SERVICE]
-    CONTEXT.get().set_run(service.traffic_run())
+    CONTEXT.get().set_run(service.work.traffic_run())
     message = await message_of(request, Enrol.model_validate)
     return answer(await service.access.enrol(bearer_token(request), message), status=201)
 
@@ -72,15 +73,15 @@ async def claim(request: web.Request) -> web.Response:
     """
     service, client = request.app[SERVICE], client_of(request)
     message = await message_of(request, Claim.model_validate)
-    concerned = service.traffic_run(run_id=message.run_id)
+    concerned = service.work.traffic_run(run_id=message.run_id)
     if concerned is not None and CONTEXT.get().may_see(concerned.run_id):
         CONTEXT.get().set_run(concerned)
-    found = await service.claim(client, message)
+    found = await service.work.claim(client, message)
     if isinstance(found, RetryLater):
         # At least 1 s, so that clients do not poll in a tight loop.
         after_s = max(math.ceil(found.retry_after_s), 1)
         return web.Response(status=204, headers={"Retry-After": str(after_s)})
-    CONTEXT.get().set_run(service.traffic_run(run_id=found.run_id))
+    CONTEXT.get().set_run(service.work.traffic_run(run_id=found.run_id))
     return await _assigned(found)
 
 
@@ -165,7 +166,7 @@ async def score(request: web.Request) -> web.Response:
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
     await service.work.check_lease(client, body_sha256)
     message = await message_of(request, Score.model_validate, body)
-    CONTEXT.get().set_run(service.traffic_run(work=(client, message.assignment_id)))
+    CONTEXT.get().set_run(service.work.traffic_run(work=(client, message.assignment_id)))
     scores = await service.work.score(client, message, body_sha256)
     return await in_thread_if_large(_size(scores.log_probs), answer, scores)
 
@@ -186,7 +187,7 @@ async def reflect(request: web.Request) -> web.Response:
     service, client = request.app[SERVICE], client_of(request)
     await service.work.check_lease(client)
     message = await message_of(request, Reflect.model_validate)
-    CONTEXT.get().set_run(service.traffic_run(work=(client, message.assignment_id)))
+    CONTEXT.get().set_run(service.work.traffic_run(work=(client, message.assignment_id)))
     return answer(await service.work.reflect(client, message))
 
 
@@ -204,8 +205,6 @@ async def task(request: web.Request) -> web.Response:
 )
 async def vocabulary(request: web.Request) -> web.Response:
     """Return the candidates; ``?after=VERSION`` returns those added after a version."""
-    run, given = await run_of(request), request.query.get("after", "0")
-    if not (given.isascii() and given.isdigit() and len(given) < 10):
-        raise ProblemError("invalid_message", f"after: must be a version from 0, not {given!r:.40}")
-    found = run.vocabulary_list(int(given))
+    run = await run_of(request)
+    found = run.vocabulary_list(query_number(request, "after", 0, most=10**9 - 1))
     return await in_thread_if_large(32 * len(found.candidates or ()), answer, found)
