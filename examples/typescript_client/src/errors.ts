@@ -31,6 +31,11 @@ export class MessageError extends FedOneError {
   override name = "MessageError";
 }
 
+/** A proxy refuses a request by a 4xx of its own, which the same request meets again. */
+export class RefusedBetween extends MessageError {
+  override name = "RefusedBetween";
+}
+
 /** A refusal of the aggregator: RFC 9457 `application/problem+json` with a stable `code`. */
 export class ProblemError extends FedOneError {
   override name = "ProblemError";
@@ -76,7 +81,7 @@ export class PutOff extends FedOneError {
   override name = "PutOff";
 }
 
-/** The app's signal has ended the call. */
+/** The app's signal, or the end of the work's time, has ended a wait; names what was waited for. */
 export class Stopped extends FedOneError {
   override name = "Stopped";
 }
@@ -88,6 +93,11 @@ export function isRetryable(error: unknown): boolean {
     return passes || error.status === 408 || error.status === 429;
   }
   return error instanceof TransportError;
+}
+
+/** Whether the aggregator refuses for good. */
+export function isRefusal(error: unknown): error is ProblemError {
+  return error instanceof ProblemError && !isRetryable(error);
 }
 
 /** The wait that the server asks for, seconds; 0 where it does not say. */

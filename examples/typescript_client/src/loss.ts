@@ -1,4 +1,4 @@
-import { Declining, kindOf } from "./errors.js";
+import { Declining, kindOf, Stopped } from "./errors.js";
 import { exactSum, mean } from "./numbers.js";
 import type { Example, Task } from "./task.js";
 
@@ -43,9 +43,7 @@ export function labelLoss(
   target: number,
   bias?: readonly number[] | null,
 ): number {
-  const values = logProbs.map((value, at) =>
-    bias == null || value <= LOG_ZERO ? value : value + bias[at]!,
-  );
+  const values = biased(logProbs, bias);
   if (task.loss === "zero_one") return predicted(logProbs, values) === target ? 0 : 1;
   const own = values[target]!;
   if (task.loss === "hinge") {
@@ -61,8 +59,15 @@ export function labelLoss(
   return Math.log(total) + highest - own;
 }
 
+/** Log-probabilities with a label bias; one of a label that the model did not write is kept. */
+export function biased(logProbs: readonly number[], bias?: readonly number[] | null): number[] {
+  return logProbs.map((value, at) =>
+    bias == null || value <= LOG_ZERO ? value : value + bias[at]!,
+  );
+}
+
 /** The index of the likeliest label, the first of several; -1 where the model wrote none. */
-function predicted(logProbs: readonly number[], values: readonly number[]): number {
+export function predicted(logProbs: readonly number[], values: readonly number[]): number {
   let found = -1;
   values.forEach((value, at) => {
     if (logProbs[at]! > LOG_ZERO && (found < 0 || value > values[found]!)) found = at;
@@ -71,13 +76,11 @@ function predicted(logProbs: readonly number[], values: readonly number[]): numb
 }
 
 async function scored(text: string, example: Example, score?: ScoreFunction): Promise<number> {
-  if (score === undefined) {
-    throw new Declining("loss score needs a score function, and this client has none");
-  }
   let value: number;
   try {
-    value = await score(text, example);
+    value = await score!(text, example);
   } catch (error) {
+    if (error instanceof Stopped) throw error;
     throw new Declining(`task.score: the score function failed with ${kindOf(error)}`);
   }
   if (!(value >= 0 && value <= 1)) {
@@ -105,7 +108,7 @@ export function lossTerms(
   target: number,
   bias: readonly number[],
 ): number[] {
-  const values = logProbs.map((value, at) => (value <= LOG_ZERO ? value : value + bias[at]!));
+  const values = biased(logProbs, bias);
   const highest = Math.max(...values);
   const odds = values.map((value) => Math.exp(value - highest));
   const total = exactSum(odds);

@@ -1,5 +1,5 @@
 import { pack, unpack } from "./array.js";
-import type { Backend, ModelAnswer, ModelQuery } from "./backend.js";
+import type { ModelAnswer, ModelQuery } from "./backend.js";
 import { Declining, kindOf, Stopped } from "./errors.js";
 import type { ModelOutput } from "./loss.js";
 import type { Score, Scores, Usage } from "./messages.js";
@@ -101,15 +101,14 @@ function answersOf(
  * A model of the device's own. A prompt that stands twice is asked once; it counts as two queries
  * all the same.
  *
- * @param backend The app's function.
+ * @param backend The app's function, each of whose calls ends.
  * @param vocabulary The run's candidates.
  * @param ready Awaited before each query.
  */
 export function ownOracle(
-  backend: Backend,
+  backend: (query: ModelQuery) => Promise<ModelAnswer>,
   vocabulary: Vocabulary,
   ready: () => Promise<void>,
-  signal: AbortSignal | undefined,
 ): Oracle {
   return async (step, missing) => {
     const { task } = step.run;
@@ -124,7 +123,7 @@ export function ownOracle(
         try {
           await ready();
           const prompt = vocabulary.prompt(task, step.prompts[own[0]!]!);
-          const answer = await asked(backend, queryFor(step, prompt), signal);
+          const answer = await asked(backend, queryFor(step, prompt));
           await step.keep(own, checked(step, answer), answer.fingerprint, usageOf(answer));
         } catch (error) {
           ahead.length = 0; // When one fails, no other starts.
@@ -174,22 +173,13 @@ function queryFor(step: Step, prompt: Filling): ModelQuery {
 }
 
 async function asked(
-  backend: Backend,
+  backend: (query: ModelQuery) => Promise<ModelAnswer>,
   query: ModelQuery,
-  signal: AbortSignal | undefined,
 ): Promise<ModelAnswer> {
-  let stop = (): void => undefined;
-  const stopped = new Promise<never>((_, reject) => {
-    stop = () => reject(new Stopped("stopped"));
-    signal?.addEventListener("abort", stop);
-  });
   try {
-    // A model that does not end with the signal must not hold up an app that is to be suspended.
-    return await Promise.race([backend(query, signal), stopped]);
+    return await backend(query);
   } catch (error) {
-    if (signal?.aborted) throw new Stopped("stopped");
+    if (error instanceof Stopped) throw error;
     throw new Declining(`the client's model failed with ${kindOf(error)}`);
-  } finally {
-    signal?.removeEventListener("abort", stop);
   }
 }
