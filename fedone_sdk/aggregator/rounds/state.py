@@ -390,11 +390,12 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    return {
-        field.name: getattr(record, field.name)
-        for field in fields(record)
-        if field.name not in _ARRAYS
-    }
+    return {name: getattr(record, name) for name in _names(type(record))}
+
+
+@cache
+def _names(record: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(record) if field.name not in _ARRAYS)
 
 
 def _plain(value: Any) -> object:
