@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cache
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_type_hints
@@ -390,12 +390,10 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in _names(type(record))}
-
-
-@cache
-def _names(record: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(record) if field.name not in _ARRAYS)
+    # `fields` alone would take a third of the time of a commit's document.
+    return {
+        name: getattr(record, name) for name in record.__dataclass_fields__ if name not in _ARRAYS
+    }
 
 
 def _plain(value: Any) -> object:
