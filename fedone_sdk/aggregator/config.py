@@ -15,10 +15,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretSt
 from pydantic_settings import NoDecode
 
 from fedone_sdk.aggregator.access.tokens import MAKE_A_TOKEN, AuthConfig, Token
-from fedone_sdk.aggregator.http.cors import CorsConfig
-from fedone_sdk.aggregator.http.limits import Limits
-from fedone_sdk.aggregator.http.tls import ServerTls, TlsConfig
-from fedone_sdk.aggregator.serving.retention import Retention
+from fedone_sdk.aggregator.http.guards import CorsConfig, Limits, ServerTls, TlsConfig
+from fedone_sdk.aggregator.replicas import Retention
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import DataError, FedOneError, MissingExtraError, SpecError, needs_extra
 from fedone_sdk.files import user_path

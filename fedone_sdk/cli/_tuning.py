@@ -20,7 +20,7 @@ from fedone_sdk.cli.report import stored_run
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.serving.feed import Change
+    from fedone_sdk.aggregator.runs.changes import Change
     from fedone_sdk.local import Federation
     from fedone_sdk.messages import RunResult
     from fedone_sdk.reports import ReportedRun

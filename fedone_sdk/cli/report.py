@@ -130,7 +130,7 @@ def stored_run(
 
 async def exported_from(store: Store, run_id: str) -> bytes:
     """Return the export of a run of an open store."""
-    from fedone_sdk.aggregator.serving import run_view
+    from fedone_sdk.aggregator.runs import run_view
 
     run = await run_view.open_run(store, run_id)
     return b"".join([piece async for piece in run_view.export_run(store, run)])

@@ -27,7 +27,7 @@ from fedone_sdk.errors import (
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import Aggregator
     from fedone_sdk.aggregator.config import RunToServe, ServeConfig
-    from fedone_sdk.aggregator.telemetry.observers import Observers
+    from fedone_sdk.aggregator.telemetry import Observers
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.metrics import MetricFunction
     from fedone_sdk.task import Example, ScoreFunction
@@ -248,7 +248,7 @@ def _dev_of(run: RunToServe) -> _Dev:
 
 
 def _observers(config: ServeConfig, stack: AsyncExitStack) -> Observers:
-    from fedone_sdk.aggregator.telemetry.observers import Observers
+    from fedone_sdk.aggregator.telemetry import Observers
 
     metrics = tracing = None
     if config.metrics.enabled:

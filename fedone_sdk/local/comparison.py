@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedone_sdk.aggregator.serving.evaluation import curve_examples
+from fedone_sdk.aggregator.model.evaluation import curve_examples
 from fedone_sdk.algorithms import load_method, stream_seed
 from fedone_sdk.backends import (
     Answer,
@@ -40,7 +40,7 @@ from fedone_sdk.task import Example, Score, TaskSpec, TextPrompt, example_loss, 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.rounds.state import RunState
-    from fedone_sdk.aggregator.serving.feed import Change
+    from fedone_sdk.aggregator.runs.changes import Change
 
 _BIAS_QUERIES = 10
 """Queries to fit the label bias of ``no-prompt-bias``."""

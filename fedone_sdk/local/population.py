@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from fedone_sdk.aggregator.dispatch.client_pool import MEMBER_TTL_S
+from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
-from fedone_sdk.aggregator.serving.feed import Change
-from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.client import EdgeClient, Hooks, Network, Transport, WorkPolicy
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.errors import DataError, ProblemError, system_errors
@@ -81,7 +81,7 @@ class Devices:
         """Create a client."""
         if self.state_dir is not None:
             with closing(DeviceState(self._folder(number), _SERVER)) as state:
-                Identity(state).reset(nonce)
+                state.identity = Identity(nonce=nonce)
         return EdgeClient(
             _SERVER,
             token=self.token,
@@ -253,7 +253,7 @@ class Population:
 
     async def _gather(self, indices: Iterable[int]) -> None:
         shards = self._devices.shards
-        await self.service.enter_all(
+        await self.service.dispatcher.enter_all(
             {index: len(shards[self._by_index[index].number]) for index in indices}
         )
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fedone_sdk.aggregator.serving.model_checks import check_caps
+from fedone_sdk.aggregator.model.calls import check_caps
 from fedone_sdk.algorithms.sampling import stream_seed
 from fedone_sdk.backends import LLMBackend, Query, is_known, prediction_queries, rows_of, score_all
 from fedone_sdk.budget import NOTHING, Account

@@ -20,7 +20,7 @@ from fedone_sdk.spec import RunSpec
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.serving.feed import Change
+    from fedone_sdk.aggregator.runs.changes import Change
 
 GROUP = "fedone.trackers"
 """The entry point group of trackers."""

@@ -131,7 +131,7 @@ async def test_one_replica_measures_the_whole_dev_split(monkeypatch: pytest.Monk
         async def lead(self) -> bool:
             return self.first
 
-    monkeypatch.setattr("fedone_sdk.aggregator.serving.evaluation._RETRY_S", 0)
+    monkeypatch.setattr("fedone_sdk.aggregator.model.evaluation._RETRY_S", 0)
     store, backend = Follower(), ScriptedBackend()
     async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
@@ -273,7 +273,7 @@ async def test_a_bug_in_a_backend_does_not_drain_the_cap() -> None:
             assert sum(map(is_dev, backend.asked)) == asked
             # Mended and resumed, it ends, and what could not be measured then is measured now.
             broken = False
-            await service.steering.resume(run)
+            await service.resume_run(run)
             await client.run_forever()
             await service.wait(run)
     assert run.result().status == "completed"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from fedone_sdk.aggregator.http.run_routes import likeliest
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.routes.reports import likeliest
 from fedone_sdk.backends import LLMBackend, ModelClient
 from fedone_sdk.budget import Usage
 from fedone_sdk.cli.report import exported_from

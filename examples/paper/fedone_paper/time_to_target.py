@@ -32,7 +32,7 @@ from fedone_sdk.local import Federation, simulate
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.serving.feed import Change
+    from fedone_sdk.aggregator.runs.changes import Change
     from fedone_sdk.algorithms import State
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.task import Example

@@ -1,4 +1,4 @@
-import type { ModelAnswer, ModelQuery } from "./backend.js";
+import type { Backend } from "./backend.js";
 import { systemClock } from "./clock.js";
 import type { Clock } from "./clock.js";
 import { Consent, WITHHELD } from "./consent.js";
@@ -372,10 +372,11 @@ export class EdgeClient {
       this.#work = { ...facts, done, total };
       if (count > 0) this.#tell({ kind: "scored", done, total, ...facts });
     };
-    const { beforeSend, score, backend } = this.#options;
+    const { beforeSend, score, backend, policy } = this.#options;
     const ask: Ask = (what, call) => raced(what, call, { signal });
     const work = {
-      ...{ run, assignment, onScored },
+      ...{ run, assignment, onScored, held, signal },
+      ...{ reflect: policy?.reflect, known: this.#known, link: this.#link },
       beforeSend: beforeSend && ((text: string) => ask("beforeSend", () => beforeSend(text))),
       score:
         score &&
@@ -433,12 +434,12 @@ export class EdgeClient {
     }
     const version = assignment.vocabulary_version ?? 0;
     const vocabulary = await this.#known.vocabulary(runId, version, signal);
-    const named = async (query: ModelQuery): Promise<ModelAnswer> => {
-      const answer = await raced("the client's model", () => backend(query, signal), { signal });
+    const named: Backend = async (query, stopped) => {
+      const answer = await backend(query, stopped);
       this.#model = answer.fingerprint;
       return answer;
     };
-    return ownOracle(named, vocabulary, ready);
+    return ownOracle(named, vocabulary, ready, signal);
   }
 
   async #unsupported(facts: WorkFacts, signal: AbortSignal | undefined): Promise<Outcome> {

@@ -56,8 +56,6 @@ export class ProblemError extends FedOneError {
 
 /** Work that cannot be completed; it is declined. */
 export class Declining extends FedOneError {
-  override name = "Declining";
-
   constructor(
     message: string,
     /** Whether the device fits no work of the run; nothing was asked then. */
@@ -69,22 +67,16 @@ export class Declining extends FedOneError {
 
 /** A failure that may depend on private rows: the server learns only that work is declined. */
 export class Withheld extends FedOneError {
-  override name = "Withheld";
-
   constructor(override readonly cause: unknown) {
     super("withheld");
   }
 }
 
 /** The app's condition does not hold: the work waits. */
-export class PutOff extends FedOneError {
-  override name = "PutOff";
-}
+export class PutOff extends FedOneError {}
 
 /** The app's signal, or the end of the work's time, has ended a wait; names what was waited for. */
-export class Stopped extends FedOneError {
-  override name = "Stopped";
-}
+export class Stopped extends FedOneError {}
 
 /** Whether the same call, sent again later, may succeed. */
 export function isRetryable(error: unknown): boolean {

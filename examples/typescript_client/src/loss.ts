@@ -5,8 +5,17 @@ import type { Example, Task } from "./task.js";
 /** What a model said of one input: log-probabilities in nats, or a text. */
 export type ModelOutput = readonly number[] | string;
 
-/** A score function of the app's: from 0 (useless) to 1 (perfect). */
-export type ScoreFunction = (generated: string, example: Example) => number | Promise<number>;
+/** How good a text is, from 0 (useless) to 1 (perfect), and why, for a model that reflects. */
+export interface Score {
+  readonly value: number;
+  readonly feedback: string;
+}
+
+/** A score function of the app's. */
+export type ScoreFunction = (
+  generated: string,
+  example: Example,
+) => number | Score | Promise<number | Score>;
 
 /** The largest loss that counts, and that an update can carry. */
 export const MAX_LOSS = 1e6;
@@ -59,7 +68,7 @@ export function labelLoss(
   return Math.log(total) + highest - own;
 }
 
-/** Log-probabilities with a label bias; one of a label that the model did not write is kept. */
+/** Label log-probabilities with a bias; unwritten labels are unchanged. */
 export function biased(logProbs: readonly number[], bias?: readonly number[] | null): number[] {
   return logProbs.map((value, at) =>
     bias == null || value <= LOG_ZERO ? value : value + bias[at]!,
@@ -78,7 +87,8 @@ export function predicted(logProbs: readonly number[], values: readonly number[]
 async function scored(text: string, example: Example, score?: ScoreFunction): Promise<number> {
   let value: number;
   try {
-    value = await score!(text, example);
+    const given = await score!(text, example);
+    value = typeof given === "number" ? given : given.value;
   } catch (error) {
     if (error instanceof Stopped) throw error;
     throw new Declining(`task.score: the score function failed with ${kindOf(error)}`);

@@ -1,11 +1,12 @@
 import { pack, unpack } from "./array.js";
-import type { ModelAnswer, ModelQuery } from "./backend.js";
+import type { Backend, ModelAnswer, ModelQuery } from "./backend.js";
 import { Declining, kindOf, Stopped } from "./errors.js";
 import type { ModelOutput } from "./loss.js";
 import type { Score, Scores, Usage } from "./messages.js";
 import type { Step } from "./step.js";
 import type { Filling, Task } from "./task.js";
 import type { Vocabulary } from "./vocabulary.js";
+import { raced } from "./waits.js";
 
 /** Scores the prompts of a step at these places, and keeps their losses as they come. */
 export type Oracle = (step: Step, missing: readonly number[]) => Promise<void>;
@@ -52,6 +53,7 @@ export function gatewayOracle(
         prompts: parts.length === 1 ? null : pack(asked.flat(), shape, step.dtype),
         examples: [...batch.texts],
         references: [...batch.references],
+        ...step.trial,
       });
       const rows = answersOf(scores, asked.length, batch.texts.length, step.run.task);
       for (const [at, row] of rows.entries()) {
@@ -101,14 +103,15 @@ function answersOf(
  * A model of the device's own. A prompt that stands twice is asked once; it counts as two queries
  * all the same.
  *
- * @param backend The app's function, each of whose calls ends.
+ * @param backend The app's function.
  * @param vocabulary The run's candidates.
  * @param ready Awaited before each query.
  */
 export function ownOracle(
-  backend: (query: ModelQuery) => Promise<ModelAnswer>,
+  backend: Backend,
   vocabulary: Vocabulary,
   ready: () => Promise<void>,
+  signal: AbortSignal | undefined,
 ): Oracle {
   return async (step, missing) => {
     const { task } = step.run;
@@ -122,8 +125,8 @@ export function ownOracle(
       for (let own = ahead.shift(); own !== undefined; own = ahead.shift()) {
         try {
           await ready();
-          const prompt = vocabulary.prompt(task, step.prompts[own[0]!]!);
-          const answer = await asked(backend, queryFor(step, prompt));
+          const prompt = (step.vocabulary ?? vocabulary).prompt(task, step.prompts[own[0]!]!);
+          const answer = await asked(backend, queryFor(step, prompt), signal);
           await step.keep(own, checked(step, answer), answer.fingerprint, usageOf(answer));
         } catch (error) {
           ahead.length = 0; // When one fails, no other starts.
@@ -172,12 +175,19 @@ function queryFor(step: Step, prompt: Filling): ModelQuery {
   };
 }
 
-async function asked(
-  backend: (query: ModelQuery) => Promise<ModelAnswer>,
+/**
+ * What the device's own model answers.
+ *
+ * @throws Declining It has failed.
+ * @throws Stopped The signal was aborted first; the model may take no notice of it.
+ */
+export async function asked(
+  backend: Backend,
   query: ModelQuery,
+  signal: AbortSignal | undefined,
 ): Promise<ModelAnswer> {
   try {
-    return await backend(query);
+    return await raced("the client's model", () => backend(query, signal), { signal });
   } catch (error) {
     if (error instanceof Stopped) throw error;
     throw new Declining(`the client's model failed with ${kindOf(error)}`);

@@ -16,8 +16,8 @@ const SPECIAL = new RegExp(
   "i",
 );
 
-/** Whether a text has a special token of a model. */
-export function isSpecial(text: string): boolean {
+/** Whether a text has a special token; a tokeniser may normalise it before it looks for them. */
+export function hasSpecialToken(text: string): boolean {
   return SPECIAL.test(text.normalize("NFKC"));
 }
 
@@ -42,7 +42,7 @@ export class Vocabulary {
       ...(listed.slots ?? []).flatMap((slot) => slot.candidates),
       ...(listed.appended ?? []).map(([, text]) => text),
     ];
-    if (sent.some(isSpecial)) {
+    if (sent.some(hasSpecialToken)) {
       throw new Declining("the vocabulary is malformed");
     }
     if (known === undefined) {

@@ -4,7 +4,6 @@ import { setImmediate } from "node:timers/promises";
 import { pack } from "../src/array.js";
 import {
   ArgumentError,
-  burst,
   EdgeClient,
   MemoryStorage,
   ProblemError,
@@ -20,6 +19,7 @@ import type {
   WorkPolicy,
 } from "../src/index.js";
 import { messagesOf, textOf } from "../src/backend.js";
+import { burst } from "../src/burst.js";
 import { CurrentWork } from "../src/state.js";
 import {
   assignment,
@@ -236,7 +236,7 @@ test("what a proxy refuses for good gives the work back, and what passes does no
 test("a path that is no aggregator's is told, also to a page", async () => {
   const server = new ScriptedServer().next("clients", () => problem("not_found", 404), lost);
   const run = clientOf(server).client.run();
-  await assert.rejects(run, /^ArgumentError: server: .* is not the base URL of an aggregator: why/);
+  await assert.rejects(run, /^ArgumentError: server: .* is not an aggregator's base URL: why/);
   Object.assign(globalThis, { document: {} });
   const { client, events } = clientOf(server.next("clients", ...Array(5).fill(lost)));
   await client.runOnce();

@@ -1,6 +1,6 @@
 import { messagesOf, textOf } from "../../src/backend.js";
 import type { Backend, Input, ModelAnswer, ModelQuery } from "../../src/backend.js";
-import { isSpecial } from "../../src/vocabulary.js";
+import { hasSpecialToken } from "../../src/vocabulary.js";
 
 /** A message of a chat. */
 export interface Message {
@@ -71,7 +71,7 @@ async function answered(
   const texts: (string | null)[] = [];
   for (const input of inputs) {
     if (signal?.aborted) throw new Error("stopped");
-    const fails = input.some(([kind, text]) => kind === "mask" || isSpecial(text));
+    const fails = input.some(([kind, text]) => kind === "mask" || hasSpecialToken(text));
     if (want === "text") {
       const write = (asked: Asked) => engine.write(asked, maxTokens, signal);
       texts.push(fails ? null : await fitted(input, write));
