@@ -473,10 +473,7 @@ class Service:
     def _on_change(self, run: ServedRun, change: Change) -> None:
         self.dispatcher.on_change(run, change)
         if self._gateway is not None:
-            for closed in change.closed:
-                self._gateway.discard_answers(closed.assignment_id)
-            if change.reloaded:
-                self._gateway.prune(run)
+            self._gateway.on_change(run, change)
         self.replicas.on_run_changed()
         for companion in self._companions.get(run.run_id, ()):
             companion.on_change(change)
