@@ -193,6 +193,9 @@ class Service:
         """Answer all polls at once from now on; open work can still be returned."""
         self.draining = True
         self.dispatcher.drain()
+        for run in self.runs.values():
+            for listener in self.listeners:
+                listener(run, Change(reloaded=True))  # Wakes event streams, which end.
 
     @property
     def trouble(self) -> str | None:

@@ -132,11 +132,10 @@ class Feed:
         """Whether `take` would return rounds, or a rollback has removed some."""
         return self._run.history != self._seen
 
-    async def changed(self) -> bool:
+    async def changed(self) -> None:
         """Wait for a change of the rounds or the end of the run; safe to cancel."""
         await self._changed.wait()
         self._changed.clear()
-        return True
 
     def _listen(self, run: RunView, change: Change) -> None:
         if run is self._run and change.of_rounds:
