@@ -23,6 +23,7 @@ from fedone_sdk.cli._options import (
 from fedone_sdk.cli._output import (
     Output,
     check_target,
+    cost_text,
     exit_code,
     money,
     note,
@@ -200,6 +201,7 @@ def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
         f"untrained {evaluation.before}, curve {evaluation.curve}, tuned {evaluation.after}"
         f"{f', cheapest {evaluation.cheapest}' if evaluation.cheapest else ''})",
         "proposals": f"{plan.proposals} at most" if plan.proposals else "",
+        "judge": "" if plan.judge is None else f"about {cost_text(plan.judge, priced=plan.priced)}",
         "requests": f"about {expected.requests} ({plan.distinct_share:.0%} of the training's rows "
         f"are new), {most.requests} at most",
         "prompt tokens": f"about {expected.prompt_tokens} ({plan.per_query.prompt_tokens} per "

@@ -94,7 +94,14 @@ if TYPE_CHECKING:
         Scored,
         Update,
     )
-    from fedone_sdk.messages.verdict import COMPARED, Compared, Spread, Standing, Verdict
+    from fedone_sdk.messages.verdict import (
+        COMPARED,
+        Compared,
+        Preference,
+        Spread,
+        Standing,
+        Verdict,
+    )
     from fedone_sdk.messages.watch import (
         LostWork,
         Me,
@@ -149,6 +156,7 @@ __all__ = [
     "PROTOCOL_HEADER",
     "PROTOCOL_VERSION",
     "PositionProbabilities",
+    "Preference",
     "PrivacyReport",
     "Problem",
     "PromptReport",
