@@ -242,6 +242,11 @@ def facts_of(work: Assigned | Unsent) -> dict[str, Any]:
     return {"run_id": work.run_id, "assignment_id": work.assignment_id, "round": work.round}
 
 
+Answers = tuple[LogProbs | Score | float | None, ...]
+"""A model's answers to one prompt, per example: label log-probabilities, the score of a written
+text, or of one from an earlier life of the process its loss; None if the model failed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One local step: prompts to score on one mini-batch.
@@ -251,7 +256,6 @@ class Step:
         prompts: Shape (P, n), candidate indices.
         biases: The label bias of each prompt, shape (P, C); None without label calibration.
         proposal: A text for the run's proposed slot, in place of the prompts' candidates.
-        scores: Scores of written answers by the prompts' keys, which this process got.
     """
 
     job: Job
@@ -260,7 +264,7 @@ class Step:
     prompts: Array
     biases: Array | None = None
     proposal: Proposal | None = None
-    scores: dict[str, Sequence[LogProbs | Score | None]] = field(default_factory=dict)
+    _answered: dict[str, tuple[Answers, str]] = field(default_factory=dict)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -273,22 +277,27 @@ class Step:
             for position, row in enumerate(self.prompts.rows())
         )
 
+    def answered(self, place: int) -> tuple[Answers, str] | None:
+        """Return the answers to a prompt and the fingerprint of their model; None before."""
+        key = self.keys[place]
+        return self._answered.get(key) or self.job.journal.row(key)
+
     @property
-    def places(self) -> range:
-        """The positions of the prompts."""
-        return range(self.prompts.shape[0])
+    def missing(self) -> list[int]:
+        """The positions of the prompts without answers."""
+        return [place for place in range(len(self.keys)) if self.answered(place) is None]
 
     async def keep(
         self,
-        answers: Iterable[tuple[Sequence[str], Sequence[LogProbs | str | None]]],
+        answers: Iterable[tuple[Iterable[int], Sequence[LogProbs | str | None]]],
         model: str,
         spent: Usage | None = None,
     ) -> None:
         """Add the model's answers to the journal, the losses of written texts instead of these.
 
         Args:
-            answers: The keys of equal prompts, and the model's answer to them per example; None for
-                an example that failed.
+            answers: The positions of equal prompts, and the model's answer to them per example;
+                None for an example that failed.
             model: Fingerprint of the model.
             spent: What the step has cost the device so far.
 
@@ -296,32 +305,25 @@ class Step:
             Declining: The user's score function is broken.
         """
         rows: dict[str, Row] = {}
-        for keys, given in answers:
+        for places, given in answers:
             scored = await self._graded(given)
-            if self.job.run.task.max_written:
-                self.scores.update(dict.fromkeys(keys, scored))
-            row = tuple(
-                1.0 - one.value if isinstance(one, Score) else one and tuple(one) for one in scored
-            )
-            rows |= dict.fromkeys(keys, row)
+            row = tuple(1.0 - one.value if isinstance(one, Score) else one for one in scored)
+            for key in map(self.keys.__getitem__, places):
+                self._answered[key] = scored, model
+                rows[key] = row
         self.job.journal.keep(rows, model, None if spent is None else (self.number, spent))
         if self.proposal is None:
             self.job.report(len(rows))
 
-    def row(self, place: int) -> Row:
-        """Return the answers to a scored prompt, or the losses of written ones."""
-        answers, _ = self.job.journal.row(self.keys[place]) or ((), "")
-        return answers
-
     def losses(self, place: int) -> list[float | None]:
         """Return the loss of a scored prompt on each example, at its bias; None if it failed."""
-        task = self.task_at(place)
+        task, (answers, _) = self.task_at(place), self.answered(place) or ((), "")
         return [
             answer
             if answer is None or isinstance(answer, float)
             # Bounded, because a hostile gateway's numbers can be huge for one label only.
             else min(max(example_loss(task, answer, example), -MAX_LOSS), MAX_LOSS)
-            for answer, example in zip(self.row(place), self.batch.examples, strict=True)
+            for answer, example in zip(answers, self.batch.examples, strict=True)
         ]
 
     def task_at(self, place: int) -> TaskSpec:
@@ -331,13 +333,11 @@ class Step:
 
     async def _graded(
         self, answers: Sequence[LogProbs | str | None]
-    ) -> Sequence[LogProbs | Score | None]:
+    ) -> tuple[LogProbs | Score | None, ...]:
         most = 1.0 if self.batch.private else 1.0 - MIN_SCORED_SHARE
-        score = self.job.device.hooks.score
+        task, score = self.job.run.task, self.job.device.hooks.score
         try:
-            return await graded(
-                self.job.run.task, answers, self.batch.examples, score, most_failed=most
-            )
+            scored = await graded(task, answers, self.batch.examples, score, most_failed=most)
         except (BackendError, BudgetError, ProblemError) as exc:  # Of a model that scores.
             raise Declining(reason_of(exc)) from exc
         except SpecError as exc:
@@ -349,3 +349,4 @@ class Step:
                 else f"task.score: the score function failed with {type(cause).__name__}",
                 shown=exc.problems[0],
             ) from exc
+        return tuple(tuple(one) if isinstance(one, Sequence) else one for one in scored)

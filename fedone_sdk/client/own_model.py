@@ -40,11 +40,11 @@ class OwnModel:
         """
         model, batch = self._backend.fingerprint, step.batch
         if not batch.texts:  # All are held back, which a private device does not show.
-            await step.keep([(step.keys, ())], model, Usage(queries=len(step.places)))
+            await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
             return
-        queries: dict[Query, list[str]] = {}
+        queries: dict[Query, list[int]] = {}
         for place in missing:
-            queries.setdefault(await self._query(step, place), []).append(step.keys[place])
+            queries.setdefault(await self._query(step, place), []).append(place)
         recorded = _Recorded(self._backend, step, queries, self._bill)
         await recorded.begin()
         try:
@@ -52,8 +52,7 @@ class OwnModel:
         except (BackendError, BudgetError) as exc:
             _log.warning("the device's model failed", reason=str(exc))
             if batch.private and type(exc) is BackendError:  # Perhaps because of a text.
-                lost = [key for key in step.keys if self._job.journal.row(key) is None]
-                await step.keep([(lost, [None] * len(batch.texts))], model)
+                await step.keep([(step.missing, [None] * len(batch.texts))], model)
                 return
             kind = Unfit if isinstance(exc, BudgetExhausted) else Declining
             raise kind(reason_of(exc)) from exc
@@ -87,7 +86,7 @@ class _Recorded(Wrapper):
         self,
         inner: LLMBackend,
         step: Step,
-        queries: Mapping[Query, Sequence[str]],
+        queries: Mapping[Query, Sequence[int]],
         bill: BudgetGuard,
     ) -> None:
         super().__init__(inner)
@@ -95,7 +94,7 @@ class _Recorded(Wrapper):
         self._queries = queries
         self._bill = bill
         self._journal = step.job.journal
-        num_queries = Usage(queries=len(step.places))
+        num_queries = Usage(queries=len(step.keys))
         self._before = self._journal.spent(step.number).without_queries() + num_queries
         self._at_risk: dict[Query, Usage] = {}
         self._bound = self._before

@@ -79,8 +79,8 @@ async def _better(step: Step, parent: int, slot: str, ask: Ask) -> Proposal | No
         biases=None if step.biases is None else step.biases.part(row),
         proposal=proposal,
     )
-    if job.journal.row(trial.keys[0]) is None:
-        await ask(trial, [0])
+    if trial.missing:
+        await ask(trial, trial.missing)
     pairs = zip(step.losses(parent), trial.losses(0), strict=True)
     gains = [old - new for old, new in pairs if old is not None and new is not None]
     return proposal if sum(gains) > 0 else None
@@ -107,7 +107,7 @@ def _cases(step: Step, parent: int) -> list[Case]:
     Written answers are those of this process: after a restart there are none.
     """
     task, batch = step.task_at(parent), step.batch
-    answers = step.scores.get(step.keys[parent]) or step.row(parent)
+    answers, _ = step.answered(parent) or ((), "")
     answered = [
         (loss, answer, example, texts)
         for loss, answer, example, texts in zip(

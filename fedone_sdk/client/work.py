@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.calibration import class_means, loss_terms, num_groups
 from fedone_sdk.client.examples import Declining, Minibatch, reason_of
-from fedone_sdk.client.job import Job, Step
+from fedone_sdk.client.job import Answers, Job, Step
 from fedone_sdk.client.journal import memory_of
 from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.data.splitmix import draw_minibatch
@@ -214,26 +214,21 @@ class Work:
 
     async def _losses_update(self, step: Step) -> LossesUpdate:
         """Return the losses of a step's prompts, after scoring those that the journal lacks."""
-        keys = step.keys
-        missing = [place for place, key in enumerate(keys) if self._job.journal.row(key) is None]
-        self._job.report(len(keys) - len(missing))
+        missing = step.missing
+        self._job.report(len(step.keys) - len(missing))
         if missing:
             await self.ask(step, missing)
-        answered = [row for row in map(self._job.journal.row, keys) if row is not None]
+        answered = [one for one in map(step.answered, range(len(step.keys))) if one is not None]
         models = {model for _, model in answered}
         if len(models) != 1:
             raise Declining("the model changed during the work")
+        rows = [row for row, _ in answered]
         # An example counts for all prompts or for none, so that all are compared on the same ones.
-        failed = frozenset(
-            index for row, _ in answered for index, one in enumerate(row) if one is None
-        )
+        failed = frozenset(index for row in rows for index, one in enumerate(row) if one is None)
         kept = [index for index in range(len(step.batch.examples)) if index not in failed]
         counts = step.batch.check(failed)
-        values, more = (
-            (self._mean_losses(step, kept, counts.scored), {})
-            if step.biases is None
-            else self._by_class(step, kept, counts.scored)
-        )
+        reported = self._mean_losses if step.biases is None else self._by_class
+        values, more = reported(step, rows, kept, counts.scored)
         return LossesUpdate(
             num_examples=self._num_examples,
             scored=counts,
@@ -249,27 +244,35 @@ class Work:
         privacy = self._job.run.privacy
         return privacy if privacy is not None and privacy.target == "losses" else None
 
-    def _mean_losses(self, step: Step, kept: Sequence[int], scored: int) -> tuple[float, ...]:
-        rows = [[row[index] or 0.0 for index in kept] for row in map(step.losses, step.places)]
+    def _mean_losses(
+        self, step: Step, rows: Sequence[Answers], kept: Sequence[int], scored: int
+    ) -> tuple[tuple[float, ...], dict[str, Any]]:
+        places = {row: place for place, row in enumerate(rows)}
+        losses = {row: step.losses(place) for row, place in places.items()}
+        values = [[losses[row][index] or 0.0 for index in kept] for row in rows]
         if self._noise is None:
-            return tuple(math.fsum(row) / len(row) for row in rows)
+            return tuple(math.fsum(each) / len(each) for each in values), {}
         # An example without a loss counts as 0 for all prompts, so that neither the noise nor a
         # count depends on what became of it.
-        rows = [row + [0.0] * (scored - len(row)) for row in rows]
-        return self._job.release(step.keys, partial(private_losses, rows, self._noise))
+        values = [each + [0.0] * (scored - len(each)) for each in values]
+        return self._job.release(step.keys, partial(private_losses, values, self._noise)), {}
 
     def _by_class(
-        self, step: Step, kept: Sequence[int], scored: int
+        self, step: Step, rows: Sequence[Answers], kept: Sequence[int], scored: int
     ) -> tuple[tuple[float, ...], dict[str, Any]]:
         """Return the mean losses, and the part of the update for label biases."""
         task, examples = self._job.run.task, step.batch.examples
         targets = [int(target_of(task, examples[index])) for index in kept]
         terms = []
-        for place in step.places:
-            answers, biased = step.row(place), step.task_at(place)
-            pairs = zip((answers[index] for index in kept), targets, strict=True)
+        for place, row in enumerate(rows):
+            biased, pairs = step.task_at(place), zip(kept, targets, strict=True)
+            log_probs = ((row[index], label) for index, label in pairs)
             terms.append(
-                [loss_terms(biased, one, label) for one, label in pairs if isinstance(one, tuple)]
+                [
+                    loss_terms(biased, one, label)
+                    for one, label in log_probs
+                    if isinstance(one, tuple)
+                ]
             )
         labels = len(task.labels)
         groups = num_groups(labels, private=self._noise is not None)
@@ -321,7 +324,7 @@ class Work:
         request, which the server counts once.
         """
         session, wanted = self._job.device.session, set(missing)
-        requests = cuts(len(step.places), len(step.batch.texts))
+        requests = cuts(len(step.keys), len(step.batch.texts))
         # The server knows the prompts of an assignment, and the parent of a proposal.
         is_known = isinstance(self._job.assignment, LossesAssignment) and len(requests) == 1
         for part in requests:
@@ -342,10 +345,8 @@ class Work:
             scores = await session.call(session.transport.score, request)
             shape = (len(part), len(step.batch.texts), max(len(self._job.run.task.labels), 1))
             answers = zip(part, _answers(scores, shape), strict=True)
-            await step.keep(
-                [([step.keys[place]], row) for place, row in answers if place in wanted],
-                scores.model,
-            )
+            wanted_answers = [([place], row) for place, row in answers if place in wanted]
+            await step.keep(wanted_answers, scores.model)
 
 
 @contextmanager
