@@ -67,8 +67,7 @@ def compare(
     """
     from fedone_sdk.evaluation.engine import Records, Session
     from fedone_sdk.evaluation.results import TrialRecord, results_of
-    from fedone_sdk.local.comparison import contests
-    from fedone_sdk.local.entrants import default_names, entrants_of
+    from fedone_sdk.local.comparison import contests, default_names, entrants_of
     from fedone_sdk.spec import load_yaml
 
     output = Output(json_file)
@@ -122,7 +121,7 @@ def compare(
         target=target,
     )
     if html is not None:
-        from fedone_sdk.reports.comparison_page import comparison_html
+        from fedone_sdk.reports.pages import comparison_html
 
         write_file("--html", html, comparison_html(results, same_command()))
     output.write_json({"version": __version__, "run": str(run.path), **results.document()})

@@ -70,7 +70,7 @@ def check_report(option: str, target: Path) -> None:
 
 def write_report(option: str, target: Path, run: ReportedRun) -> None:
     """Write a report."""
-    from fedone_sdk.reports.render import html_report
+    from fedone_sdk.reports.pages import html_report
 
     write_file(option, target, html_report(run))
 

@@ -57,7 +57,7 @@ def retune(
     """
     from fedone_sdk.local.retune import Retuning, retune_name, retune_spec
     from fedone_sdk.reports import read_artefact, retuned, retuned_artefact
-    from fedone_sdk.reports.render import html_report
+    from fedone_sdk.reports.pages import html_report
 
     output = Output(json_file)
     quiet_logs()
@@ -139,7 +139,7 @@ async def _retune(
         expected, most = estimate.expected, estimate.most
         note(
             f"{federation.spec.name}: up to {estimate.training_queries} training and "
-            f"{estimate.evaluation.queries} evaluation queries, about {expected.requests} requests "
+            f"{estimate.evaluation_queries} evaluation queries, about {expected.requests} requests "
             f"and USD {money(expected, priced=estimate.priced)}, "
             f"{money(most, priced=estimate.priced)} at most"
         )

@@ -20,7 +20,12 @@ from fedone_sdk.backends.judge import Judge, judge_of
 from fedone_sdk.budget import Usage
 from fedone_sdk.data import check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
-from fedone_sdk.local.population import Between, Devices, Population
+from fedone_sdk.local.population import (
+    Between,
+    Population,
+    enrolment_token,
+    population_secret,
+)
 from fedone_sdk.messages import RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.objects import load_object
@@ -212,18 +217,13 @@ async def simulate(
         raise SpecError("task.score: loss score needs Federation.score")
     if ":" in federation.spec.task.metric and federation.measure is None:
         raise SpecError(f"task.metric: {federation.spec.task.metric} needs Federation.measure")
-    devices = Devices(
-        shards=federation.shards,
-        task=federation.spec.task,
-        score=federation.score,
-        state_dir=None if state_dir is None else Path(state_dir),
-        between=between,
-    )
+    folder = None if state_dir is None else Path(state_dir)
+    secret = population_secret(folder)
     async with AsyncExitStack() as stack:
         aggregator = Aggregator(
             backend=None if backend is None else _OneOwner(backend),
             store=store or MemoryStore(),
-            enrolment_tokens=[devices.token],
+            enrolment_tokens=[enrolment_token(secret)],
         )
         await stack.enter_async_context(aggregator)
         known = await aggregator.service.registry.get_or_load(federation.spec.name)
@@ -240,9 +240,17 @@ async def simulate(
 
         if isinstance(federation.score, Judge):
             await stack.enter_async_context(federation.score.backend)
-        devices = replace(devices, score=charged_to(run, federation.score))
+        population = Population(
+            service=aggregator.service,
+            shards=federation.shards,
+            task=federation.spec.task,
+            secret=secret,
+            score=charged_to(run, federation.score),
+            state_dir=folder,
+            between=between,
+        )
+        await stack.enter_async_context(population)
         # Sequential, so that a client's enrolment index, which seeds its draws, is its shard's.
-        population = await stack.enter_async_context(Population(aggregator.service, devices))
         await population.enrol()
         # The first query comes after enrolment.
         await aggregator.add_run(

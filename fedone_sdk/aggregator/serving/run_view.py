@@ -22,7 +22,7 @@ from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.errors import BackendError, ResultError, SpecError, one_line
-from fedone_sdk.evaluation.outcomes import Outcomes, Which
+from fedone_sdk.evaluation.outcomes import Outcomes, Which, seeks_cheapest
 from fedone_sdk.evaluation.verdict import judge, not_measured, sentence, with_lengths
 from fedone_sdk.messages import (
     CacheReport,
@@ -408,12 +408,6 @@ class RunView:
         state, priced = self.state, not self.counters.unpriced
         text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
         return verdict.model_copy(update={"text": text})
-
-
-def seeks_cheapest(spec: RunSpec) -> bool:
-    """Whether an evaluation measures the cheapest prompt that may be as good as the best."""
-    price = price_of(spec.backend)
-    return spec.method.pools and price is not None and price.prompt > 0
 
 
 def reasons(cause: Exception | str) -> tuple[str, str | None]:
