@@ -250,7 +250,7 @@ async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
         plan = await plan_run(federation, backend=backend)
         training += sum(contest.training_queries for contest in (first, *others))
         if first.entrant.kind == "method":
-            measured = plan.evaluation.queries
+            measured = plan.evaluation_queries
             expected += plan.expected.without_queries() * count
             most += plan.most.without_queries() * count
             # A cap that ends a run early is part of the comparison.
