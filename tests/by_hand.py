@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.serving.client_pool import RetryLater
+from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (

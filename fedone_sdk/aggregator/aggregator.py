@@ -10,15 +10,13 @@ from typing import Self
 import structlog
 
 from fedone_sdk.aggregator.access.tokens import AdminToken, Authority, EnrolmentToken
-from fedone_sdk.aggregator.http.cors import NO_PAGES, CorsConfig
-from fedone_sdk.aggregator.http.limits import NO_LIMITS, Limits
-from fedone_sdk.aggregator.http.requests import listening
-from fedone_sdk.aggregator.routes import build_app, build_metrics_app
+from fedone_sdk.aggregator.http.application import build_app, build_metrics_app, listening
+from fedone_sdk.aggregator.http.guards import NO_LIMITS, NO_PAGES, CorsConfig, Limits
+from fedone_sdk.aggregator.replicas import Retention
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import Drain
 from fedone_sdk.aggregator.service import KEEP_ALL, Service
-from fedone_sdk.aggregator.serving.retention import Retention
-from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.aggregator.telemetry.observers import NO_OBSERVERS, Observers
+from fedone_sdk.aggregator.telemetry import NO_OBSERVERS, Observers
 from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.clock import Clock, SystemClock

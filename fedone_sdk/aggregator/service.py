@@ -11,29 +11,40 @@ import structlog
 
 from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.access.tokens import Authority, may_see
-from fedone_sdk.aggregator.replicas import Replicas
+from fedone_sdk.aggregator.dispatch.client_pool import MEMBER_TTL_S, RetryLater
+from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
+from fedone_sdk.aggregator.dispatch.open_work import OpenWork
+from fedone_sdk.aggregator.model.calls import (
+    Companion,
+    ModelChecks,
+    charged_to,
+    check_required_model,
+    query_as_evaluation,
+)
+from fedone_sdk.aggregator.model.evaluation import Evaluation
+from fedone_sdk.aggregator.model.gateway import ModelGateway
+from fedone_sdk.aggregator.model.proposer import Proposer
+from fedone_sdk.aggregator.model.reflections import Reflections
+from fedone_sdk.aggregator.replicas import Replicas, Retention, Sweeper
 from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.runs.changes import Change, Listener
+from fedone_sdk.aggregator.runs.run_registry import RunRegistry
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending
-from fedone_sdk.aggregator.serving.calls import Companion, query_as_evaluation
-from fedone_sdk.aggregator.serving.client_pool import RetryLater
-from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
-from fedone_sdk.aggregator.serving.evaluation import Evaluation
-from fedone_sdk.aggregator.serving.feed import Change, Listener
-from fedone_sdk.aggregator.serving.model_checks import ModelChecks, check_required_model
-from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
-from fedone_sdk.aggregator.serving.open_work import OpenWork
-from fedone_sdk.aggregator.serving.proposer import Proposer
-from fedone_sdk.aggregator.serving.reflections import Reflections
-from fedone_sdk.aggregator.serving.registry import RunRegistry
-from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
-from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.aggregator.serving.steering import Steering
 from fedone_sdk.aggregator.signals import RunsChanged, publish
+from fedone_sdk.aggregator.steering import Steering
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
 from fedone_sdk.clock import Clock
 from fedone_sdk.data import check_examples
 from fedone_sdk.errors import ProblemError, SpecError
-from fedone_sdk.messages import AlphaAssignment, Claim, LossesAssignment, Removal, RunSummary
+from fedone_sdk.messages import (
+    AlphaAssignment,
+    Claim,
+    LossesAssignment,
+    Removal,
+    RunEntry,
+    RunSummary,
+)
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, RunDeleted, Store, VersionConflict
@@ -82,8 +93,8 @@ class Service:
         self._open = asyncio.Event()
         self.registry = RunRegistry(
             store=store,
-            models=self._models,
-            new_run=self._new_run,
+            new_run=self._unloaded,
+            check_model=self._models.probe,
             on_loaded=lambda run: self.dispatcher.sync_run(run),
             on_removed=self._on_removed,
             keeps=self._companions.__contains__,
@@ -278,6 +289,9 @@ class Service:
         self.dispatcher.wake()
         return run
 
+    def _unloaded(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> ServedRun:
+        return self._new_run(self._models.machine(run_id, spec, vocabulary), vocabulary)
+
     def _new_run(self, machine: RoundMachine, vocabulary: Vocabulary) -> ServedRun:
         return ServedRun(
             machine,
@@ -388,23 +402,38 @@ class Service:
             raise ProblemError("not_found", f"there is no run {run_id!r}")
         return await self.run(run_id)
 
+    def runs_for(self, client: ClientRecord) -> list[RunEntry]:
+        """Return the runs that a client may access."""
+        summaries = self.registry.summaries
+        return [one.entry for one in summaries if may_see(client.runs, one.run_id)]
+
     # Work
 
-    async def enter_all(self, clients: Mapping[int, int]) -> None:
-        """Let clients wait for work of any run without a poll.
+    async def keep_waiting(self, clients: Mapping[int, int]) -> None:
+        """Let clients wait for work of any run without a poll, until cancelled.
 
-        For a process that runs many clients and gets their offers from `listeners`. Call it again
-        before the membership expires.
+        For a process that runs many clients and gets their offers from `listeners`.
 
         Args:
             clients: Enrolment index -> number of examples.
         """
-        found = [
-            (client, held)
-            for index, held in clients.items()
-            if (client := await self.access.record(index)) is not None and client.revoked_at is None
-        ]
-        await self.dispatcher.enter_all(found)
+        waiting = dict(clients)
+        while True:
+            members = [
+                (client, num_examples)
+                for index, num_examples in waiting.items()
+                if (client := await self.access.record(index)) is not None
+                and client.revoked_at is None
+            ]
+            await self.dispatcher.enter_all(members)
+            await asyncio.sleep(MEMBER_TTL_S / 3)
+            # Not clients that left the pool, for example after a missed seat; a claim readmits.
+            pool = self.dispatcher.pool
+            waiting = {index: count for index, count in clients.items() if index in pool}
+
+    def charged(self, run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
+        """Return a run's score function; the calls of a judge are charged to the run."""
+        return charged_to(run, score)
 
     async def claim(
         self, client: ClientRecord, message: Claim

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from fedone_sdk.aggregator import Aggregator, ServedRun, Service
-from fedone_sdk.aggregator.serving.calls import charged_to
-from fedone_sdk.aggregator.serving.feed import Change
+from fedone_sdk.aggregator import Aggregator, Change, ServedRun, Service
 from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.judge import Judge, judge_of
@@ -245,7 +243,7 @@ async def simulate(
             shards=federation.shards,
             task=federation.spec.task,
             secret=secret,
-            score=charged_to(run, federation.score),
+            score=aggregator.service.charged(run, federation.score),
             state_dir=folder,
             between=between,
         )

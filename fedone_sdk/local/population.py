@@ -7,17 +7,13 @@ import base64
 import hashlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from fedone_sdk.aggregator.access.tokens import may_see
-from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, RetryLater
-from fedone_sdk.aggregator.serving.feed import Change
-from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator import Change, RetryLater, ServedRun, Service
 from fedone_sdk.client import EdgeClient, Hooks, Idle, Network, Transport, WorkPolicy
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.transport import Call
@@ -140,9 +136,7 @@ class MemoryTransport(Transport):
             case "renew":
                 return await service.work.renew(client, call.of)
             case "runs":
-                known = [one.entry for one in service.registry.summaries]
-                seen = [one.model_dump() for one in known if may_see(client.runs, one.run_id)]
-                return json.dumps(seen).encode()
+                return json.dumps([one.model_dump() for one in service.runs_for(client)]).encode()
         run = await service.run_for(client, call.of)
         return run.task if call.name == "task" else run.vocabulary_list(call.after)
 
@@ -244,9 +238,11 @@ class Population:
         """Run the clients within the ``async with``."""
         async with asyncio.TaskGroup() as self._group:
             self.service.listeners.append(self._on_change)
-            keeping = self._group.create_task(self._renew_waiting(), name="population")
+            waiting = {
+                index: len(self.shards[member.number]) for index, member in self._by_index.items()
+            }
+            keeping = self._group.create_task(self.service.keep_waiting(waiting), name="population")
             try:
-                await self._gather(self._by_index)
                 for run in self.service.runs.values():
                     self._wake_seated(run)  # Seats from before a restart.
                 yield
@@ -320,17 +316,3 @@ class Population:
             policy=WorkPolicy(reflect="gateway"),  # All rows are the user's.
             network=Network(transport=line),
         )
-
-    # Waiting clients
-
-    async def _gather(self, indices: Iterable[int]) -> None:
-        await self.service.enter_all(
-            {index: len(self.shards[self._by_index[index].number]) for index in indices}
-        )
-
-    async def _renew_waiting(self) -> None:
-        while True:
-            await asyncio.sleep(MEMBER_TTL_S / 3)
-            pool = self.service.dispatcher.pool
-            # Not clients that left the pool, for example after a missed seat; a claim readmits.
-            await self._gather([index for index in self._by_index if index in pool])

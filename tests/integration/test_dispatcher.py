@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import Service
+from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas
 from fedone_sdk.aggregator.rounds.spending import reserve_evaluation
-from fedone_sdk.aggregator.serving.client_pool import RetryLater
-from fedone_sdk.aggregator.serving.feed import Change
+from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.backends import ModelClient, Query
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendUnavailable, FedOneError, ProblemError

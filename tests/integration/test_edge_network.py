@@ -21,7 +21,7 @@ from yarl import URL
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.http.requests import listening
+from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.client import ClientEvent, HttpTransport, Network
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.transport import Proxy, _retry_after_s

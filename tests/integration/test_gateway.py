@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
+from fedone_sdk.aggregator.model.gateway import ModelGateway
 from fedone_sdk.backends import Answer, AnswerCache, LLMBackend, ModelClient, Query
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.serving.feed import Change
+from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.backends import Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient, Transport

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator.config import RunToServe
-from fedone_sdk.aggregator.serving.retention import Retention
+from fedone_sdk.aggregator.replicas import Retention
 from fedone_sdk.cli.serve import _add_runs
 from fedone_sdk.errors import FedOneError, ProblemError
 from fedone_sdk.messages import Removal

@@ -351,7 +351,7 @@ class TestFailedStart:
 
         where = {
             "access": "fedone_sdk.aggregator.service.Access.open",
-            "heads": "fedone_sdk.aggregator.serving.registry.RunRegistry.read_heads",
+            "heads": "fedone_sdk.aggregator.runs.run_registry.RunRegistry.read_heads",
             "replicas": "fedone_sdk.aggregator.service.Replicas.start",
         }[fails]
         with monkeypatch.context() as patch:

@@ -14,8 +14,8 @@ from aiohttp import ClientConnectorError, ClientSession, web
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.access.tokens import Authority
-from fedone_sdk.aggregator.http.requests import listening
-from fedone_sdk.aggregator.serving.client_pool import RetryLater
+from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
+from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.errors import BackendUnavailable, ProblemError
 from fedone_sdk.messages import Claim, Enrol

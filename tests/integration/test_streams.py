@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fedone_sdk.aggregator.serving.retention import Retention
-from fedone_sdk.aggregator.serving.run_view import export_run
+from fedone_sdk.aggregator.replicas import Retention
+from fedone_sdk.aggregator.runs.run_view import export_run
 from fedone_sdk.errors import StoreUnavailable
 from fedone_sdk.messages import ClientList
 from fedone_sdk.stores import ClientRecord, LogEntry, MemoryStore

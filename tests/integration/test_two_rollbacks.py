@@ -12,7 +12,7 @@ import pytest
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.rounds import machine
-from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.stores import SERVER, MemoryStore

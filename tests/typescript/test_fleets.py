@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from fedone_sdk.aggregator.http.requests import listening
+from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec

@@ -14,8 +14,8 @@ from aiohttp import web
 from playwright.async_api import Page, expect
 
 from fedone_sdk.aggregator import Aggregator, ServedRun
-from fedone_sdk.aggregator.http.cors import CorsConfig
-from fedone_sdk.aggregator.http.requests import listening
+from fedone_sdk.aggregator.http.application import listening
+from fedone_sdk.aggregator.http.guards import CorsConfig
 from fedone_sdk.backends import Query
 from fedone_sdk.testing import ScriptedBackend
 from tests.browser.stage import Chromium, needs_chromium

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from fedone_sdk.aggregator.rounds.closing import close_seat
-from fedone_sdk.aggregator.rounds.lifecycle import end_early
+from fedone_sdk.aggregator.rounds.lifecycle import close_seat, end_early
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
 from fedone_sdk.aggregator.rounds.privacy import count_releases, may_take_seat
 from fedone_sdk.aggregator.rounds.spending import release

@@ -7,8 +7,8 @@ from collections import Counter as Tally
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendBlocked, BackendUnavailable, BudgetExhausted, needs_extra
 from fedone_sdk.messages import RunDevices

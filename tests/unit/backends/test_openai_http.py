@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from fedone_sdk.aggregator.http.requests import listening
+from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.backends import RateLimits
 from fedone_sdk.backends.openai_http import (
     OPENAI_URL,

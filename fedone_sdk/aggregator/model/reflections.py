@@ -7,11 +7,11 @@ import json
 
 import structlog
 
+from fedone_sdk.aggregator.model.proposer import Proposer
 from fedone_sdk.aggregator.rounds.spending import begin_reflection
 from fedone_sdk.aggregator.rounds.state import Seat
-from fedone_sdk.aggregator.serving.feed import Change
-from fedone_sdk.aggregator.serving.proposer import Proposer
-from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.backends import LLMBackend, written_query
 from fedone_sdk.candidates import read_reflection, reflection_messages
 from fedone_sdk.errors import BackendError, BudgetExhausted, ProblemError

@@ -11,11 +11,9 @@ from typing import Self
 
 import structlog
 
-from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.runs.run_view import RunView
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread_if_large
-from fedone_sdk.aggregator.serving.model_checks import ModelChecks
-from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.aggregator.serving.run_view import RunView
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, SpecError, StoreUnavailable
 from fedone_sdk.messages import Cap, RunSummary
@@ -103,6 +101,8 @@ class RunRegistry:
     """Loads runs on demand, and follows the runs that other replicas add and remove.
 
     Args:
+        new_run: Returns a run that is not loaded yet; a `SpecError` if it cannot be served.
+        check_model: Checks that a run's model is available.
         keeps: Whether an ended run of this id must stay in memory.
 
     Attributes:
@@ -111,8 +111,8 @@ class RunRegistry:
     """
 
     store: Store
-    models: ModelChecks
-    new_run: Callable[[RoundMachine, Vocabulary], ServedRun]
+    new_run: Callable[[str, RunSpec, Vocabulary], ServedRun]
+    check_model: Callable[[ServedRun], Awaitable[None]]
     on_loaded: Callable[[ServedRun], None]
     on_removed: Callable[[str, ServedRun | None], Awaitable[None]]
     keeps: Callable[[str], bool]
@@ -159,8 +159,7 @@ class RunRegistry:
         """Serve a stored run and start the check of its model if it is live."""
         spec = RunSpec.model_validate_json(record.spec)
         vocabulary = Vocabulary.parse(record.candidates)
-        machine = self.models.machine(record.run_id, spec, vocabulary)
-        run = self.new_run(machine, vocabulary)
+        run = self.new_run(record.run_id, spec, vocabulary)
         await run.load(record)
         self.served[run.run_id] = run
         stored = self.stored.pop(run.run_id, None)
@@ -178,7 +177,7 @@ class RunRegistry:
         try:
             async with self._check_slots:
                 try:
-                    await self.models.probe(run)
+                    await self.check_model(run)
                 except (BackendError, SpecError) as exc:
                     await run.pause(exc)
                 await _check_same_model(run)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import structlog
 
+from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
+from fedone_sdk.aggregator.model.calls import Companion
+from fedone_sdk.aggregator.model.gateway import ModelGateway
+from fedone_sdk.aggregator.model.reflections import Reflections, is_proposable
 from fedone_sdk.aggregator.rounds.seats import decline, renew
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.rounds.updates import accept
-from fedone_sdk.aggregator.serving.calls import Companion
-from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
-from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
-from fedone_sdk.aggregator.serving.reflections import Reflections, is_proposable
-from fedone_sdk.aggregator.serving.registry import RunRegistry
-from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.runs.run_registry import RunRegistry
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     AlphaUpdate,

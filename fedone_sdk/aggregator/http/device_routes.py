@@ -7,19 +7,20 @@ import math
 
 from aiohttp import web
 
-from fedone_sdk.aggregator.http.requests import answer, bearer_token
-from fedone_sdk.aggregator.routes.context import (
+from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
+from fedone_sdk.aggregator.http.requests import (
     CONTEXT,
     SERVICE,
+    answer,
+    bearer_token,
     client_of,
     message_of,
+    query_number,
     raw_body,
     run_of,
 )
-from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, RouteTable
+from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, RouteTable
 from fedone_sdk.aggregator.runtime import in_thread_if_large
-from fedone_sdk.aggregator.serving.client_pool import RetryLater
-from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     UPDATE,
     AlphaAssignment,
@@ -204,8 +205,6 @@ async def task(request: web.Request) -> web.Response:
 )
 async def vocabulary(request: web.Request) -> web.Response:
     """Return the candidates; ``?after=VERSION`` returns those added after a version."""
-    run, given = await run_of(request), request.query.get("after", "0")
-    if not (given.isascii() and given.isdigit() and len(given) < 10):
-        raise ProblemError("invalid_message", f"after: must be a version from 0, not {given!r:.40}")
-    found = run.vocabulary_list(int(given))
+    run = await run_of(request)
+    found = run.vocabulary_list(query_number(request, "after", 0, most=10**9 - 1))
     return await in_thread_if_large(32 * len(found.candidates or ()), answer, found)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from fedone_sdk.aggregator.access.tokens import may_see
+from fedone_sdk.aggregator.dispatch.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
 from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
+from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator.runs.run_registry import RunRegistry
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import run_shielded
-from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
-from fedone_sdk.aggregator.serving.feed import Change
-from fedone_sdk.aggregator.serving.registry import RunRegistry
-from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.signals import MAX_NAMED, MemberJoined, MembersLeft, encode_signals
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError

@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 import structlog
 
+from fedone_sdk.aggregator.model.calls import Companion, persist, query_as_evaluation
 from fedone_sdk.aggregator.rounds.lifecycle import count_call, propose
-from fedone_sdk.aggregator.serving.calls import Companion, persist, query_as_evaluation
-from fedone_sdk.aggregator.serving.feed import Change
-from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.algorithms.observations import standings
 from fedone_sdk.backends import LLMBackend, Query, written_query
 from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals, texts_in

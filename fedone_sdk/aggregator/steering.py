@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import structlog
 
 from fedone_sdk.aggregator.access.clients import Access
+from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
+from fedone_sdk.aggregator.model.calls import ModelChecks
+from fedone_sdk.aggregator.model.gateway import ModelGateway
 from fedone_sdk.aggregator.rounds.lifecycle import raise_caps, resume, roll_back, stop
 from fedone_sdk.aggregator.rounds.seats import lift_quarantine, quarantine
-from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
-from fedone_sdk.aggregator.serving.feed import Change, Listener
-from fedone_sdk.aggregator.serving.model_checks import ModelChecks
-from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
-from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.runs.changes import Change, Listener
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.budget import Budget
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.stores import Store

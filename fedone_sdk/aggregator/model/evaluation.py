@@ -10,18 +10,18 @@ from typing import Literal, NamedTuple
 
 import structlog
 
-from fedone_sdk.aggregator.rounds.lifecycle import record_metric
-from fedone_sdk.aggregator.rounds.state import RunState
-from fedone_sdk.aggregator.runtime import in_thread
-from fedone_sdk.aggregator.serving.calls import (
+from fedone_sdk.aggregator.model.calls import (
     BugCounter,
     Companion,
     charged_to,
     persist,
     query_as_evaluation,
 )
-from fedone_sdk.aggregator.serving.feed import Change
-from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.rounds.lifecycle import record_metric
+from fedone_sdk.aggregator.rounds.state import RunState
+from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator.runs.served_run import ServedRun
+from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.errors import (

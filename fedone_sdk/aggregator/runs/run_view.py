@@ -437,6 +437,12 @@ async def open_run(store: Store, run_id: str) -> RunView:
     return run
 
 
+async def exported_run(store: Store, run_id: str) -> bytes:
+    """Return the export of a stored run; a `ResultError` if there is none."""
+    run = await open_run(store, run_id)
+    return b"".join([piece async for piece in export_run(store, run)])
+
+
 async def export_run(store: Store, run: RunView) -> AsyncIterator[bytes]:
     """Yield a run as JSON lines, at its current version."""
     result, version = run.result(), run.version

@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from fedone_sdk.aggregator.model.calls import BugCounter, CallBudget
+from fedone_sdk.aggregator.model.reflections import is_proposable
 from fedone_sdk.aggregator.rounds.spending import (
     new_queries,
     reserve_call,
@@ -19,10 +21,8 @@ from fedone_sdk.aggregator.rounds.spending import (
     settle_call,
 )
 from fedone_sdk.aggregator.rounds.state import Seat
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread_if_large
-from fedone_sdk.aggregator.serving.calls import BugCounter, CallBudget
-from fedone_sdk.aggregator.serving.reflections import is_proposable
-from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import (
     Answer,
     LLMBackend,

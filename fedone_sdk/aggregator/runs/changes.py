@@ -11,7 +11,7 @@ from fedone_sdk.aggregator.rounds.state import Closed, FinishedRound
 from fedone_sdk.messages import RoundReport
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator.serving.run import ServedRun
+    from fedone_sdk.aggregator.runs.served_run import ServedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
+from aiohttp import web
 from pydantic import TypeAdapter
 
 from fedone_sdk import __version__
-from fedone_sdk.aggregator.http.requests import JSON, Handler
-from fedone_sdk.aggregator.routes import dashboard
 from fedone_sdk.errors import PROBLEMS
 from fedone_sdk.messages import Problem
+
+JSON = "application/json"
+"""Content type of messages."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Maximal size of a message: an alpha of 2^22 float32 in base64 is 22 MiB."""
@@ -31,7 +35,6 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "assignment_id": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
     "client_id": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
     "token_name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$"},
-    "page_file": {"type": "string", "enum": sorted(dashboard.FILES)},
 }
 """JSON Schema of each path parameter."""
 

@@ -33,9 +33,9 @@ from fedone_sdk.aggregator.rounds.state import (
     offers,
 )
 from fedone_sdk.aggregator.rounds.updates import accept
+from fedone_sdk.aggregator.runs.changes import Change, Feed, Listener
+from fedone_sdk.aggregator.runs.run_view import Counters, RunView, reasons
 from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large, run_shielded
-from fedone_sdk.aggregator.serving.feed import Change, Feed, Listener
-from fedone_sdk.aggregator.serving.run_view import Counters, RunView, reasons
 from fedone_sdk.aggregator.signals import MAX_NAMED, RunChanged
 from fedone_sdk.algorithms import State, dump_memory, load_memory
 from fedone_sdk.backends import Answer
