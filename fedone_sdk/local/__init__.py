@@ -1,6 +1,14 @@
 """Federations in one process, without sockets."""
 
-from fedone_sdk.local.federation import Ask, Federation, First, load_measure, load_score, simulate
+from fedone_sdk.local.federation import (
+    Ask,
+    Federation,
+    First,
+    load_measure,
+    load_score,
+    running,
+    simulate,
+)
 from fedone_sdk.local.plan import RunPlan, plan_run
 from fedone_sdk.local.population import MemoryTransport
 
@@ -13,5 +21,6 @@ __all__ = [
     "load_measure",
     "load_score",
     "plan_run",
+    "running",
     "simulate",
 ]
