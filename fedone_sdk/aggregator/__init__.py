@@ -3,7 +3,7 @@
 The names of this module are all that other packages use of the server.
 """
 
-from fedone_sdk.aggregator.aggregator import Aggregator
+from fedone_sdk.aggregator.aggregator import Aggregator, RunHandle
 from fedone_sdk.aggregator.config import RunToServe, ServeConfig
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
 from fedone_sdk.aggregator.rounds import RoundMachine
@@ -20,6 +20,7 @@ __all__ = [
     "Observers",
     "RetryLater",
     "RoundMachine",
+    "RunHandle",
     "RunToServe",
     "ServeConfig",
     "ServedRun",

@@ -32,7 +32,7 @@ from fedone_sdk.aggregator.signals import (
 )
 from fedone_sdk.clock import Clock
 from fedone_sdk.spec import Spec
-from fedone_sdk.stores import Member, Store
+from fedone_sdk.stores import Store
 
 _log = structlog.get_logger(__name__)
 
@@ -92,7 +92,7 @@ class Replicas:
         gone = [member.client_index for member in members if member.until <= served_until]
         for member in members:
             if member.until > served_until:
-                await self._add_member(
+                await self.dispatcher.add_member(
                     self.dispatcher.extend_membership(member) if down else member
                 )
         if down and gone:
@@ -272,7 +272,7 @@ class Replicas:
             case RunsChanged():
                 await self.registry.refresh()
             case MemberJoined():
-                await self._add_member(signal.member)
+                await self.dispatcher.add_member(signal.member)
             case MembersLeft():
                 self.dispatcher.on_members_left(signal.client_indices)
             case PoolLoad():
@@ -297,11 +297,6 @@ class Replicas:
         if changed.finished or changed.offered is None or changed.status != run.state.status:
             await run.catch_up()
 
-    async def _add_member(self, member: Member) -> None:
-        client = await self.access.record(member.client_index)
-        if client is not None and client.revoked_at is None:
-            self.dispatcher.add_member(member, client)
-
     async def _reload_all(self) -> None:
         for run in self.registry.served.values():
             run.may_be_stale = True  # First: a later check reloads them if the store fails now.
@@ -309,7 +304,7 @@ class Replicas:
             await self.access.reload()
             await self.registry.refresh()
             for member in await self.store.members():
-                await self._add_member(member)
+                await self.dispatcher.add_member(member)
         finally:
             self.dispatcher.wake()
             self._changed.set()

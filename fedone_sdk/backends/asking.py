@@ -116,6 +116,13 @@ def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:
     return tuple(None if text is None else _ended(query, text) for text in answer.texts)
 
 
+def texts_of(queries: Sequence[Query], answers: Sequence[Answer]) -> list[str | None]:
+    """Per input of some queries the generated text; None if the input failed."""
+    pairs = zip(queries, answers, strict=True)
+    rows = (row for query, answer in pairs for row in rows_of(query, answer))
+    return [row if isinstance(row, str) else None for row in rows]
+
+
 def _ended(query: Query, text: str) -> str:
     """Return a text up to its end, and to the wire's limit.
 

@@ -26,7 +26,7 @@ EVERY_UNIT = frozenset(
 )
 """All units that a budget can cap."""
 
-_REMEMBERED = 1024
+_REMEMBERED = 4096
 """Number of prepared queries to remember: more than are pending at once, as a rule."""
 
 Want = Literal["labels", "choice", "counts", "reference", "text"]
@@ -141,7 +141,6 @@ class LLMBackend(ABC):
         censors: Whether log-probabilities of labels may be upper bounds.
         samples: Answers per input from which `ModelClient` estimates the log-probabilities of
             labels (`sampled`), for a model that answers ``counts``; 0 estimates none.
-        at_once: Sampled answers that one request gives, at most.
         local: Whether the model runs in this process at no cost, so that a plan may time it.
     """
 
@@ -152,13 +151,17 @@ class LLMBackend(ABC):
     metered: bool = False
     censors: bool = False
     samples: int = 0
-    at_once: int = 1
     local: bool = False
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
         """Identifier of the exact model; scores of different fingerprints are not comparable."""
+
+    @property
+    def at_once(self) -> int:
+        """Sampled answers that one request gives, at most."""
+        return 1
 
     @abstractmethod
     async def score(self, query: Query) -> Answer:
@@ -318,18 +321,10 @@ class Wrapper(LLMBackend):
 
 
 class Prepared(Protocol):
-    """A query that is tokenised and truncated.
-
-    Attributes:
-        shortened: Per input its truncated form, or None; empty if none is truncated, or if the
-            fingerprint determines the truncation.
-    """
+    """A query that is tokenised and truncated, with the upper bound on its usage."""
 
     @property
     def worst(self) -> Usage: ...
-
-    @property
-    def shortened(self) -> Sequence[object]: ...
 
 
 P = TypeVar("P", bound=Prepared)
@@ -352,19 +347,15 @@ class PreparingBackend(LLMBackend, Generic[P]):
         """Tokenise and truncate a query."""
 
     async def _prepared(self, query: Query) -> P:
-        if (found := self._recent.get(query)) is None:
-            found = self._recent[query] = await self._prepare(query)
+        if (prepared := self._recent.get(query)) is None:
+            prepared = self._recent[query] = await self._prepare(query)
             if len(self._recent) > _REMEMBERED:
                 self._recent.popitem(last=False)
-        return found
+        return prepared
 
     async def quote(self, query: Query) -> Usage:
         """Return the counted tokens of the inputs, and the bound on the generated ones."""
         return (await self._prepared(query)).worst
-
-    async def shortened(self, query: Query) -> Sequence[object]:
-        """Return the truncated form of each input that is too long."""
-        return (await self._prepared(query)).shortened or (None,) * len(query.inputs)
 
     async def aclose(self) -> None:
         """Stop the thread after its pending queries."""

@@ -35,7 +35,6 @@ class _Plan(NamedTuple):
     starts: list[list[int]]
     labels: list[tuple[int, ...]]
     worst: Usage
-    shortened: tuple[()] = ()  # The fingerprint determines it.
 
 
 class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):

@@ -29,7 +29,6 @@ class _Plan(NamedTuple):
     clozes: list[Cloze]
     labels: list[int]
     worst: Usage
-    shortened: list[list[int]]
 
 
 class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
@@ -80,8 +79,11 @@ class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
         clozes = [encoder.encode(parts) for parts in query.inputs]
         num_tokens = sum(len(cloze.ids) for cloze in clozes)
         worst = Usage(queries=1, requests=1, prompt_tokens=num_tokens)
-        # The fingerprint does not determine the maximum length.
-        return _Plan(clozes, labels, worst, [cloze.ids for cloze in clozes])
+        return _Plan(clozes, labels, worst)
+
+    async def shortened(self, query: Query) -> list[list[int]]:
+        """Return all token ids: the fingerprint does not determine the maximum length."""
+        return [cloze.ids for cloze in (await self._prepared(query)).clozes]
 
     def _run(self, query: Query, plan: _Plan) -> Answer:
         log_probs = self._loaded().log_probs(plan.clozes, plan.labels)

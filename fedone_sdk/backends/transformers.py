@@ -51,7 +51,6 @@ class Plan(NamedTuple):
     rows: list[Row]
     spans: list[list[tuple[int, int, int]]]
     worst: Usage
-    shortened: tuple[()] = ()  # The fingerprint determines it.
 
     @property
     def paid(self) -> Usage:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,6 +18,7 @@ from fedone_sdk.cli._output import (
     Output,
     bias_text,
     check_target,
+    cost_text,
     money,
     note,
     plural,
@@ -35,8 +36,10 @@ from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, wo
 from fedone_sdk.vocabulary import LABELS, special_token
 
 if TYPE_CHECKING:
-    from fedone_sdk.backends import Prediction
+    from fedone_sdk.backends import LLMBackend, Prediction
+    from fedone_sdk.backends.judge import Judge
     from fedone_sdk.budget import Usage
+    from fedone_sdk.messages import Preference
     from fedone_sdk.reports import Labelled, PromptArtefact
     from fedone_sdk.task import Example, TaskSpec
 
@@ -190,6 +193,7 @@ def score(
     data: str | None = None,
     backend_path: BackendFile = None,
     bias: str | None = None,
+    pairs: bool = False,
     json_file: JsonFile = None,
 ) -> None:
     """Measure one prompt on one data file.
@@ -205,6 +209,8 @@ def score(
             functions.
         data (FILE): Labelled examples, or hf:NAME.
         bias (B,B): Add this to the label words' log-probabilities: one number per label, nats.
+        pairs: Let the judge of task.score also compare the texts with those of no prompt, in both
+            orders: two requests per example.
     """
     from fedone_sdk.backends import predict
     from fedone_sdk.backends.judge import Judge
@@ -224,7 +230,7 @@ def score(
     source, examples = _dev_examples(run, data, task)
     backend = backend_of(backend_path) if backend_path else run.backend()
 
-    async def predicted() -> tuple[Prediction, Usage | None]:
+    async def predicted() -> tuple[Prediction, Preference | None, Usage | None]:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(backend)
             if isinstance(score, Judge):
@@ -234,11 +240,18 @@ def score(
             found = await predict(
                 backend, task, asked, examples, size, score=score, measure=measure
             )
-            return found, (await score.bill.account()).spent if isinstance(score, Judge) else None
+            if not isinstance(score, Judge):
+                return found, None, None
+            preferred = None
+            if pairs:
+                preferred = await _preferred(score, backend, task, asked, examples, size)
+            return found, preferred, (await score.bill.account()).spent
 
     with naming(str(run_path)):
         score, measure = load_score(task, run.folder), load_measure(task, run.folder)
-        found, judged = asyncio.run(predicted())
+        if pairs and not isinstance(score, Judge):
+            raise ArgumentError("--pairs: needs task.score: {judge: ...}")
+        found, preferred, judged = asyncio.run(predicted())
         metric, mean_loss = found.metric, found.mean_loss
         ends = interval(task.metric, Outcomes.of("after", found), len(task.labels))
         priced = "usd" in backend.bounds
@@ -258,16 +271,18 @@ def score(
         "censored": found.censored,
         "usage": bill(found.usage, priced=priced),
         **({} if judged is None else {"judge": bill(judged, priced=judged.usd > 0)}),
+        **({} if preferred is None else {"preference": preferred.model_dump(mode="json")}),
     }
     spread = "" if ends is None else f", 95 % {ends.low:.4f} to {ends.high:.4f}"
     of_loss = spread if task.metric == "loss" else ""
     facts = {
         **({} if task.metric == "loss" else {task.metric: metric_text(metric, 4) + spread}),
         "mean loss": f"{metric_text(mean_loss, 4)} ({task.loss}){of_loss}",
-        **({} if judged is None else {"judge": _cost(judged, priced=judged.usd > 0)}),
+        **({} if judged is None else {"judge": cost_text(judged, priced=judged.usd > 0)}),
+        **({} if preferred is None else {"judge in pairs": preferred.text}),
         **({} if found.task.bias is None else {"label bias": bias_text(found.task.bias)}),
         "examples": f"{report['examples']} ({report['failed']} failed)",
-        "queries": f"{found.usage.queries} ({_cost(found.usage, priced=priced)})",
+        "queries": f"{found.usage.queries} ({cost_text(found.usage, priced=priced)})",
     }
     try:
         output.write_json(report)
@@ -276,11 +291,25 @@ def score(
         output.facts(facts)
 
 
-def _cost(usage: Usage, *, priced: bool) -> str:
-    return (
-        f"{plural(usage.requests, 'request')}, {usage.prompt_tokens} prompt tokens, "
-        f"USD {money(usage, priced=priced)}"
-    )
+async def _preferred(
+    judge: Judge,
+    backend: LLMBackend,
+    task: TaskSpec,
+    asked: TextPrompt,
+    examples: Sequence[Example],
+    size: int,
+) -> Preference | None:
+    """Compare a prompt's texts, which the cache has, with those of no prompt."""
+    from fedone_sdk.backends import prediction_queries, score_all
+    from fedone_sdk.backends.asking import texts_of
+    from fedone_sdk.evaluation.verdict import preference
+
+    found = []
+    for prompt in (asked, ""):
+        queries = prediction_queries(backend, task, prompt, examples, size)
+        found.append(texts_of(queries, await score_all(backend, queries)))
+    tuned, plain = found
+    return preference(await judge.preferences(tuned, plain, examples), tuned, plain)
 
 
 def _artefact(path: Path, prompt: str, slot: list[str] | None, run: RunFile) -> PromptArtefact:

@@ -89,7 +89,7 @@ class Reflection:
                 return None
             indices = [int(index) for index in step.prompts.rows()[parent]]
             text = await self.write(parent, self.vocabulary.by_slot(indices)[self.slot], cases)
-            step.journal.keep_written(text)
+            step.journal.written = text
         known = self.vocabulary.candidates_of(self.slot)
         candidate = read_reflection(text, known=known, labels=step.task.labels)
         if candidate is None or not await self._may_leave(candidate):

@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from fedone_sdk.aggregator import Aggregator, Change, ServedRun, Service
+from fedone_sdk.aggregator import Aggregator, Change, RunHandle, ServedRun, Service
 from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.judge import Judge, judge_of
@@ -192,7 +192,7 @@ async def running(
     first: First | None = None,
     between: Between | None = None,
     proposer: LLMBackend | None = None,
-) -> AsyncIterator[ServedRun]:
+) -> AsyncIterator[RunHandle]:
     """Run a federation in this process: a real aggregator, and one edge client per shard.
 
     The clients work within the ``async with``. Leaving it early ends the run with its current
@@ -238,7 +238,7 @@ async def running(
         await stack.enter_async_context(aggregator)
         service = aggregator.service
         await _resume(service, spec)
-        run = await aggregator.add_run(spec, federation.vocabulary)
+        run = await service.add_run(spec, federation.vocabulary)
         if watch is not None:
             service.listeners.append(watch)
             watch(run, None)
@@ -261,13 +261,13 @@ async def running(
         await population.enrol()
         # The first query comes after enrolment.
         options: dict[str, Any] = {"dev": federation.dev, "score": score, "measure": measure}
-        await aggregator.add_run(spec, federation.vocabulary, proposer=proposer, **options)
+        await service.add_run(spec, federation.vocabulary, proposer=proposer, **options)
         async with population.working():
-            yield run
+            yield RunHandle(service, run)
             if run.state.running:
                 keep = folder is not None
-                await service.steering.stop(run, "interrupted", gently=True, keep=keep)
-        await run.wait()
+                await service.stop_run(run, "interrupted", gently=True, keep=keep)
+        await service.wait(run)
 
 
 async def _resume(service: Service, spec: RunSpec) -> None:
@@ -277,7 +277,7 @@ async def _resume(service: Service, spec: RunSpec) -> None:
     """
     known = await service.registry.get_or_load(spec.name)
     if known is not None and known.spec.is_same_run(spec) and known.was_stopped:
-        await service.steering.resume(known)
+        await service.resume_run(known)
 
 
 async def simulate(
@@ -289,9 +289,9 @@ async def simulate(
 ) -> RunResult:
     """Run a federation to its end, or until `stop` is set; other options as of `running`."""
     async with running(federation, backend=backend, **options) as run:
-        waits: Sequence[asyncio.Task[bool]] = [
-            asyncio.create_task(event.wait()) for event in (run.ended, stop) if event is not None
-        ]
+        waits: list[asyncio.Task[object]] = [asyncio.create_task(run.wait())]
+        if stop is not None:
+            waits.append(asyncio.create_task(stop.wait()))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:

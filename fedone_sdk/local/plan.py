@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -21,7 +22,7 @@ from fedone_sdk.backends import (
     usable_vocabulary,
     written_query,
 )
-from fedone_sdk.backends.judge import Judge
+from fedone_sdk.backends.judge import MAX_TOKENS, Judge
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.candidates import (
     ScoredCandidate,
@@ -39,7 +40,7 @@ from fedone_sdk.local.probe import Duration, timed
 from fedone_sdk.messages import Cap, Message
 from fedone_sdk.messages.bill import Bill, bill
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.task import Example, TextPrompt, references_of
+from fedone_sdk.task import Example, TextPrompt, references_of, target_of
 from fedone_sdk.vocabulary import CHARS_PER_TOKEN
 
 _ONE = Usage(queries=1, requests=1)
@@ -71,6 +72,7 @@ class RunPlan(Message):
             others are repetitions.
         evaluation_queries: Queries on the dev split, if all caps allow them.
         proposals: Calls of the proposer, at most.
+        judge: The part of `expected` for the judge of ``task.score``; null without one.
         per_query: Expected usage of a training query.
         expected: Expected usage of the whole run, which asks for each (prompt, row) pair once.
         most: Upper bound of the whole run's usage: what leases reserve.
@@ -95,6 +97,7 @@ class RunPlan(Message):
     distinct_share: float
     evaluation_queries: int
     proposals: int
+    judge: Usage | None
     per_query: Usage
     expected: Usage
     most: Usage
@@ -105,9 +108,9 @@ class RunPlan(Message):
     prices: str | None = None
     priced: bool = Field(default=True, exclude=True)
 
-    @field_serializer("per_query", "expected", "most", "smallest_cap", when_used="json")
-    def _bill(self, value: Usage) -> Bill:
-        return bill(value, priced=self.priced)
+    @field_serializer("judge", "per_query", "expected", "most", "smallest_cap", when_used="json")
+    def _bill(self, value: Usage | None) -> Bill | None:
+        return None if value is None else bill(value, priced=self.priced)
 
 
 def queries_per_round(spec: RunSpec) -> int:
@@ -148,7 +151,9 @@ async def plan_run(
         LabelWordError: A label word is not one token of the model.
         SpecError: The method's settings do not fit each other.
     """
-    return await _Planner(federation, backend, proposer).plan(probe=probe, startup_s=startup_s)
+    judge = federation.score.backend if isinstance(federation.score, Judge) else nullcontext()
+    async with judge:
+        return await _Planner(federation, backend, proposer).plan(probe=probe, startup_s=startup_s)
 
 
 class _Planner:
@@ -158,6 +163,7 @@ class _Planner:
         self, federation: Federation, backend: LLMBackend, proposer: LLMBackend | None
     ) -> None:
         self.federation, self.backend, self.proposer = federation, backend, proposer
+        self.judge = federation.score if isinstance(federation.score, Judge) else None
         self.adapter = backend.innermost if isinstance(backend, Wrapper) else backend
         self.spec, self.task = federation.spec, federation.spec.task
         self.size = self.spec.method.batch_size
@@ -179,15 +185,20 @@ class _Planner:
         dev_queries = self._dev_queries()
         leased, query, measured = await self._costs(draws.steps)
         proposals = await self._proposals()
+        grade, grade_most = await self._grade()
+        compared = 2 * len(self._dev)  # The final prompt's texts, in both orders.
+        graded = grade * (self._dev_rows + compared)
+        graded_training = _share(grade * (training * self.size), draws.new_rows)
+        leased, measured = leased + grade_most * self.size, measured + graded
 
-        trained = _new(query, training, requests, draws.new_rows)
-        leased_dev = (leased * dev_queries).without_queries()
+        trained = _new(query, training, requests, draws.new_rows) + graded_training
+        leased_dev = (leased * dev_queries).without_queries() + grade_most * compared
         one_round = Fraction(1, self.rounds)
         round_most = leased * self.per_round + _share(proposals.most, one_round)
         round_expected = (
             _new(query, self.per_round, requests, draws.new_rows)
             + Usage(queries=self.per_round)
-            + _share(proposals.expected, one_round)
+            + _share(graded_training + proposals.expected, one_round)
         )
         affordable = Account(cap=spec.budget, spent=leased_dev).affordable(round_most, spec.rounds)
         expected = Account(cap=spec.budget, spent=measured).affordable(round_expected, spec.rounds)
@@ -197,7 +208,7 @@ class _Planner:
                 duration = await self._probed(draws, startup_s)
             except BackendError as exc:
                 self.troubles.append(f"backend: the probe failed: {exc}")
-        models = (self.backend, self.proposer)
+        models = (self.backend, self.proposer, None if self.judge is None else self.judge.backend)
         price = price_of(spec.backend)
         return RunPlan(
             name=spec.name,
@@ -213,6 +224,7 @@ class _Planner:
             distinct_share=round(float(draws.new_rows), 4),
             evaluation_queries=dev_queries,
             proposals=proposals.calls,
+            judge=None if self.judge is None else graded + graded_training,
             per_query=query,
             expected=trained + measured + Usage(queries=training) + proposals.expected,
             most=leased * training + leased_dev + proposals.most,
@@ -372,10 +384,32 @@ class _Planner:
             most=(most * calls).without_queries(),
         )
 
+    async def _grade(self) -> tuple[Usage, Usage]:
+        """Return what the judge's grade of one text costs, as expected and at most."""
+        judge, shard = self.judge, self.federation.shards[0]
+        if judge is None or not shard:
+            return NOTHING, NOTHING
+        try:
+            queries = [judge.query(str(target_of(self.task, row)), row) for row in shard[:_CASES]]
+            quotes = [
+                await judge.backend.quote(replace(query, max_tokens=_SENTENCE)) for query in queries
+            ]
+            most = judge.backend.worst_case(1, MAX_TOKENS)
+        except BackendError as exc:
+            self.troubles.append(f"task.score.judge.backend: {exc}")
+            return NOTHING, NOTHING
+        each = _share(sum(quotes, NOTHING), Fraction(1, len(quotes)))
+        return each.without_queries(), most.without_queries()
+
+    @property
+    def _dev_rows(self) -> int:
+        """Rows of all measurements, without the one of a cheaper prompt."""
+        dev = len(self._dev)
+        return 3 * dev + self.points * min(self.spec.evaluation.examples, dev)
+
     async def _probed(self, draws: _Draws, startup_s: float) -> Duration:
         """Return the duration by a timing of the model, which is asked without its client."""
-        bare, dev = no_prompt(self.task, self.federation.vocabulary), len(self._dev)
-        dev_rows = 3 * dev + self.points * min(self.spec.evaluation.examples, dev)
+        bare, dev_rows = no_prompt(self.task, self.federation.vocabulary), self._dev_rows
         return await timed(
             self.adapter,
             self.spec,
@@ -403,9 +437,6 @@ class _Planner:
             f"budget: {pays} at worst case": affordable < max(planned, 1),
             f"participation.min_clients: {needed} are waited for, there are only {clients} "
             "clients": needed > clients,
-            "task.score: the cost of the judge is not included": isinstance(
-                self.federation.score, Judge
-            ),
             "data.dev: is missing, so the run has no evaluation": not self.federation.dev,
             f"prompt.vocabulary.size: {wanted} asked, only {built} found": built < wanted,
             "data: clients share rows, there are too few for disjoint shards": (
@@ -417,6 +448,9 @@ class _Planner:
         }
         return [problem for problem, holds in problems.items() if holds]
 
+
+_SENTENCE = 40
+"""Tokens of a judge's answer, typically."""
 
 _CASES, _FEEDBACK = 6, "expected 'positive', answered 'negative' with probability 0.60"
 """Number of examples in a planned reflection, and a feedback of typical length."""

@@ -88,7 +88,7 @@ class MemoryTransport(Transport):
             self._count(call, run, body, b"")
             return Idle(retry_after_s=answer.retry_after_s)
         if isinstance(answer, AlphaAssignment | LossesAssignment):
-            run = self._service.traffic_run(run_id=answer.run_id)
+            run = self._service.work.traffic_run(run_id=answer.run_id)
         content = answer if isinstance(answer, bytes) else encode(answer)
         self._count(call, run, body, content)
         return content
@@ -97,12 +97,12 @@ class MemoryTransport(Transport):
         """Return the run whose traffic includes a call."""
         message = call.message
         if isinstance(message, Claim):
-            return self._service.traffic_run(run_id=message.run_id)
+            return self._service.work.traffic_run(run_id=message.run_id)
         if call.name in ("task", "vocabulary"):
-            return self._service.traffic_run(run_id=call.of)
+            return self._service.work.traffic_run(run_id=call.of)
         assignment_id = message.assignment_id if isinstance(message, Score | Reflect) else call.of
         work = None if client is None or not assignment_id else (client, assignment_id)
-        return self._service.traffic_run(work=work)
+        return self._service.work.traffic_run(work=work)
 
     def _count(self, call: Call, run: ServedRun | None, sent: bytes, answer: bytes) -> None:
         if run is not None and call.name != "runs":
@@ -118,7 +118,7 @@ class MemoryTransport(Transport):
         digest = hashlib.sha256(body).hexdigest()
         match message:
             case Claim():
-                return await service.claim(client, message)
+                return await service.work.claim(client, message)
             case Score():
                 parsed = Score.model_validate_json(body)
                 return await service.work.score(client, parsed, digest)
@@ -136,8 +136,10 @@ class MemoryTransport(Transport):
             case "renew":
                 return await service.work.renew(client, call.of)
             case "runs":
-                return json.dumps([one.model_dump() for one in service.runs_for(client)]).encode()
-        run = await service.run_for(client, call.of)
+                return json.dumps(
+                    [one.model_dump() for one in service.registry.runs_for(client)]
+                ).encode()
+        run = await service.registry.run_for(client, call.of)
         return run.task if call.name == "task" else run.vocabulary_list(call.after)
 
 
@@ -241,7 +243,9 @@ class Population:
             waiting = {
                 index: len(self.shards[member.number]) for index, member in self._by_index.items()
             }
-            keeping = self._group.create_task(self.service.keep_waiting(waiting), name="population")
+            keeping = self._group.create_task(
+                self.service.dispatcher.keep_waiting(waiting), name="population"
+            )
             try:
                 for run in self.service.runs.values():
                     self._wake_seated(run)  # Seats from before a restart.
@@ -301,7 +305,7 @@ class Population:
         if self.state_dir is not None:
             folder = self.state_dir / str(number)
             with closing(DeviceState(folder, _SERVER)) as state:
-                Identity(state).reset(member.nonce)
+                state.identity = Identity(nonce=member.nonce)
         line: Transport = _MemberTransport(self, member)
         if self.between is not None:
             line = self.between(number, line)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         Enrolled,
         NewToken,
         Rotated,
+        Secret,
         TokenInfo,
         TokenList,
     )
@@ -93,7 +94,14 @@ if TYPE_CHECKING:
         Scored,
         Update,
     )
-    from fedone_sdk.messages.verdict import COMPARED, Compared, Spread, Standing, Verdict
+    from fedone_sdk.messages.verdict import (
+        COMPARED,
+        Compared,
+        Preference,
+        Spread,
+        Standing,
+        Verdict,
+    )
     from fedone_sdk.messages.watch import (
         LostWork,
         Me,
@@ -148,6 +156,7 @@ __all__ = [
     "PROTOCOL_HEADER",
     "PROTOCOL_VERSION",
     "PositionProbabilities",
+    "Preference",
     "PrivacyReport",
     "Problem",
     "PromptReport",
@@ -174,6 +183,7 @@ __all__ = [
     "Scores",
     "SeatReport",
     "Seats",
+    "Secret",
     "Spread",
     "Standing",
     "Step",

@@ -273,7 +273,7 @@ async def test_a_bug_in_a_backend_does_not_drain_the_cap() -> None:
             assert sum(map(is_dev, backend.asked)) == asked
             # Mended and resumed, it ends, and what could not be measured then is measured now.
             broken = False
-            await service.steering.resume(run)
+            await service.resume_run(run)
             await client.run_forever()
             await service.wait(run)
     assert run.result().status == "completed"

@@ -368,7 +368,7 @@ class TestOutages:
         assert (problem.code, problem.detail) == ("run_conflict", "the run is paused")
         assert bench.run.state.paused
         assert "failed 3 times in a row with ZeroDivisionError" in str(bench.run.state.reason)
-        await device.service.steering.resume(bench.run)
+        await device.service.resume_run(bench.run)
         assert (await ask()).code == "backend_failed"
 
     async def test_a_backend_that_cannot_show_or_quote_is_a_bug_too(self, bench: Bench) -> None:

@@ -203,7 +203,7 @@ async def authorize(request: web.Request, route: Route) -> None:
         await service.wait_until_open()
         if "assignment_id" in request.match_info:
             work = request.match_info["assignment_id"]
-            context.set_run(service.traffic_run(work=(client, work)))
+            context.set_run(service.work.traffic_run(work=(client, work)))
 
 
 def person_of(request: web.Request) -> AdminToken:
@@ -227,7 +227,7 @@ async def run_of(request: web.Request) -> ServedRun:
     service, context, run_id = request.app[SERVICE], CONTEXT.get(), request.match_info["run_id"]
     if not context.may_see(run_id):
         raise ProblemError("not_found", f"there is no run {run_id!r}")
-    run = await service.run(run_id)
+    run = await service.registry.run(run_id)
     context.set_run(run)
     return run
 

@@ -22,21 +22,24 @@ from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread
-from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries
+from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, prediction_queries
+from fedone_sdk.backends.asking import texts_of
+from fedone_sdk.backends.judge import Judge
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
     BudgetExhausted,
+    FedOneError,
     ProblemError,
     SpecError,
     StoreUnavailable,
 )
 from fedone_sdk.evaluation.outcomes import Outcomes, curve_examples
-from fedone_sdk.evaluation.verdict import measured, no_prompt_biased
-from fedone_sdk.messages import Verdict
+from fedone_sdk.evaluation.verdict import measured, no_prompt_biased, preference
+from fedone_sdk.messages import Preference, Verdict
 from fedone_sdk.metrics import MetricFunction
-from fedone_sdk.task import Bias, Example, ScoreFunction
+from fedone_sdk.task import Bias, Example, ScoreFunction, TaskSpec
 
 _log = structlog.get_logger(__name__)
 
@@ -170,7 +173,7 @@ class Evaluation(Companion):
                 biased = await in_thread(self._biased, outcomes)
             if which == "after":
                 await self._measure_cheapest()
-                verdict = await self._verdict()
+                verdict = await self._verdict(shown)
             recorded = partial(
                 self._run.apply,
                 record_metric,
@@ -195,14 +198,30 @@ class Evaluation(Companion):
             outcomes = Outcomes.of("cheapest", found[1])
             await persist(self._run, partial(self._run.record_outcomes, outcomes))
 
-    async def _verdict(self) -> Verdict | None:
+    async def _verdict(self, tuned: _ShownPrompt) -> Verdict | None:
         """Return whether tuning improved the metric; None if that is unknown."""
         run = self._run
         try:
-            return await in_thread(run.compute_verdict, await run.outcomes(), self._metric)
+            found = await in_thread(run.compute_verdict, await run.outcomes(), self._metric)
         except Exception:
             # The metric is valid without a verdict.
             _log.error("no verdict", run_id=run.run_id, traceback=traceback.format_exc())
+            return None
+        if isinstance(self._score, Judge) and found.conclusion != "no_prompt":
+            preferred = await self._preferred(self._score, tuned)
+            found = found.model_copy(update={"preference": preferred})
+        return found
+
+    async def _preferred(self, judge: Judge, tuned: _ShownPrompt) -> Preference | None:
+        """Compare the tuned prompt's texts with those of no prompt; known answers cost nothing."""
+        try:
+            ones, others = [
+                texts_of(*(await self._answered(one, self._examples))[1:])
+                for one in (tuned, _ShownPrompt())
+            ]
+            return preference(await judge.preferences(ones, others, self._examples), ones, others)
+        except FedOneError as exc:
+            _log.warning("no comparison in pairs", run_id=self._run.run_id, reason=str(exc))
             return None
 
     async def _measure(
@@ -213,18 +232,7 @@ class Evaluation(Companion):
         if run.state.paused:
             return None
         try:
-            task = run.spec.task
-            if shown.bias is not None:
-                task = task.with_bias(shown.bias)
-            if shown.prompt is None:
-                prompt = no_prompt(task, run.vocabulary)
-            else:
-                prompt = run.shown(shown.prompt)
-            queries = prediction_queries(
-                self._backend, task, prompt, examples, run.spec.method.batch_size
-            )
-            answers = await query_as_evaluation(run, self._backend, queries)
-            await run.record_answers(answers)
+            task, queries, answers = await self._answered(shown, examples)
             found = await Prediction.of(
                 task, queries, answers, examples, score=self._score, measure=self._metric
             )
@@ -242,3 +250,20 @@ class Evaluation(Companion):
             # Training continues until the bug repeats: each measurement is charged in full.
             await persist(run, partial(self._bugs.add, run, exc))
         return None
+
+    async def _answered(
+        self, shown: _ShownPrompt, examples: Sequence[Example]
+    ) -> tuple[TaskSpec, Sequence[Query], Sequence[Answer]]:
+        """Return the task with the prompt's label bias, and the model's answers to the prompt."""
+        run, task = self._run, self._run.spec.task
+        if shown.bias is not None:
+            task = task.with_bias(shown.bias)
+        if shown.prompt is None:
+            prompt = no_prompt(task, run.vocabulary)
+        else:
+            prompt = run.shown(shown.prompt)
+        size = run.spec.method.batch_size
+        queries = prediction_queries(self._backend, task, prompt, examples, size)
+        answers = await query_as_evaluation(run, self._backend, queries)
+        await run.record_answers(answers)
+        return task, queries, answers

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 from fedone_sdk.aggregator.rounds.state import Closed, FinishedRound
+from fedone_sdk.aggregator.runs.run_view import RunView
 from fedone_sdk.messages import RoundReport
-
-if TYPE_CHECKING:
-    from fedone_sdk.aggregator.runs.served_run import ServedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +36,14 @@ class Change:
         return self.finished is not None or self.measured or self.ended or self.reloaded
 
 
-Listener = Callable[["ServedRun", Change], None]
+Listener = Callable[[Any, Change], None]
 """Receives the changes of a run after they are committed."""
 
 
 class Feed:
     """Rounds of a run that are new or changed since the last look."""
 
-    def __init__(self, run: ServedRun, listeners: list[Listener]) -> None:
+    def __init__(self, run: RunView, listeners: list[Listener]) -> None:
         self._run = run
         self._listeners = listeners
         self._changed = asyncio.Event()
@@ -77,6 +75,6 @@ class Feed:
         self._changed.clear()
         return True
 
-    def _listen(self, run: ServedRun, change: Change) -> None:
+    def _listen(self, run: RunView, change: Change) -> None:
         if run is self._run and change.of_rounds:
             self._changed.set()

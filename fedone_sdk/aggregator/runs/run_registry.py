@@ -11,14 +11,15 @@ from typing import Self
 
 import structlog
 
+from fedone_sdk.aggregator.access.tokens import may_see
 from fedone_sdk.aggregator.runs.run_view import RunView
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError, SpecError, StoreUnavailable
-from fedone_sdk.messages import Cap, RunSummary
+from fedone_sdk.errors import BackendError, ProblemError, SpecError, StoreUnavailable
+from fedone_sdk.messages import Cap, RunEntry, RunSummary
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import RunHead, RunRecord, Store
+from fedone_sdk.stores import ClientRecord, RunHead, RunRecord, Store
 from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
@@ -135,6 +136,31 @@ class RunRegistry:
             self._loading[run_id] = loading
             loading.add_done_callback(lambda _: self._loading.pop(run_id, None))
         return await asyncio.shield(loading)
+
+    async def run(self, run_id: str) -> ServedRun:
+        """Return the run of this name, with its newest state.
+
+        Raises:
+            ProblemError: ``not_found``; ``run_conflict``: it cannot be read here.
+        """
+        try:
+            run = await self.get_or_load(run_id)
+        except SpecError as exc:
+            raise ProblemError("run_conflict", "; ".join(exc.problems)) from exc
+        if run is None:
+            raise ProblemError("not_found", f"there is no run {run_id!r}")
+        await run.catch_up()
+        return run
+
+    async def run_for(self, client: ClientRecord, run_id: str) -> ServedRun:
+        """Return a run that a client may access; others are ``not_found``."""
+        if not may_see(client.runs, run_id):
+            raise ProblemError("not_found", f"there is no run {run_id!r}")
+        return await self.run(run_id)
+
+    def runs_for(self, client: ClientRecord) -> list[RunEntry]:
+        """Return the runs that a client may access."""
+        return [one.entry for one in self.summaries if may_see(client.runs, one.run_id)]
 
     async def _read(self, run_id: str) -> ServedRun | None:
         record = await self.store.run(run_id)

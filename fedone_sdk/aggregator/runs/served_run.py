@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
 
+from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.lifecycle import (
     charge_lost_replicas,
@@ -33,7 +34,7 @@ from fedone_sdk.aggregator.rounds.state import (
     offers,
 )
 from fedone_sdk.aggregator.rounds.updates import accept
-from fedone_sdk.aggregator.runs.changes import Change, Feed, Listener
+from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.run_view import Counters, RunView, reasons
 from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large, run_shielded
 from fedone_sdk.aggregator.signals import MAX_NAMED, RunChanged
@@ -42,7 +43,7 @@ from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import MethodError, ProblemError
 from fedone_sdk.evaluation.outcomes import OUTCOMES, Outcomes, Which, newest_outcomes
-from fedone_sdk.messages import LostWork, RunEvent, RunResult
+from fedone_sdk.messages import LostWork
 from fedone_sdk.stores import (
     SERVER,
     ClosedWork,
@@ -55,9 +56,6 @@ from fedone_sdk.stores import (
     log_pages,
 )
 from fedone_sdk.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from fedone_sdk.aggregator.service import Service
 
 _log = structlog.get_logger(__name__)
 
@@ -106,11 +104,9 @@ class ServedRun(RunView):
         store: Store,
         clock: Clock,
         available: Callable[[ServedRun], Mapping[int, int]],
-        enrolled: Callable[[], int],
-        names: Callable[[Sequence[int]], Awaitable[Sequence[str]]],
-        listener: Listener,
+        access: Access,
+        listener: Callable[[ServedRun, Change], None],
         priced: Callable[[], bool],
-        service: Service,
     ) -> None:
         super().__init__(machine, vocabulary, clock)
         self.ended = asyncio.Event()
@@ -120,63 +116,14 @@ class ServedRun(RunView):
         self._new_counters = Counters()
         self._store = store
         self._available = available
-        self._enrolled = enrolled
-        self._names = names
+        self._access = access
         self._listener = listener
         self._priced = priced
-        self._service = service
         self._lock = asyncio.Lock()
         self._arrays = arrays_of(self.state)
         self._known_version = 0
         self.may_be_stale = False
         self.due: float | None = None
-
-    # For the embedding program
-
-    async def wait(self) -> RunResult:
-        """Return the result once the run has ended and its final prompt is measured.
-
-        A run that is stopped, paused or failed has ended too, until it is resumed.
-        """
-        await self._service.wait(self)
-        return self.result()
-
-    async def stop(self, reason: str | None = None) -> RunResult:
-        """End the run with what it has learnt.
-
-        Args:
-            reason: Why, for people.
-
-        Raises:
-            ProblemError: ``run_conflict`` if it has ended.
-        """
-        await self._service.steering.stop(self, reason)
-        return self.result()
-
-    async def events(self) -> AsyncIterator[RunEvent]:
-        """Stream each finished round from the first one on, then the result.
-
-        A round is repeated once its metric is known. The last event is a `RunResult`.
-
-        Example:
-            ```python
-            async for event in run.events():
-                print(event.mean_loss if isinstance(event, RoundReport) else event.status)
-            ```
-        """
-        with Feed(self, self._service.listeners) as feed:
-            while True:
-                for report in feed.take():
-                    yield report
-                if feed.has_more:
-                    continue
-                if not self.state.running:
-                    break
-                await feed.changed()
-            result = await self.wait()
-            for report in feed.take():
-                yield report
-            yield result
 
     @property
     def replica(self) -> str:
@@ -366,7 +313,7 @@ class ServedRun(RunView):
         return replace(seated, reply=result.reply, refusal=result.refusal)
 
     def _waiting(self) -> dict[str, Any]:
-        return {"available": self._available(self), "enrolled": self._enrolled()}
+        return {"available": self._available(self), "enrolled": self._access.num_clients}
 
     async def pause(self, cause: Exception | str) -> None:
         """Pause the run because of a failure."""
@@ -451,7 +398,7 @@ class ServedRun(RunView):
             for one in result.closed
         )
         without = [one for one in result.closed if one.receipt is None]
-        names = await self._names([one.client for one in without]) if without else ()
+        names = await self._access.names([one.client for one in without]) if without else ()
         # In the round before the event, which may also end the round.
         lost = [
             LostWork(round=before.round, client_id=name, reason=one.reason, said=one.said, at=now)
@@ -467,7 +414,7 @@ class ServedRun(RunView):
         ]
         finished = result.finished
         if finished is not None:
-            clients = ",".join(await self._names(finished.clients))
+            clients = ",".join(await self._access.names(finished.clients))
             report = finished.report.model_copy(update={"client_id": clients})
             finished = replace(finished, report=report)
             body = {"report": report.model_dump(), **finished.record}

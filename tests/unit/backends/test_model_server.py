@@ -4,9 +4,7 @@ import asyncio
 import email.utils
 import ssl
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from aiohttp import web
 
 from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.backends import RateLimits
-from fedone_sdk.backends.openai_http import (
+from fedone_sdk.backends.model_server import (
     OPENAI_URL,
     ModelServer,
     rate_limits,
@@ -23,9 +21,6 @@ from fedone_sdk.backends.openai_http import (
 )
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
-
-pytest.importorskip("openai")
-
 from tests.certificates import issue
 from tests.fake_openai import FakeOpenAI, Script
 from tests.processes import free_port
@@ -39,10 +34,9 @@ async def ask(
     base_url: str, *, timeout_s: float = 5.0, key_env: str | None = "FAKE_KEY", text: str = "x"
 ) -> Any:
     server = ModelServer("fake-1", base_url=base_url, api_key_env=key_env, timeout_s=timeout_s)
-    server.url = base_url.removesuffix("/v1")
     try:
         body = {"model": "fake-1", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
-        return await server.post("/v1/chat/completions", body)
+        return await server.call("/chat/completions", body)
     finally:
         await server.aclose()
 
@@ -85,15 +79,11 @@ def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert "secret" not in str(caught.value)
 
 
-async def test_the_default_is_openai_whatever_the_environment_says(
+def test_the_default_is_openai_whatever_the_environment_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://elsewhere.example/v1")
-    client = ModelServer("x", base_url=None, api_key_env="FAKE_KEY", timeout_s=1).client
-    assert str(client.base_url).rstrip("/") == OPENAI_URL
-    assert client.max_retries == 0
-    assert KEY not in repr(client)
-    await client.close()
+    assert ModelServer("x", base_url=None, api_key_env="FAKE_KEY", timeout_s=1).url == OPENAI_URL
 
 
 @pytest.mark.parametrize(
@@ -240,15 +230,7 @@ async def test_a_server_that_nothing_reaches_costs_nothing(
     async def dropped(*arguments: object) -> None:
         await asyncio.get_running_loop().create_future()
 
-    def at_once(find: Callable[[], object]) -> Callable[[], Awaitable[object]]:
-        async def found() -> object:
-            return find()
-
-        return found
-
     monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_connect", dropped)
-    # The client asks a thread for the platform, and a thread does not live on virtual time.
-    monkeypatch.setattr("openai._base_client.asyncify", at_once)
     with pytest.raises(BackendUnavailable, match="no answer in time") as caught:
         await ask("http://127.0.0.1:9/v1", timeout_s=timeout_s)
     assert caught.value.usage == NOTHING
@@ -269,7 +251,7 @@ async def test_a_proxy_that_does_not_connect_costs_nothing(monkeypatch: pytest.M
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
         port = proxy.sockets[0].getsockname()[1]
         monkeypatch.setenv("HTTPS_PROXY", f"http://user:pass-0123@127.0.0.1:{port}")
-        with pytest.raises(BackendUnavailable, match=r"no connection .*403 Forbidden") as caught:
+        with pytest.raises(BackendUnavailable, match=r"no connection .*403.*Forbidden") as caught:
             await ask("https://provider.example/v1")
     assert caught.value.usage == NOTHING
     assert "pass-0123" not in str(caught.value)
@@ -368,7 +350,6 @@ QUOTED = Usage(queries=1, requests=1, prompt_tokens=50, completion_tokens=9)
         ({"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 20}, 7, 13),
         ({"prompt_tokens": -7, "completion_tokens": True}, 50, 9),
         ({"prompt_tokens": "7", "completion_tokens": None}, 50, 9),
-        (SimpleNamespace(prompt_tokens=7, completion_tokens=1), 7, 1),
         ("free", 50, 9),
     ],
 )
@@ -427,16 +408,15 @@ async def test_an_address_of_azure_as_users_copy_it(address: str) -> None:
     app.router.add_post("/openai/deployments/gpt/chat/completions", answer)
     async with listening(app) as url:
         server = ModelServer("gpt", base_url=url + address, api_key_env=None, timeout_s=5)
-        await server.post("/chat/completions", {})
-        await server.client.chat.completions.create(model="gpt", messages=[])
+        await server.call("/chat/completions", {})
         await server.aclose()
-    assert asked == ["/openai/deployments/gpt/chat/completions?api-version=2024-10-21"] * 2
+    assert asked == ["/openai/deployments/gpt/chat/completions?api-version=2024-10-21"]
 
 
 def test_azure_gets_the_key_in_its_header() -> None:
     url = "https://name.openai.azure.com/openai/deployments/gpt?api-version=1"
     server = ModelServer("gpt", base_url=url, api_key_env="FAKE_KEY", timeout_s=5)
-    assert server.client.default_headers["api-key"] == KEY
+    assert server._headers["api-key"] == KEY
     assert "version" not in server.url
 
 
@@ -458,17 +438,11 @@ def test_an_address_that_is_none_is_named(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("HTTP_PROXY", "ftp://x:1"),
-        ("HTTPS_PROXY", "http://[::1"),
-        ("SSL_CERT_FILE", "/etc/hostname"),
-    ],
+    ("name", "value"), [("ALL_PROXY", "ftp://x:1"), ("HTTPS_PROXY", "http://u:secret@[::1")]
 )
-def test_a_wrong_proxy_or_certificate_is_named(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
+def test_a_wrong_proxy_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.delenv("HTTPS_PROXY", raising=False)
     monkeypatch.setenv(name, value)
-    with pytest.raises(SpecError, match="the environment's proxy or certificates") as caught:
+    with pytest.raises(SpecError, match="the environment's proxy for https") as caught:
         ModelServer("m", base_url="https://h/v1", api_key_env=None, timeout_s=5)
-    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
