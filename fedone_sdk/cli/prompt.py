@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -39,9 +39,11 @@ if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend, Prediction
     from fedone_sdk.backends.judge import Judge
     from fedone_sdk.budget import Usage
+    from fedone_sdk.evaluation.intervals import Interval
     from fedone_sdk.messages import Preference
+    from fedone_sdk.metrics import MetricFunction
     from fedone_sdk.reports import Labelled, PromptArtefact
-    from fedone_sdk.task import Example, TaskSpec
+    from fedone_sdk.task import Example, ScoreFunction, TaskSpec
 
 
 app = group("Use a tuned prompt.", example="fedone prompt use sst2.prompt.json --data texts.jsonl")
@@ -212,11 +214,7 @@ def score(
         pairs: Let the judge of task.score also compare the texts with those of no prompt, in both
             orders: two requests per example.
     """
-    from fedone_sdk.backends import predict
     from fedone_sdk.backends.judge import Judge
-    from fedone_sdk.backends.label_words import check_label_words
-    from fedone_sdk.evaluation import interval
-    from fedone_sdk.evaluation.outcomes import Outcomes
     from fedone_sdk.local import load_measure, load_score
 
     output = Output(json_file)
@@ -229,66 +227,111 @@ def score(
     asked = _asked(task, prompt, slot or []) if artefact is None else artefact.prompt.prompt
     source, examples = _dev_examples(run, data, task)
     backend = backend_of(backend_path) if backend_path else run.backend()
-
-    async def predicted() -> tuple[Prediction, Preference | None, Usage | None]:
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(backend)
-            if isinstance(score, Judge):
-                await stack.enter_async_context(score.backend)
-            await check_label_words(backend, words_of(task, asked), form_of(task, asked))
-            size = run.spec.method.batch_size
-            found = await predict(
-                backend, task, asked, examples, size, score=score, measure=measure
-            )
-            if not isinstance(score, Judge):
-                return found, None, None
-            preferred = None
-            if pairs:
-                preferred = await _preferred(score, backend, task, asked, examples, size)
-            return found, preferred, (await score.bill.account()).spent
-
     with naming(str(run_path)):
-        score, measure = load_score(task, run.folder), load_measure(task, run.folder)
-        if pairs and not isinstance(score, Judge):
+        judge = load_score(task, run.folder)
+        if pairs and not isinstance(judge, Judge):
             raise ArgumentError("--pairs: needs task.score: {judge: ...}")
-        found, preferred, judged = asyncio.run(predicted())
-        metric, mean_loss = found.metric, found.mean_loss
-        ends = interval(task.metric, Outcomes.of("after", found), len(task.labels))
-        priced = "usd" in backend.bounds
-    report = {
-        "prompt": asked if isinstance(asked, str) else asked.text,
-        "data": source,
-        "model": backend.fingerprint,
-        "metric": {
-            "name": task.metric,
-            "value": metric,
-            "interval": ends and (ends.low, ends.high),
-        },
-        "mean_loss": mean_loss,
-        "bias": found.task.bias,
-        "examples": len(examples),
-        "failed": len(examples) - len(found.scored),
-        "censored": found.censored,
-        "usage": bill(found.usage, priced=priced),
-        **({} if judged is None else {"judge": bill(judged, priced=judged.usd > 0)}),
-        **({} if preferred is None else {"preference": preferred.model_dump(mode="json")}),
-    }
-    spread = "" if ends is None else f", 95 % {ends.low:.4f} to {ends.high:.4f}"
-    of_loss = spread if task.metric == "loss" else ""
-    facts = {
-        **({} if task.metric == "loss" else {task.metric: metric_text(metric, 4) + spread}),
-        "mean loss": f"{metric_text(mean_loss, 4)} ({task.loss}){of_loss}",
-        **({} if judged is None else {"judge": cost_text(judged, priced=judged.usd > 0)}),
-        **({} if preferred is None else {"judge in pairs": preferred.text}),
-        **({} if found.task.bias is None else {"label bias": bias_text(found.task.bias)}),
-        "examples": f"{report['examples']} ({report['failed']} failed)",
-        "queries": f"{found.usage.queries} ({cost_text(found.usage, priced=priced)})",
-    }
+        measure = load_measure(task, run.folder)
+        size = run.spec.method.batch_size
+        measured = asyncio.run(
+            _measured(
+                backend, task, asked, examples, size, score=judge, measure=measure, pairs=pairs
+            )
+        )
+    text = asked if isinstance(asked, str) else asked.text
+    report = {"prompt": text, "data": source, "model": backend.fingerprint, **measured.document}
     try:
         output.write_json(report)
     finally:  # paid for: printed even if the file cannot be written
-        output.heading(f"{report['prompt']!r} on {source}")
-        output.facts(facts)
+        output.heading(f"{text!r} on {source}")
+        output.facts(measured.facts)
+
+
+class _Measured(NamedTuple):
+    """A measured prompt, with what a judge prefers and has cost."""
+
+    prediction: Prediction
+    preferred: Preference | None
+    judged: Usage | None
+    priced: bool
+
+    @property
+    def interval(self) -> Interval | None:
+        from fedone_sdk.evaluation import Outcomes, interval
+
+        task = self.prediction.task
+        return interval(task.metric, Outcomes.of("after", self.prediction), len(task.labels))
+
+    @property
+    def document(self) -> dict[str, Any]:
+        one, ends, judged = self.prediction, self.interval, self.judged
+        found: dict[str, Any] = {
+            "metric": {
+                "name": one.task.metric,
+                "value": one.metric,
+                "interval": ends and (ends.low, ends.high),
+            },
+            "mean_loss": one.mean_loss,
+            "bias": one.task.bias,
+            "examples": len(one.examples),
+            "failed": len(one.examples) - len(one.scored),
+            "censored": one.censored,
+            "usage": bill(one.usage, priced=self.priced),
+            "judge": judged and bill(judged, priced=judged.usd > 0),
+            "preference": self.preferred and self.preferred.model_dump(mode="json"),
+        }
+        optional = ("judge", "preference")
+        return {key: value for key, value in found.items() if value or key not in optional}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        one, ends, judged, task = self.prediction, self.interval, self.judged, self.prediction.task
+        spread = "" if ends is None else f", 95 % {ends.low:.4f} to {ends.high:.4f}"
+        by_loss = task.metric == "loss"
+        failed = len(one.examples) - len(one.scored)
+        facts: dict[str, Any] = {
+            task.metric: None if by_loss else metric_text(one.metric, 4) + spread,
+            "mean loss": f"{metric_text(one.mean_loss, 4)} ({task.loss})"
+            f"{spread if by_loss else ''}",
+            "judge": judged and cost_text(judged, priced=judged.usd > 0),
+            "judge in pairs": self.preferred and self.preferred.text,
+            "label bias": task.bias and bias_text(task.bias),
+            "examples": f"{len(one.examples)} ({failed} failed)",
+            "queries": f"{one.usage.queries} ({cost_text(one.usage, priced=self.priced)})",
+        }
+        return {name: text for name, text in facts.items() if text is not None}
+
+
+async def _measured(
+    backend: LLMBackend,
+    task: TaskSpec,
+    asked: TextPrompt,
+    examples: Sequence[Example],
+    size: int,
+    *,
+    score: ScoreFunction | None,
+    measure: MetricFunction | None,
+    pairs: bool,
+) -> _Measured:
+    from fedone_sdk.backends import predict
+    from fedone_sdk.backends.judge import Judge
+    from fedone_sdk.backends.label_words import check_label_words
+
+    judge = score if isinstance(score, Judge) else None
+    preferred = judged = None
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(backend)
+        if judge is not None:
+            await stack.enter_async_context(judge.backend)
+        await check_label_words(backend, words_of(task, asked), form_of(task, asked))
+        prediction = await predict(
+            backend, task, asked, examples, size, score=score, measure=measure
+        )
+        if judge is not None:
+            if pairs:
+                preferred = await _preferred(judge, backend, task, asked, examples, size)
+            judged = (await judge.bill.account()).spent
+        return _Measured(prediction, preferred, judged, "usd" in backend.bounds)
 
 
 async def _preferred(

@@ -127,6 +127,14 @@ class Federation:
             measure=measure or load_measure(task, base_dir),
         )
 
+    def check_functions(self) -> None:
+        """Raise a `SpecError` if a function that the task needs is missing."""
+        task = self.spec.task
+        if task.loss == "score" and self.score is None:
+            raise SpecError("task.score: loss score needs Federation.score")
+        if ":" in task.metric and self.measure is None:
+            raise SpecError(f"task.metric: {task.metric} needs Federation.measure")
+
 
 class _OneOwner(Wrapper):
     """Shares cached answers between all devices and runs, which belong to one person."""
@@ -222,11 +230,8 @@ async def running(
         SpecError: The run is not possible as described.
         LabelWordError: A label word is not one token of the model.
     """
+    federation.check_functions()
     spec, score, measure = federation.spec, federation.score, federation.measure
-    if spec.task.loss == "score" and score is None:
-        raise SpecError("task.score: loss score needs Federation.score")
-    if ":" in spec.task.metric and measure is None:
-        raise SpecError(f"task.metric: {spec.task.metric} needs Federation.measure")
     folder = None if state_dir is None else Path(state_dir)
     secret = population_secret(folder)
     async with AsyncExitStack() as stack:
