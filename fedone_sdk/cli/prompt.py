@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend, Prediction
     from fedone_sdk.backends.judge import Judge
     from fedone_sdk.budget import Usage
-    from fedone_sdk.evaluation.intervals import Interval
     from fedone_sdk.messages import Preference
     from fedone_sdk.metrics import MetricFunction
     from fedone_sdk.reports import Labelled, PromptArtefact
@@ -233,73 +232,18 @@ def score(
             raise ArgumentError("--pairs: needs task.score: {judge: ...}")
         measure = load_measure(task, run.folder)
         size = run.spec.method.batch_size
-        measured = asyncio.run(
-            _measured(
-                backend, task, asked, examples, size, score=judge, measure=measure, pairs=pairs
-            )
+        answers = asyncio.run(
+            _measured(backend, task, asked, examples, size, judge, measure, pairs=pairs)
         )
+        document, facts = _results(*answers, priced="usd" in backend.bounds)
     text = asked if isinstance(asked, str) else asked.text
-    report = {"prompt": text, "data": source, "model": backend.fingerprint, **measured.document}
     try:
-        output.write_json(report)
+        output.write_json(
+            {"prompt": text, "data": source, "model": backend.fingerprint, **document}
+        )
     finally:  # paid for: printed even if the file cannot be written
         output.heading(f"{text!r} on {source}")
-        output.facts(measured.facts)
-
-
-class _Measured(NamedTuple):
-    """A measured prompt, with what a judge prefers and has cost."""
-
-    prediction: Prediction
-    preferred: Preference | None
-    judged: Usage | None
-    priced: bool
-
-    @property
-    def interval(self) -> Interval | None:
-        from fedone_sdk.evaluation import Outcomes, interval
-
-        task = self.prediction.task
-        return interval(task.metric, Outcomes.of("after", self.prediction), len(task.labels))
-
-    @property
-    def document(self) -> dict[str, Any]:
-        one, ends, judged = self.prediction, self.interval, self.judged
-        found: dict[str, Any] = {
-            "metric": {
-                "name": one.task.metric,
-                "value": one.metric,
-                "interval": ends and (ends.low, ends.high),
-            },
-            "mean_loss": one.mean_loss,
-            "bias": one.task.bias,
-            "examples": len(one.examples),
-            "failed": len(one.examples) - len(one.scored),
-            "censored": one.censored,
-            "usage": bill(one.usage, priced=self.priced),
-            "judge": judged and bill(judged, priced=judged.usd > 0),
-            "preference": self.preferred and self.preferred.model_dump(mode="json"),
-        }
-        optional = ("judge", "preference")
-        return {key: value for key, value in found.items() if value or key not in optional}
-
-    @property
-    def facts(self) -> dict[str, str]:
-        one, ends, judged, task = self.prediction, self.interval, self.judged, self.prediction.task
-        spread = "" if ends is None else f", 95 % {ends.low:.4f} to {ends.high:.4f}"
-        by_loss = task.metric == "loss"
-        failed = len(one.examples) - len(one.scored)
-        facts: dict[str, Any] = {
-            task.metric: None if by_loss else metric_text(one.metric, 4) + spread,
-            "mean loss": f"{metric_text(one.mean_loss, 4)} ({task.loss})"
-            f"{spread if by_loss else ''}",
-            "judge": judged and cost_text(judged, priced=judged.usd > 0),
-            "judge in pairs": self.preferred and self.preferred.text,
-            "label bias": task.bias and bias_text(task.bias),
-            "examples": f"{len(one.examples)} ({failed} failed)",
-            "queries": f"{one.usage.queries} ({cost_text(one.usage, priced=self.priced)})",
-        }
-        return {name: text for name, text in facts.items() if text is not None}
+        output.facts(facts)
 
 
 async def _measured(
@@ -308,30 +252,64 @@ async def _measured(
     asked: TextPrompt,
     examples: Sequence[Example],
     size: int,
-    *,
     score: ScoreFunction | None,
     measure: MetricFunction | None,
+    *,
     pairs: bool,
-) -> _Measured:
+) -> tuple[Prediction, Preference | None, Usage | None]:
+    """Return a prompt's answers, with what a judge prefers and has cost."""
     from fedone_sdk.backends import predict
     from fedone_sdk.backends.judge import Judge
     from fedone_sdk.backends.label_words import check_label_words
 
-    judge = score if isinstance(score, Judge) else None
-    preferred = judged = None
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(backend)
-        if judge is not None:
-            await stack.enter_async_context(judge.backend)
+        if isinstance(score, Judge):
+            await stack.enter_async_context(score.backend)
         await check_label_words(backend, words_of(task, asked), form_of(task, asked))
-        prediction = await predict(
-            backend, task, asked, examples, size, score=score, measure=measure
-        )
-        if judge is not None:
-            if pairs:
-                preferred = await _preferred(judge, backend, task, asked, examples, size)
-            judged = (await judge.bill.account()).spent
-        return _Measured(prediction, preferred, judged, "usd" in backend.bounds)
+        answers = await predict(backend, task, asked, examples, size, score=score, measure=measure)
+        if not isinstance(score, Judge):
+            return answers, None, None
+        preferred = None
+        if pairs:
+            preferred = await _preferred(score, backend, task, asked, examples, size)
+        return answers, preferred, (await score.bill.account()).spent
+
+
+def _results(
+    found: Prediction, preferred: Preference | None, judged: Usage | None, *, priced: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the results as JSON, and as lines."""
+    from fedone_sdk.evaluation import Outcomes, interval
+
+    task, failed = found.task, len(found.examples) - len(found.scored)
+    ends = interval(task.metric, Outcomes.of("after", found), len(task.labels))
+    metric = {"name": task.metric, "value": found.metric, "interval": ends and ends[1:3]}
+    document: dict[str, Any] = {
+        "metric": metric,
+        "mean_loss": found.mean_loss,
+        "bias": task.bias,
+        "examples": len(found.examples),
+        "failed": failed,
+        "censored": found.censored,
+        "usage": bill(found.usage, priced=priced),
+    }
+    spread = "" if ends is None else f", 95 % {ends.low:.4f} to {ends.high:.4f}"
+    loss = f"{metric_text(found.mean_loss, 4)} ({task.loss})"
+    facts = {"mean loss": loss + spread}
+    if task.metric != "loss":
+        facts = {task.metric: metric_text(found.metric, 4) + spread, "mean loss": loss}
+    if judged is not None:
+        document["judge"] = bill(judged, priced=judged.usd > 0)
+        facts["judge"] = cost_text(judged, priced=judged.usd > 0)
+    if preferred is not None:
+        document["preference"] = preferred.model_dump(mode="json")
+        facts["judge in pairs"] = preferred.text
+    if task.bias is not None:
+        facts["label bias"] = bias_text(task.bias)
+    facts["examples"] = f"{len(found.examples)} ({failed} failed)"
+    facts["queries"] = f"{found.usage.queries} ({cost_text(found.usage, priced=priced)})"
+    return document, facts
 
 
 async def _preferred(

@@ -294,7 +294,7 @@ async def simulate(
 ) -> RunResult:
     """Run a federation to its end, or until `stop` is set; other options as of `running`."""
     async with running(federation, backend=backend, **options) as run:
-        waits: list[asyncio.Task[object]] = [asyncio.create_task(run.wait())]
+        waits: list[asyncio.Task[object]] = [asyncio.create_task(run.wait_ended())]
         if stop is not None:
             waits.append(asyncio.create_task(stop.wait()))
         try:
