@@ -133,33 +133,41 @@ class ModelClient(Wrapper):
             BackendUnavailable: Temporary failure; answered requests are paid.
         """
         sent: list[Answer] = []
+
+        async def send(part: Sequence[int], keep: Keep | None) -> list[Answer]:
+            asked = query.part(part)
+            try:
+                answer = await self._answered(asked, sent)
+            except BackendRefused as exc:  # One of several inputs; halves find out which.
+                sent.append(failed(asked, exc.usage or NOTHING))
+                half = len(part) // 2
+                return [*await send(part[:half], keep), *await send(part[half:], keep)]
+            _check_size(answer, len(part))
+            if keep is not None:
+                rows = dict(zip((keys[place] for place in part), _rows(answer), strict=True))
+                await keep(rows, answer.usage)
+            return [answer]
+
+        async def send_all(places: Sequence[int], keep: Keep | None = None) -> list[Answer]:
+            parts = self._parts(places)
+            if len(parts) == 1:
+                return await send(parts[0], keep)
+            answers, errors = await ask_each(
+                lambda part: send(part, keep), parts, concurrency=self._concurrency
+            )
+            if errors:
+                raise _with_usage(errors[0], _total(sent, errors))
+            return [answer for _, own in sorted(answers.items()) for answer in own]
+
+        if self.cache is None:
+            return _merged(await send_all(range(len(query.inputs))), sent)
         keys = await self._keys(query)
         places = {key: place for place, key in reversed([*enumerate(keys)])}
 
         async def ask(wanted: Sequence[bytes], keep: Keep) -> None:
-            async def send(part: Sequence[int]) -> None:
-                asked = query.part(part)
-                try:
-                    answer = await self._answered(asked, sent)
-                except BackendRefused as exc:  # One of several inputs; halves find out which.
-                    sent.append(failed(asked, exc.usage or NOTHING))
-                    for half in (part[: len(part) // 2], part[len(part) // 2 :]):
-                        await send(half)
-                    return
-                rows = _rows(answer, len(part))
-                await keep(
-                    dict(zip((keys[place] for place in part), rows, strict=True)), answer.usage
-                )
+            await send_all([places[key] for key in wanted], keep)
 
-            parts = self._parts([places[key] for key in wanted])
-            if len(parts) == 1:
-                return await send(parts[0])
-            _, errors = await ask_each(send, parts, concurrency=self._concurrency)
-            if errors:
-                raise _with_usage(errors[0], _total(sent, errors))
-
-        cache = AnswerCache(max_entries=0) if self.cache is None else self.cache
-        return _merged(await cache.rows(keys, self.fingerprint, ask), sent)
+        return _merged(await self.cache.rows(keys, self.fingerprint, ask), sent)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """Return the bound of all requests of `batch_size` inputs, as one query, with its cost."""
@@ -219,8 +227,6 @@ class ModelClient(Wrapper):
         return await sampled(query, self.inner.samples, lambda: self.inner.at_once, ask)
 
     async def _keys(self, query: Query) -> list[bytes]:
-        if self.cache is None:
-            return [b"%d" % place for place in range(len(query.inputs))]
         shortened = await self.inner.shortened(query)
         work = partial(row_keys, self.fingerprint, query, shortened, apart=self.inner.apart)
         size = sum(len(part.text) for parts in query.inputs for part in parts)
@@ -268,7 +274,8 @@ class ModelClient(Wrapper):
             except BudgetExhausted:  # From another account, behind this model.
                 settle(leases, NOTHING)
                 raise
-            return replace(answer, usage=settle(leases, answer.usage, answer.cached_tokens))
+            usage = settle(leases, answer.usage, answer.cached_tokens)
+            return answer if usage is answer.usage else replace(answer, usage=usage)
 
     async def _reserve(
         self, stack: AsyncExitStack, payer: Payer | None, worst: Usage
@@ -294,13 +301,13 @@ class ModelClient(Wrapper):
         billed: Usage,
         cached_tokens: int = 0,
     ) -> Usage:
-        worst = self._bound(quoted, num_inputs)
+        raised = self._surplus.raised(quoted, num_inputs)
         over = self._priced(self._surplus.learn(quoted, billed, num_inputs))
         if over != NOTHING:
             _log.warning(
                 "the provider counted more than the request was bounded by",
                 model=self.fingerprint,
-                quoted=worst.exact(),
+                quoted=self._priced(raised).exact(),
                 beyond=over.exact(),
             )
         usage = self._priced(billed, cached_tokens)
@@ -321,11 +328,14 @@ def _as_one_query(usage: Usage) -> Usage:
     return usage.without_queries() + Usage(queries=1)
 
 
-def _rows(answer: Answer, num_inputs: int) -> list[Answer]:
+def _check_size(answer: Answer, num_inputs: int) -> None:
+    given = len(answer.log_probs)
+    if given != num_inputs or len(answer.texts) not in (0, num_inputs):
+        raise ValueError(f"{given} answers were given to {num_inputs} inputs")
+
+
+def _rows(answer: Answer) -> list[Answer]:
     """Return the answer to each input of a request, at no cost."""
-    found = len(answer.log_probs)
-    if found != num_inputs or len(answer.texts) not in (0, num_inputs):
-        raise ValueError(f"{found} answers were given to {num_inputs} inputs")
     return [
         replace(
             answer,

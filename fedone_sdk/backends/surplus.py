@@ -33,6 +33,8 @@ class Surplus:
 
     def raised(self, quoted: Usage, num_inputs: int) -> Usage:
         """Return the bound of a request, given its adapter's quote."""
+        if not (self._prompt or self._completion or self._usd):
+            return quoted
         prompt = quoted.prompt_tokens * (1 + _MARGIN * self._prompt)
         completion = quoted.completion_tokens + _MARGIN * self._completion * num_inputs
         return quoted.model_copy(
@@ -45,11 +47,14 @@ class Surplus:
 
     def learn(self, quoted: Usage, billed: Usage, num_inputs: int) -> Usage:
         """Take the bill of a request, and return by how much it exceeds the raised quote."""
+        more = billed.beyond(quoted)
+        if not (more.prompt_tokens or more.completion_tokens or more.usd):
+            self.unsure = False
+            return NOTHING
         over = billed.beyond(self.raised(quoted, num_inputs)).model_copy(
             update={"queries": 0, "requests": 0}
         )
         self.unsure = over != NOTHING
-        more = billed.beyond(quoted)
         self._prompt = max(self._prompt, more.prompt_tokens / max(quoted.prompt_tokens, 1))
         self._completion = max(self._completion, more.completion_tokens / num_inputs)
         if quoted.usd:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cache
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_type_hints
@@ -395,10 +395,9 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
 
 
 def _fields(record: Any) -> dict[str, Any]:
+    # `fields` alone would take a third of the time of a commit's document.
     return {
-        field.name: getattr(record, field.name)
-        for field in fields(record)
-        if field.name not in _ARRAYS
+        name: getattr(record, name) for name in record.__dataclass_fields__ if name not in _ARRAYS
     }
 
 
