@@ -31,7 +31,7 @@ from fedone_sdk.candidates.sources import (
     LabelsSource,
     OwnSource,
 )
-from fedone_sdk.description import Description
+from fedone_sdk.task import Description
 
 __all__ = [
     "DemonstrationsSource",

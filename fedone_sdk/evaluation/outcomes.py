@@ -11,9 +11,10 @@ from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import Prediction, price_of
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import ResultError
+from fedone_sdk.losses import example_loss, predicted
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import LogEntry
-from fedone_sdk.task import Example, Score, example_loss, predicted, target_of
+from fedone_sdk.task import Example, Score, target_of
 
 OUTCOMES = "outcomes"
 """Kind of the log lines with outcomes."""
