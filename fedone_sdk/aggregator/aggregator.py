@@ -15,7 +15,6 @@ from fedone_sdk.aggregator.http.guards import NO_LIMITS, NO_PAGES, CorsConfig, L
 from fedone_sdk.aggregator.replicas import Retention
 from fedone_sdk.aggregator.runs.changes import Feed
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.runtime import Drain
 from fedone_sdk.aggregator.service import KEEP_ALL, Service
 from fedone_sdk.aggregator.telemetry import NO_OBSERVERS, Observers
 from fedone_sdk.algorithms import load_method
@@ -95,7 +94,6 @@ class Aggregator:
         self._cors = cors
         self._observers = observers
         self._drain_s = drain_s
-        self._drain = Drain()
         self._stack = AsyncExitStack()
         if observers.metrics is not None:
             observers.metrics.watch(self.service)
@@ -148,7 +146,6 @@ class Aggregator:
         Requests are answered until the end of the ``async with``.
         """
         self.service.drain()
-        self._drain.start()
 
     async def listen(
         self, *, host: str = "127.0.0.1", port: int = 0, ssl_context: ssl.SSLContext | None = None
@@ -167,7 +164,6 @@ class Aggregator:
             listening(
                 build_app(
                     self.service,
-                    drain=self._drain,
                     observers=self._observers,
                     limits=self._limits,
                     cors=self._cors,

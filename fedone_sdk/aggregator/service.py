@@ -24,7 +24,7 @@ from fedone_sdk.aggregator.model.evaluation import Evaluation
 from fedone_sdk.aggregator.model.gateway import ModelGateway
 from fedone_sdk.aggregator.model.proposer import Proposer
 from fedone_sdk.aggregator.model.reflections import Reflections
-from fedone_sdk.aggregator.replicas import Replicas, Retention, Sweeper
+from fedone_sdk.aggregator.replicas import Replicas, Retention
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.lifecycle import raise_caps, resume, roll_back, stop
 from fedone_sdk.aggregator.rounds.seats import lift_quarantine, quarantine
@@ -47,8 +47,6 @@ from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
 
-_LOADING = "loading runs"
-_SWEEP = "retention"
 _RETURN_TIMEOUT_S = 5.0
 """Maximal wait for updates whose queries are answered, when a run stops gently, seconds."""
 _START_TIMEOUT_S = 20.0
@@ -84,7 +82,7 @@ class Service:
         self._models = ModelChecks(backend)
         self._gateway = None if backend is None else ModelGateway(backend)
         self._companions: dict[str, list[Companion]] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._loading: asyncio.Task[None] | None = None
         self._adding = asyncio.Lock()
         self._open = asyncio.Event()
         self.registry = RunRegistry(
@@ -117,16 +115,9 @@ class Service:
             registry=self.registry,
             dispatcher=self.dispatcher,
             access=self.access,
-        )
-        self.sweeper = Sweeper(
             retention=retention,
-            store=store,
-            clock=clock,
-            runs=self.registry.all_heads,
             delete=self._delete,
-            retire=self.access.retire,
         )
-        self._sweeps = retention.active
 
     # Lifetime
 
@@ -153,19 +144,17 @@ class Service:
         await self.access.open()
         await self.registry.read_heads()
         await self.replicas.start()
-        self._tasks[_LOADING] = asyncio.create_task(self._load_live_runs(), name=_LOADING)
+        self._loading = asyncio.create_task(self._load_live_runs(), name="loading runs")
 
     async def wait_until_loaded(self) -> None:
         """Wait until all live runs are loaded and their models are checked."""
-        await asyncio.shield(self._tasks[_LOADING])
+        if self._loading is not None:
+            await asyncio.shield(self._loading)
 
     def admit_devices(self) -> None:
         """Admit devices; call it after all live runs are loaded or added."""
         self._open.set()
-        if self._sweeps:
-            self._tasks[_SWEEP] = asyncio.create_task(
-                self.sweeper.run(lambda: self.replicas.is_leader), name=_SWEEP
-            )
+        self.replicas.start_sweeps()
 
     @property
     def starting(self) -> bool:
@@ -189,10 +178,9 @@ class Service:
     async def stop(self) -> None:
         """Stop background tasks and close the store; runs continue at the next start."""
         self.drain()
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        self._tasks.clear()
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
         await self.registry.stop()
         for companion in chain(*self._companions.values()):
             await companion.aclose()
@@ -206,6 +194,9 @@ class Service:
         """Answer all polls at once from now on; open work can still be returned."""
         self.draining = True
         self.dispatcher.drain()
+        for run in self.runs.values():
+            for listener in self.listeners:
+                listener(run, Change(reloaded=True))  # Wakes event streams, which end.
 
     @property
     def trouble(self) -> str | None:
@@ -478,10 +469,7 @@ class Service:
     def _on_change(self, run: ServedRun, change: Change) -> None:
         self.dispatcher.on_change(run, change)
         if self._gateway is not None:
-            for closed in change.closed:
-                self._gateway.discard_answers(closed.assignment_id)
-            if change.reloaded:
-                self._gateway.prune(run)
+            self._gateway.on_change(run, change)
         self.replicas.on_run_changed()
         for companion in self._companions.get(run.run_id, ()):
             companion.on_change(change)

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from fedone_sdk.candidates.proposer import quoted, read_proposals, task_paragraphs
+from fedone_sdk.candidates.proposals import quoted, read_proposals, task_paragraphs
 from fedone_sdk.task import Description, Role, TaskSpec
 from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS
 

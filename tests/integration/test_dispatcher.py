@@ -550,9 +550,9 @@ class TestEnds:
             await score(one, client, work)
             gateway = one._gateway
             assert gateway is not None
-            assert gateway._calls
+            assert gateway._open
             await update(two, client, work)
-            await until(lambda: not gateway._calls)
+            await until(lambda: not gateway._open)
             await until(lambda: one.runs["run"].state.round == 1)
 
     async def test_offers_end_with_the_round(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,8 +308,7 @@ async def test_cancelled_while_it_sets_aside_it_leaves_no_lease() -> None:
     async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         (evaluation,) = service._companions[run.run_id]
-        task = evaluation._task
-        assert task is not None
+        (task,) = evaluation._tasks
         async with run._lock:  # Its reservation waits here.
             for _ in range(10):
                 await asyncio.sleep(0)

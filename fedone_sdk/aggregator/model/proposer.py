@@ -58,7 +58,7 @@ class Proposer(Companion):
         """Start a proposal after a round, if one is due."""
         finished = change.finished
         if finished and (finished.report.round + 1) % self._spec.every == 0 and self._room():
-            self._begin(self._propose())
+            self._begin_alone(self._propose())
 
     def _room(self) -> bool:
         state = self._run.state

@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedone_sdk.candidates.prompt import label_placeholder
+from fedone_sdk.candidates.placeholders import label_placeholder
 from fedone_sdk.task import Description, Role, TaskSpec
 from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS, special_token
 
