@@ -248,6 +248,10 @@ class RunHandle:
         """Return the current or final result."""
         return self._run.result()
 
+    async def wait_ended(self) -> None:
+        """Wait until the run has ended; its final prompt may not be measured yet."""
+        await self._run.ended.wait()
+
     async def wait(self) -> RunResult:
         """Return the result once the run has ended and its final prompt is measured.
 

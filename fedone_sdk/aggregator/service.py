@@ -17,6 +17,7 @@ from fedone_sdk.aggregator.dispatch.open_work import OpenWork
 from fedone_sdk.aggregator.model.calls import (
     Companion,
     ModelChecks,
+    charged_to,
     check_required_model,
     query_as_evaluation,
 )
@@ -317,6 +318,10 @@ class Service:
         answers = await query_as_evaluation(run, self._backend, queries)
         await run.record_answers(answers)
         return answers
+
+    def charged(self, run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
+        """Return a run's score function; the calls of a judge are charged to the run."""
+        return charged_to(run, score)
 
     async def delete_run(self, run: ServedRun, *, dry: bool = False) -> Removal:
         """Delete a run with all its data; its name stays reserved. `dry` only reports it.
