@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-import structlog
-
 from fedone_sdk.backends.answers import AnswerCache, Keep, row_keys
 from fedone_sdk.backends.asking import CONCURRENCY, ask_each
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
+from fedone_sdk.backends.billing import Billing
 from fedone_sdk.backends.rate_limit import RateLimiter
 from fedone_sdk.backends.refusals import Refusals, failed
 from fedone_sdk.backends.retries import Retries
 from fedone_sdk.backends.sampled import sampled
-from fedone_sdk.backends.surplus import Surplus
-from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Payer, Price, Usage
-from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused, BudgetExhausted
+from fedone_sdk.budget import NOTHING, BudgetGuard, Price, Usage
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused
 from fedone_sdk.spec import LimitsSpec, RetrySpec
-
-_log = structlog.get_logger(__name__)
 
 _SMALL = 32 * 1024
 """Characters up to which a key is computed on the event loop."""
@@ -58,7 +54,7 @@ class ModelClient(Wrapper):
     timeout, a cancelled caller) is charged in full. Logical queries are counted by the caller,
     because a retry is the same query. The bound is the adapter's `quote`. If a provider bills more,
     the actual cost is charged, and a warning is logged; later quotes are raised by what was learnt
-    (`Surplus`). A cap may be exceeded by the surplus of one request: the first request of each
+    (`Billing`). A cap may be exceeded by the surplus of one request: the first request of each
     kind, and the next one after each surprise, is sent alone, if the client has retries.
 
     Args:
@@ -85,9 +81,8 @@ class ModelClient(Wrapper):
     ) -> None:
         self.cache = cache
         self._price = price
-        self._guard = guard
+        self._billing = Billing(price, guard)
         self._watch = watch
-        self._surplus = Surplus()
         self._concurrency = CONCURRENCY if limits is None else limits.concurrency
         self._limiter: RateLimiter | None = None
         if limits is not None:
@@ -98,7 +93,7 @@ class ModelClient(Wrapper):
             self._retries = Retries(
                 retry,
                 on_open=self._refuse_waiting,
-                alone=lambda: self._surplus.unsure or self._refusals.unsure,
+                alone=lambda: self._billing.surplus.unsure or self._refusals.unsure,
             )
         self._refusals = Refusals(self._retried)
         super().__init__(inner)
@@ -176,7 +171,7 @@ class ModelClient(Wrapper):
         usage = NOTHING
         for size, times in ((most, full), (rest, min(rest, 1))):
             if times:
-                usage += self._bound(self.inner.worst_case(size, max_tokens), size) * times
+                usage += self._billing.bound(self.inner.worst_case(size, max_tokens), size) * times
         return _as_one_query(usage)
 
     async def quote(self, query: Query) -> Usage:
@@ -189,7 +184,7 @@ class ModelClient(Wrapper):
             new = await self.cache.unknown(await self._keys(query))
         usage = NOTHING
         for part in self._parts(new):
-            usage += self._bound(await self.inner.quote(query.part(part)), len(part))
+            usage += self._billing.bound(await self.inner.quote(query.part(part)), len(part))
         return _as_one_query(usage)
 
     @property
@@ -243,85 +238,25 @@ class ModelClient(Wrapper):
 
     async def _limited(self, query: Query) -> Answer:
         self._refusals.admit(query)
+        payer, num_inputs = query.payer, len(query.inputs)
         quoted = await self.inner.quote(query)
+
+        async def ask() -> Answer:
+            with nullcontext() if self._watch is None else self._watch(self.inner, query):
+                return await self.inner.score(query)
+
+        def pay() -> Awaitable[Answer]:
+            return self._billing.pay(payer, quoted, num_inputs, ask)
+
         if self._limiter is None:
-            return await self._paid(query, quoted)
-        payer = "" if query.payer is None else query.payer.name
-        worst = self._surplus.raised(quoted, len(query.inputs))
+            return await pay()
+        worst = self._billing.bound(quoted, num_inputs)
         tokens = worst.prompt_tokens + worst.completion_tokens
-        return await self._limiter.run(payer, tokens, lambda: self._paid(query, quoted))
+        return await self._limiter.run("" if payer is None else payer.name, tokens, pay)
 
     def _refuse_waiting(self, reason: BackendBlocked) -> None:
         if self._limiter is not None:
             self._limiter.refuse_waiting(reason)
-
-    # Budget
-
-    async def _paid(self, query: Query, quoted: Usage) -> Answer:
-        worst = self._bound(quoted, len(query.inputs)).without_queries()
-        settle = partial(self._settle, quoted, len(query.inputs))
-        async with AsyncExitStack() as stack:
-            leases = await self._reserve(stack, query.payer, worst)
-            try:
-                with nullcontext() if self._watch is None else self._watch(self.inner, query):
-                    answer = await self.inner.score(query)
-            except BackendError as exc:
-                if exc.usage is None:
-                    exc.usage = worst  # The leases are charged in full.
-                else:
-                    settle(leases, exc.usage)
-                raise
-            except BudgetExhausted:  # From another account, behind this model.
-                settle(leases, NOTHING)
-                raise
-            usage = settle(leases, answer.usage, answer.cached_tokens)
-            return answer if usage is answer.usage else replace(answer, usage=usage)
-
-    async def _reserve(
-        self, stack: AsyncExitStack, payer: Payer | None, worst: Usage
-    ) -> list[Lease]:
-        payers: list[Payer] = [] if self._guard is None else [self._guard]
-        if payer is not None and payer is not self._guard:
-            payers.append(payer)
-        leases: list[Lease] = []
-        try:
-            for each in payers:
-                leases.append(await stack.enter_async_context(each.reserve(worst)))
-        except BaseException:
-            for lease in leases:
-                lease.release()
-            raise
-        return leases
-
-    def _settle(
-        self,
-        quoted: Usage,
-        num_inputs: int,
-        leases: list[Lease],
-        billed: Usage,
-        cached_tokens: int = 0,
-    ) -> Usage:
-        raised = self._surplus.raised(quoted, num_inputs)
-        over = self._priced(self._surplus.learn(quoted, billed, num_inputs))
-        if over != NOTHING:
-            _log.warning(
-                "the provider counted more than the request was bounded by",
-                model=self.fingerprint,
-                quoted=self._priced(raised).exact(),
-                beyond=over.exact(),
-            )
-        usage = self._priced(billed, cached_tokens)
-        for lease in leases:
-            lease.settle(usage.without_queries())
-        return usage
-
-    def _bound(self, quoted: Usage, num_inputs: int) -> Usage:
-        return self._priced(self._surplus.raised(quoted, num_inputs))
-
-    def _priced(self, usage: Usage, cached_tokens: int = 0) -> Usage:
-        if self._price is None:
-            return usage
-        return self._price.priced(usage, cached_tokens=cached_tokens)
 
 
 def _as_one_query(usage: Usage) -> Usage:

@@ -14,8 +14,9 @@ from fedone_sdk.candidates import quotes, read_reflection, reflection_messages
 from fedone_sdk.client.examples import BeforeSend, Declining, passed
 from fedone_sdk.client.work import Ask, Step
 from fedone_sdk.errors import BackendError, BudgetError, ProblemError
+from fedone_sdk.losses import feedback, predicted
 from fedone_sdk.messages import MAX_TEXT_CHARS, Array, Case, LossesUpdate, Proposal, RunTask
-from fedone_sdk.task import Example, LogProbs, Score, TaskSpec, feedback, predicted, target_of
+from fedone_sdk.task import Example, LogProbs, Score, TaskSpec, target_of
 from fedone_sdk.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import structlog
 from pydantic import ValidationError
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.calibration import class_means, loss_terms, num_groups
 from fedone_sdk.client.examples import Declining, Minibatch, reason_of
 from fedone_sdk.client.journal import Journal, Row, prompt_key
 from fedone_sdk.client.noise import private_losses, private_terms
@@ -30,6 +29,7 @@ from fedone_sdk.errors import (
     needs_extra,
     one_line,
 )
+from fedone_sdk.losses import class_means, example_loss, loss_terms, num_groups
 from fedone_sdk.messages import (
     MAX_LOSS,
     MIN_SCORED_SHARE,
@@ -47,16 +47,7 @@ from fedone_sdk.messages import (
 from fedone_sdk.messages import Score as ScoreRequest
 from fedone_sdk.scores import graded
 from fedone_sdk.spec.sections import PrivacySpec
-from fedone_sdk.task import (
-    MAX_BIAS,
-    Example,
-    LogProbs,
-    Score,
-    ScoreFunction,
-    TaskSpec,
-    example_loss,
-    target_of,
-)
+from fedone_sdk.task import MAX_BIAS, Example, LogProbs, Score, ScoreFunction, TaskSpec, target_of
 from fedone_sdk.vocabulary import Layout, are_prompts
 
 _log = structlog.get_logger(__name__)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         TokenInfo,
         TokenList,
     )
-    from fedone_sdk.messages.prompt import PromptReport
+    from fedone_sdk.messages.prompt_report import PromptReport
     from fedone_sdk.messages.run import (
         CacheReport,
         Cap,

@@ -59,7 +59,7 @@ def test_backends_load_their_libraries_late(statement: str) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "from fedone_sdk.calibration import class_means, loss_terms\n"
+        "from fedone_sdk.losses import class_means, loss_terms\n"
         "from fedone_sdk.messages import Array\n"
         "from fedone_sdk.task import TaskSpec\n"
         "task = TaskSpec(template='{prompt} {a}', labels={0: ' x', 1: ' y'})\n"

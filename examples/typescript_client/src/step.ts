@@ -1,5 +1,5 @@
 import type { Minibatch } from "./batch.js";
-import { Declining } from "./errors.js";
+import { Declining, Stopped } from "./errors.js";
 import { exampleLoss, MAX_LOSS } from "./loss.js";
 import type { ModelOutput, ScoreFunction } from "./loss.js";
 import type { PackedArray, Proposal, Usage } from "./messages.js";
@@ -70,6 +70,7 @@ export class Step {
         if (!Number.isNaN(loss)) return Math.min(Math.max(loss, -MAX_LOSS), MAX_LOSS);
         throw new Declining("the model's answer gives no loss");
       } catch (error) {
+        if (error instanceof Stopped) throw error;
         if (this.batch.isPrivate) return null; // A decline would say something of the row.
         throw error;
       }
