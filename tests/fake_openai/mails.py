@@ -12,7 +12,7 @@ RULES = {
     "date": "Write the date as year-month-day.",
     "amount": "Write the amount as a number without its currency.",
 }
-_MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October"]
+_MONTHS = "January,February,March,April,May,June,July,August,September,October".split(",")
 
 
 class Mails(FakeModel):
