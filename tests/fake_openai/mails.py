@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import calendar
 import json
 import re
 
 from tests.fake_openai.model import FakeModel
 
+MONTHS = [*calendar.month_name]
 RULES = {
     "order": "Write the order in capital letters with a dash.",
     "date": "Write the date as year-month-day.",
     "amount": "Write the amount as a number without its currency.",
 }
-_MONTHS = "January,February,March,April,May,June,July,August,September,October".split(",")
 
 
 class Mails(FakeModel):
@@ -28,7 +29,7 @@ class Mails(FakeModel):
         if RULES["order"] in text:
             fields["order"] = order.upper().replace(" ", "-")
         if RULES["date"] in text:
-            fields["date"] = f"2026-{_MONTHS.index(month) + 1:02}-{int(day):02}"
+            fields["date"] = f"2026-{MONTHS.index(month):02}-{int(day):02}"
         if RULES["amount"] in text:
             fields["amount"] = float(amount.split()[0])
         return json.dumps(fields)
