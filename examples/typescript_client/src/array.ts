@@ -1,7 +1,7 @@
 import { MessageError } from "./errors.js";
-import type { PackedArray } from "./messages.js";
+import type { Tensor } from "./messages.js";
 
-type DType = PackedArray["dtype"];
+type DType = Tensor["dtype"];
 
 const SIZES: Record<DType, number> = { float32: 4, uint8: 1, uint16: 2 };
 
@@ -22,7 +22,7 @@ const WRITE: Record<DType, (view: DataView, at: number, value: number) => void> 
  *
  * @throws MessageError It is no array, or its bytes do not fit its type and shape.
  */
-export function unpack(array: PackedArray): number[] {
+export function unpack(array: Tensor): number[] {
   const size = SIZES[array?.dtype];
   if (size === undefined || !Array.isArray(array.shape)) throw malformed("is none");
   let raw: string;
@@ -40,7 +40,7 @@ export function unpack(array: PackedArray): number[] {
 }
 
 /** An array for a message, of numbers in C order; `float32` rounds to the nearest. */
-export function pack(values: readonly number[], shape: number[], dtype: DType): PackedArray {
+export function pack(values: readonly number[], shape: number[], dtype: DType): Tensor {
   const size = SIZES[dtype];
   const bytes = new Uint8Array(values.length * size);
   const view = new DataView(bytes.buffer);
@@ -49,7 +49,7 @@ export function pack(values: readonly number[], shape: number[], dtype: DType): 
 }
 
 /** The rows of a 2-dimensional array. */
-export function rowsOf(array: PackedArray): number[][] {
+export function rowsOf(array: Tensor): number[][] {
   const [height = 0, width = 0] = array.shape;
   const flat = unpack(array);
   return Array.from({ length: height }, (_, row) => flat.slice(row * width, (row + 1) * width));

@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 from aiohttp import web
 
-from fedone_sdk.aggregator.http.requests import answer, bearer_token
-from fedone_sdk.aggregator.routes.context import SERVICE, client_of, message_of, person_of
+from fedone_sdk.aggregator.http.requests import answer
+from fedone_sdk.aggregator.routes.context import SERVICE, message_of, person_of
 from fedone_sdk.aggregator.routes.route import RouteTable
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -16,7 +16,6 @@ from fedone_sdk.messages import (
     CreatedToken,
     Me,
     NewToken,
-    Rotated,
     TokenInfo,
     TokenList,
 )
@@ -105,17 +104,6 @@ async def revoke_client(request: web.Request) -> web.Response:
     """Revoke a client permanently. Its open work passes to other clients."""
     access = request.app[SERVICE].access
     return answer(_info(await access.revoke_client(request.match_info["client_id"])))
-
-
-@route("POST /v1/clients/me/credential", "device", Rotated)
-async def rotate(request: web.Request) -> web.Response:
-    """Give a device a new credential.
-
-    The current credential stays valid until the new one is used, so the request can be repeated if
-    the response is lost.
-    """
-    client, access = client_of(request), request.app[SERVICE].access
-    return answer(await access.rotate(client, bearer_token(request)))
 
 
 def _facts(token: TokenRecord) -> dict[str, object]:

@@ -14,7 +14,7 @@ from fedone_sdk.aggregator.http.requests import Handler, bearer_token, problems,
 from fedone_sdk.aggregator.routes import access, devices, runs, system
 from fedone_sdk.aggregator.routes.context import (
     CONTEXT,
-    DOCUMENT,
+    DOCUMENTS,
     DRAIN,
     METRICS,
     READINESS,
@@ -39,6 +39,12 @@ ROUTES: tuple[Route, ...] = tuple(
     route for group in (devices, runs, access, system) for route in group.route.routes
 )
 """All routes of the server."""
+
+
+def device_document() -> str:
+    """Return the OpenAPI document of the calls of devices: a contract without a server's rest."""
+    routes = tuple(route for route in ROUTES if route.tag == "devices")
+    return json.dumps(openapi_document(routes), indent=1, ensure_ascii=False) + "\n"
 
 
 def build_app(
@@ -80,7 +86,10 @@ def build_app(
     app.on_response_prepare.append(stamp)
     app.on_response_prepare.append(stamp_headers)
     pages.install(app)
-    app[DOCUMENT] = json.dumps(openapi_document(ROUTES)).encode()
+    app[DOCUMENTS] = {
+        "/openapi.json": json.dumps(openapi_document(ROUTES)).encode(),
+        "/device.openapi.json": device_document().encode(),
+    }
     for route, handler in handlers:
         app.router.add_route(route.method, route.path, handler)
     return app

@@ -47,7 +47,7 @@ SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 DRAIN: web.AppKey[Drain] = web.AppKey("drain", Drain)
 READINESS: web.AppKey[Readiness] = web.AppKey("readiness")
 METRICS: web.AppKey[Metrics | None] = web.AppKey("metrics")
-DOCUMENT: web.AppKey[bytes] = web.AppKey("document", bytes)
+DOCUMENTS: web.AppKey[dict[str, bytes]] = web.AppKey("documents")
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from fedone_sdk import __version__
 from fedone_sdk.aggregator.http.requests import JSON, answer
 from fedone_sdk.aggregator.routes import dashboard
-from fedone_sdk.aggregator.routes.context import CONTEXT, DOCUMENT, METRICS, READINESS
+from fedone_sdk.aggregator.routes.context import CONTEXT, DOCUMENTS, METRICS, READINESS
 from fedone_sdk.aggregator.routes.route import RouteTable
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.errors import ProblemError
@@ -138,4 +138,10 @@ async def metrics(request: web.Request) -> web.Response:
 @route("GET /openapi.json", "public", dict[str, Any])
 async def openapi(request: web.Request) -> web.Response:
     """Return this API's description as OpenAPI 3.1."""
-    return web.Response(body=request.app[DOCUMENT], content_type=JSON)
+    return web.Response(body=request.app[DOCUMENTS][request.path], content_type=JSON)
+
+
+@route("GET /device.openapi.json", "public", dict[str, Any])
+async def device_openapi(request: web.Request) -> web.Response:
+    """Return the description of the calls of devices, for generators of clients."""
+    return web.Response(body=request.app[DOCUMENTS][request.path], content_type=JSON)
