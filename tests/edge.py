@@ -46,3 +46,9 @@ def stored(state_dir: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
     file = state_dir / "state.sqlite3"
     with closing(sqlite3.connect(f"file:{file}?mode=rw", uri=True)) as db, db:
         return db.execute(query, values).fetchall()
+
+
+def entries(state_dir: Path, kind: str) -> list[str]:
+    """Return the values of a kind in a device's state file, oldest first."""
+    query = "SELECT value FROM entries WHERE kind = ? ORDER BY rowid"
+    return [value for (value,) in stored(state_dir, query, kind)]

@@ -15,10 +15,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretSt
 from pydantic_settings import NoDecode
 
 from fedone_sdk.aggregator.access.tokens import MAKE_A_TOKEN, AuthConfig, Token
-from fedone_sdk.aggregator.http.cors import CorsConfig
-from fedone_sdk.aggregator.http.limits import Limits
-from fedone_sdk.aggregator.http.tls import ServerTls, TlsConfig
-from fedone_sdk.aggregator.serving.retention import Retention
+from fedone_sdk.aggregator.http.guards import CorsConfig, Limits, ServerTls, TlsConfig
+from fedone_sdk.aggregator.replicas import Retention
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import DataError, FedOneError, MissingExtraError, SpecError, needs_extra
 from fedone_sdk.files import user_path
@@ -42,7 +40,6 @@ __all__ = [
     "TlsConfig",
     "Token",
     "TracingConfig",
-    "host_and_port",
 ]
 
 
@@ -67,7 +64,7 @@ def _address(value: str) -> str:
     return value
 
 
-def host_and_port(address: str) -> tuple[str, int]:
+def _host_and_port(address: str) -> tuple[str, int]:
     """Return the host and the port of an `Address`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
@@ -175,6 +172,11 @@ class MetricsConfig(Spec):
 
     enabled: bool = True
     listen: Address | None = None
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Host and port of `listen`."""
+        return None if self.listen is None else _host_and_port(self.listen)
 
 
 class TracingConfig(Spec):
@@ -298,7 +300,7 @@ class ServeConfig(Spec):
     @property
     def address(self) -> tuple[str, int]:
         """Return host and port of `listen`."""
-        return host_and_port(self.listen)
+        return _host_and_port(self.listen)
 
     def server_tls(self, folder: Path) -> ServerTls | None:
         """Return the TLS context if TLS is configured; a `SpecError` if its files are unusable."""

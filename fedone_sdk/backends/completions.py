@@ -1,4 +1,4 @@
-"""Parsing of completions: shown tokens, label words' log-probabilities, written label words."""
+"""Reading of completions: shown tokens, label words' log-probabilities, written label words."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import json
 import math
 import re
 import unicodedata
-from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-import structlog
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel, BeforeValidator, Field
 
 from fedone_sdk.backends.base import LOG_ZERO, float32
-from fedone_sdk.budget import NOTHING
-from fedone_sdk.errors import LabelsNotShown, SpecError
+from fedone_sdk.errors import SpecError
 from fedone_sdk.messages.base import SERVED_BY
-
-_log = structlog.get_logger(__name__)
 
 # OpenAI reports -9999 for any very unlikely token.
 _NOT_SHOWN = -9000.0
@@ -32,7 +27,7 @@ _SAME = 0.01
 
 T = TypeVar("T")
 # Only the first position is read; servers fill the others with anything.
-_First = Annotated[list[T], BeforeValidator(lambda found: (found or [])[:1])]
+_First = Annotated[list[T], BeforeValidator(lambda positions: (positions or [])[:1])]
 
 
 def _joined(content: Any) -> Any:
@@ -78,8 +73,6 @@ class Choice(BaseModel):
     message: _Message | None = None
     text: str | None = None
     finish_reason: str | None = None
-    native_finish_reason: str | None = None
-    error: Any = None
     logprobs: _Shows | None = None
 
     @property
@@ -106,13 +99,12 @@ class Choice(BaseModel):
         Empty if the model wrote nothing; None if the model does not show tokens.
         """
         shows = self.logprobs or _Shows()
+        shown: list[_Shown | None] = []
         if shows.content and shows.content[0]:
             shown = shows.content[0].top_logprobs or []
         elif shows.top_logprobs:
             row = (shows.top_logprobs[0] or {}).items()
             shown = [_Shown(token=token, logprob=value) for token, value in row]
-        else:
-            shown = []
         wrote_nothing = self.finish_reason == "stop" and not self.written
         return _distinct(shown) or ([] if wrote_nothing and self.logprobs else None)
 
@@ -124,17 +116,17 @@ def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
     same text, which then differ in their log-probability.
     """
     last: dict[str, float] = {}
-    found = []
-    rows = [one for one in shown if one is not None and one.token is not None]
-    for one in sorted(rows, key=lambda row: -(row.logprob or 0.0)):
-        if one.logprob is None or not _NOT_SHOWN < one.logprob < math.inf:
+    tokens = []
+    rows = [row for row in shown if row is not None and row.token is not None]
+    for row in sorted(rows, key=lambda row: -(row.logprob or 0.0)):
+        if row.logprob is None or not _NOT_SHOWN < row.logprob < math.inf:
             continue
-        same = str(one.bytes or one.token)
-        if same in last and (one.bytes or last[same] - one.logprob < _SAME):
+        same = str(row.bytes or row.token)
+        if same in last and (row.bytes or last[same] - row.logprob < _SAME):
             continue
-        last[same] = one.logprob
-        found.append(Token(str(one.token), one.logprob))
-    return found
+        last[same] = row.logprob
+        tokens.append(Token(str(row.token), row.logprob))
+    return tokens
 
 
 def version_of(model: str | None, fingerprint: str | None) -> str | None:
@@ -143,68 +135,55 @@ def version_of(model: str | None, fingerprint: str | None) -> str | None:
 
 
 class Completion(BaseModel):
-    """The parsed fields of a completion, or of an error in its place."""
+    """The fields of a completion that are read."""
 
-    choices: list[Choice] | None = None
+    choices: Annotated[list[Choice], Field(min_length=1)]
     model: str | None = None
     system_fingerprint: str | None = None
     service_tier: Any = None
     usage: Any = None
-    error: Any = None
 
     @property
     def version(self) -> str | None:
         """The reported model, with what serves it."""
         return version_of(self.model, self.system_fingerprint)
 
-    def failure(self) -> tuple[int, dict[str, Any]] | None:
-        """Return the HTTP status and the body of the error that stands in place of an answer."""
-        first = self.choices[0] if self.choices else None
-        error = self.error or (first and first.error)
-        # OpenRouter reports "stop" for an answer that its provider broke off.
-        reasons = (first.finish_reason, first.native_finish_reason) if first else ()
-        ended = [reason for reason in reasons if reason and "error" in reason]
-        if not error and not ended:
-            return None
-        said = str(error or f"finish_reason: {ended[0]}")
-        body = error if isinstance(error, dict) else {"message": said}
-        code = str(body.get("code"))
-        status = int(code) if re.fullmatch("[45][0-9][0-9]", code) else 500 if ended else 400
-        # 502 and 504 are a proxy's, which does not know whether the server has answered.
-        return min(status, 500), body
+    @property
+    def reasoning_tokens(self) -> object:
+        """The reported number of hidden tokens."""
+        details = isinstance(self.usage, dict) and self.usage.get("completion_tokens_details")
+        return details.get("reasoning_tokens") if isinstance(details, dict) else None
 
 
-def _spelling(text: str) -> str:
+def spelling(text: str) -> str:
     """Return a token or label word in one Unicode form, without leading space.
 
     It is lower-cased, unless it is one capital letter: the article does not spell the code A.
     """
-    found = unicodedata.normalize("NFKC", text).lstrip(" \t\n\u2581\u0120")
-    return found if len(found.rstrip()) == 1 and found.isupper() else found.casefold()
+    text = unicodedata.normalize("NFKC", text).lstrip(" \t\n\u2581\u0120")
+    return text if len(text.rstrip()) == 1 and text.isupper() else text.casefold()
 
 
-def _spellings(token: str) -> set[str]:
+def token_spellings(token: str) -> set[str]:
     """Return the spellings of the label words that a token shows."""
-    found = _spelling(token)
-    return {found, found.casefold()}
+    return {spelling(token), spelling(token).casefold()}
 
 
 def spellings(label_words: Sequence[str]) -> list[str]:
-    """Return the label words, stripped and lower-cased (`_spelling`)."""
+    """Return the label words, stripped and lower-cased (`spelling`)."""
+    spelled = [spelling(word).rstrip() for word in label_words]
     first: dict[str, str] = {}
-    for word in label_words:
-        spelling = _spelling(word).rstrip()
-        if not spelling:
+    for word, folded in zip(label_words, map(str.casefold, spelled), strict=True):
+        if not folded:
             raise SpecError(f"labels: {word!r} is no word", source="task")
-        if spelling.casefold() in map(str.casefold, first):
-            same = next(one for one in first if one.casefold() == spelling.casefold())
+        if folded in first:
             raise SpecError(
-                f"labels: {first[same]!r} and {word!r} are the same word for this model: case "
+                f"labels: {first[folded]!r} and {word!r} are the same word for this model: case "
                 "and the space in front do not count",
                 source="task",
             )
-        first[spelling] = word
-    return list(first)
+        first[folded] = word
+    return spelled
 
 
 def label_log_probs(
@@ -225,7 +204,7 @@ def label_log_probs(
     bound = min(bound, math.log(max(1.0 - shown, 0.0) + max(shown - 1.0, _ROUNDING)))
     row, censored = [], 0
     for word in words:
-        spelled = [token.log_prob for token in top if word in _spellings(token.text)]
+        spelled = [token.log_prob for token in top if word in token_spellings(token.text)]
         if spelled:
             value = spelled[0] + math.log(math.fsum(math.exp(x - spelled[0]) for x in spelled))
         else:
@@ -244,9 +223,8 @@ def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None
     if not text:
         return None
     folded = [word.casefold() for word in words]
-    found = {form for form in _forms(text) if form in folded}
-    label = found.pop() if len(found) == 1 else None
-    return tuple(0.0 if word == label else LOG_ZERO for word in folded)
+    labels = set(_forms(text)).intersection(folded)
+    return tuple(0.0 if labels == {word} else LOG_ZERO for word in folded)
 
 
 _REASONING = re.compile(r"(?is)^.*</think(?:ing)?>|^\s*<think.*")
@@ -261,13 +239,10 @@ def _forms(text: str) -> Iterator[str]:
     """Yield what may be the label word in a written answer."""
     yield text
     if len(objects := _OBJECT.findall(text)) == 1:
-        try:
-            found = json.loads(objects[0])
-        except ValueError:
-            pass
-        else:
-            value = found.get("label", *found.values()) if len(found) == 1 else found.get("label")
-            yield "" if value is None else _spelling(str(value)).strip()
+        with suppress(ValueError):
+            fields = json.loads(objects[0])
+            (value,) = fields.values() if len(fields) == 1 else [fields.get("label")]
+            yield "" if value is None else spelling(str(value)).strip()
             return
     lines = [line for line in _MARKUP.sub("", text).splitlines() if line.strip(_EDGES)]
     for line in {*lines[:1], *lines[-1:]}:
@@ -276,209 +251,3 @@ def _forms(text: str) -> Iterator[str]:
         yield before.strip(_EDGES)
         if after and len(before.split()) <= _MOST_WORDS:
             yield after[0].strip(_EDGES)
-
-
-WITHOUT = "set log_probs: false with loss: zero_one, or log_probs: {samples: 8}"
-"""What to change for a model without log-probabilities."""
-
-NUM_WATCHED = 64
-"""How many answers are counted for each set of label words."""
-
-_OF_A_DEVICE = NUM_WATCHED // 4
-_MAJORITY = NUM_WATCHED // 2
-_FEW = 8  # Answers that all have no label word: a warning, also for a small table.
-_MAX_SETS = 256  # Callers of a gateway may use different label words.
-_MAX_NAMED = 5
-# A token, or the beginning of a written answer, is named in the error only if this many answers
-# have it: it is then how the model begins an answer, not a word of one private input.
-_MIN_REPEATS = 3
-_BEGINNING = 3  # words
-
-
-@dataclass(slots=True)
-class _Count:
-    """Counts of answers.
-
-    Attributes:
-        unseen: Answers without any of the label words.
-        seen: Answers with each label word.
-        prefixed: Answers with a token that begins each label word, but is shorter.
-        devices: Answers to each device of a gateway.
-    """
-
-    answers: int = 0
-    unseen: int = 0
-    likeliest: Counter[str] = field(default_factory=Counter)
-    seen: Counter[str] = field(default_factory=Counter)
-    prefixed: Counter[str] = field(default_factory=Counter)
-    devices: Counter[tuple[str, ...]] = field(default_factory=Counter)
-
-    @property
-    def split(self) -> list[str]:
-        """The label words of several tokens: most answers begin them, and none shows them."""
-        return [w for w, n in self.prefixed.items() if n > _MAJORITY and not self.seen[w]]
-
-    @property
-    def refused(self) -> bool:
-        return self.unseen > _MAJORITY or bool(self.split)
-
-
-class LabelWatch:
-    """Counts answers without label words, and refuses queries once they are the majority.
-
-    The first `NUM_WATCHED` answers for each set of label words count. As soon as more than half
-    of them are certain to have none of the words, or to show only the beginning of a word that none
-    shows whole, further queries with these words are refused, until `reset`. Queries with other
-    label words are still sent.
-
-    Args:
-        model: The model, for errors.
-        url: Its server, for errors.
-        written: Whether the answers are written words, not shown tokens.
-    """
-
-    def __init__(self, *, model: str, url: str, written: bool = False) -> None:
-        self._model = model
-        self._url = url
-        self._written = written
-        self._counts: OrderedDict[tuple[str, ...], _Count] = OrderedDict()
-
-    def admit(self, words: tuple[str, ...]) -> None:
-        """Check a query before it is sent."""
-        count = self._counts.get(words)
-        if count is not None and count.refused:
-            raise self._refusal(words, count)
-
-    def note(
-        self, words: tuple[str, ...], shown: Sequence[str], *, device: tuple[str, ...] | None = None
-    ) -> None:
-        """Count one answer: its shown tokens, the likeliest first, or the written label word.
-
-        Of one device at most `_OF_A_DEVICE` answers count, so that its texts cannot block others.
-        """
-        count = self._counts.setdefault(words, _Count())
-        self._counts.move_to_end(words)
-        while len(self._counts) > _MAX_SETS:
-            self._counts.popitem(last=False)
-        if count.answers == NUM_WATCHED or count.refused:
-            return
-        if device is not None:
-            if count.devices[device] == _OF_A_DEVICE:
-                return
-            count.devices[device] += 1
-        count.answers += 1
-        tokens = set().union(*map(_spellings, shown))
-        spelled = {word: _spelling(word).rstrip() for word in words}
-        seen = [word for word in words if spelled[word] in tokens]
-        count.seen.update(seen)
-        if not seen:
-            count.unseen += 1
-            count.likeliest[" ".join(shown[0].split(" ")[: _BEGINNING + 1])] += 1
-        if not self._written:
-            beginnings = tokens - {"", *spelled.values()}
-            count.prefixed.update(
-                word for word in words if any(map(spelled[word].startswith, beginnings))
-            )
-        never = [word for word in words if not count.seen[word]]
-        if count.answers == (_FEW if len(never) == len(words) else NUM_WATCHED) and never:
-            _log.warning(
-                "label words that no answer has",
-                model=self._model,
-                answers=count.answers,
-                words=never,
-                effect="losses and accuracy are wrong for these labels",
-                change="choose label words of one token that the model writes",
-            )
-
-    def reset(self) -> None:
-        """Reset all counts."""
-        self._counts.clear()
-
-    def _refusal(self, words: tuple[str, ...], count: _Count) -> LabelsNotShown:
-        common = [
-            repr(text) for text, times in count.likeliest.most_common(3) if times >= _MIN_REPEATS
-        ]
-        split = [] if count.unseen > _MAJORITY else count.split
-        named = ", ".join(map(repr, (split or words)[:_MAX_NAMED]))
-        named += ", ..." if (split or words)[_MAX_NAMED:] else ""
-        answers = f"of the first {count.answers} answers of model {self._model!r}"
-        one_of = "ask it for one of these words and nothing else at the end of the template"
-        if split:
-            problem = (
-                f"none {answers} shows the label word {named}, and most show its beginning, so it "
-                "is several tokens: choose label words of one token, such as ' A', ' B' with a "
-                f"slot of candidates: codes, or {WITHOUT}"
-            )
-        elif self._written:
-            problem = (
-                f"{count.unseen} {answers} are none of the label words {named}, so they count as "
-                f"wrong: {one_of}, set structured: true, or reasoning_effort: none for a model "
-                "that reasons until its tokens are used up"
-            )
-        else:
-            problem = (
-                f"{count.unseen} {answers} show none of the label words {named} among the "
-                f"likeliest tokens, so their losses say nothing: choose label words that the model "
-                f"writes, {one_of}, ask a base model with api: completions and an instruct model "
-                f"with api: chat, or {WITHOUT}"
-            )
-        return LabelsNotShown(
-            problem,
-            url=self._url,
-            said=f"most often {', '.join(common)}" if common and not split else "",
-            usage=NOTHING,
-        )
-
-
-# vLLM
-
-Rows = tuple[tuple[float, ...], ...]
-"""Log-probabilities: one row per input, float32 numbers."""
-
-UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Exceptions of the functions below for an answer of another form."""
-
-
-def asking_for(tokens: list[int]) -> dict[str, Any]:
-    """Return the fields of a request for the log-probabilities of given next tokens."""
-    return {
-        "logprobs": 0,
-        "logprob_token_ids": tokens,
-        # As ids: two tokens may have the same text.
-        "return_tokens_as_token_ids": True,
-    }
-
-
-def next_tokens(answer: Any, num_prompts: int, tokens: list[int]) -> Rows:
-    """Per prompt, the log-probabilities of the given tokens; see `asking_for`."""
-    shown = [choice["logprobs"]["top_logprobs"][0] for choice in choices(answer, num_prompts)]
-    rows = [[row[f"token_id:{token}"] for token in tokens] for row in shown]
-    return log_prob_rows(rows, num_prompts, len(tokens))
-
-
-def choices(answer: Any, num_prompts: int) -> list[Any]:
-    """Return the choices of an answer in the order of the prompts."""
-    found = {choice["index"]: choice for choice in answer["choices"]}
-    return [found[index] for index in range(num_prompts)]
-
-
-def log_prob_rows(rows: Any, num_rows: int, num_columns: int) -> Rows:
-    """Check the shape of rows of log-probabilities."""
-    found = tuple(tuple(_float32(value) for value in row) for row in rows)
-    if [len(row) for row in found] != [num_columns] * num_rows:
-        raise ValueError("log-probabilities are missing")
-    return found
-
-
-def ending_log_prob(prompt_log_probs: Any, ending: list[int]) -> float:
-    """Return the log-probability of the last tokens of a prompt."""
-    last = prompt_log_probs[-len(ending) :]
-    return _float32(
-        sum(entry[str(token)]["logprob"] for entry, token in zip(last, ending, strict=True))
-    )
-
-
-def _float32(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError("not a log-probability")
-    return float32(value)

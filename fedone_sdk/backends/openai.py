@@ -4,99 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any, Literal, NamedTuple
+from urllib.parse import quote, urlsplit
 
-import structlog
 from pydantic import ValidationError
 
-from fedone_sdk.backends.base import Answer, Query, Want
+from fedone_sdk.backends import tokens
+from fedone_sdk.backends.base import Answer, Query, Want, one_query
 from fedone_sdk.backends.chat import Message, is_chat, messages_of
 from fedone_sdk.backends.completions import (
-    WITHOUT,
     Choice,
     Completion,
-    LabelWatch,
     chosen_label,
     label_log_probs,
     spellings,
 )
-from fedone_sdk.backends.openai_http import (
+from fedone_sdk.backends.label_watch import LabelWatch
+from fedone_sdk.backends.model_server import (
     ModelServer,
     ServerBackend,
     cached_tokens,
     rate_limits,
     usage_of,
 )
+from fedone_sdk.backends.request_form import WITHOUT, Contents, RequestForm
 from fedone_sdk.backends.sampled import requests_of
-from fedone_sdk.backends.tokens import (
-    CHAT_OVERHEAD,
-    OPENAI_CHAT_OVERHEAD,
-    TokenCounter,
-    find_tokenizer,
-    token_counter,
-)
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendError,
-    BackendRefused,
-    BackendUnavailable,
-    FormChanged,
-    LabelWordError,
-)
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused, LabelWordError
 from fedone_sdk.messages.base import SERVED_BY
 from fedone_sdk.task import Rendered
-
-if TYPE_CHECKING:
-    import openai
-
-_log = structlog.get_logger(__name__)
 
 MAX_INPUT_TOKENS = 1024
 """Default of `max_input_tokens`."""
 
-_TOP = 20  # OpenAI's maximum of top_logprobs.
-_SMALL_TOP = 5  # The maximum of many other servers.
-_MOST_BYTES = 4 * 1024 * 1024  # Of an answer to one input, or of the list of models.
+_MAX_BYTES = 4 * 1024 * 1024  # Of an answer to one input, or of the list of models.
 _CHOICE_TOKENS = 64  # Enough for a label word inside JSON.
 _COMPLETIONS_OVERHEAD = 4  # The start token, for models that have one.
-_OTHER_NAME = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
-_UNKNOWN = re.compile("un(supported|recognized|known|expected)|not (support|permit|allow)|extra")
-_SYSTEM = (
-    *("system role", "system message", "system prompt", "system instruction", "'system'"),
-    *("developer instruction", "roles", ".role"),
-)
+_WEIGHTS = ("n_params", "size", "ftype")
 _CODES = "take codes, such as ' A', with a slot of candidates: codes"
-_TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
-_ONE_REQUEST = Usage(requests=1)
-_CONTINUING: Mapping[str, Mapping[str, Any]] = {
-    "llamacpp": {},
-    "vllm": {"add_generation_prompt": False, "continue_final_message": True},
-}
-"""Servers that continue a last message of the assistant, by the `owned_by` of their models, with
-the extra fields that their requests need."""
-
-Content = list[tuple[str, str]]
-"""One input as messages: (role, text) pairs."""
 
 
 class _Prepared(NamedTuple):
-    """A query as messages.
+    """An input as messages.
 
     Attributes:
-        least: Prompt tokens that each input has at least.
-        shortened: Per input its contents if it was too long, else None.
+        least: Prompt tokens that it has at least.
+        is_shortened: Whether it was too long.
     """
 
-    contents: list[Content]
-    least: list[int]
+    contents: Contents
+    least: int
     worst: Usage
-    shortened: list[Content | None]
+    is_shortened: bool
 
 
 class OpenAIBackend(ServerBackend[_Prepared]):
@@ -108,9 +70,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     not shown gets an upper bound: the smaller of the least likely shown token and the probability
     that the shown tokens leave. `Answer.censored` counts these labels.
 
-    From refusals the backend detects the name of the completion token limit, the number of tokens
-    that the server shows, whether it takes a temperature, and the form of its messages; such a
-    refusal is a `FormChanged`. Each is detected once, and logged.
+    The form of requests is adapted to the server's refusals (`RequestForm`).
 
     The arguments are keys of ``kind: openai``. A `model` in the form of a result's ``models``, with
     its ``system_fingerprint``, refuses answers of another one. Without `log_probs` it answers
@@ -137,58 +97,46 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     ) -> None:
         if api == "completions" and log_probs is not True:
             raise ValueError("log_probs must be true for api completions")
-        model, _, pinned = model.partition(SERVED_BY)
+        self._model, _, pinned = model.partition(SERVED_BY)
         self._pinned = pinned.removesuffix(")")
         server = ModelServer(
-            model,
+            self._model,
             base_url=base_url,
             api_key_env=api_key_env,
             timeout_s=timeout_s,
-            max_bytes=_MOST_BYTES,
+            max_bytes=_MAX_BYTES,
         )
         super().__init__(server)
-        # Resolved here: the attribute's import takes half a second, which would count as the
-        # server's time.
-        self._create: Callable[..., Awaitable[Any]] = (
-            server.client.chat.completions.with_raw_response.create
-            if api == "chat"
-            else server.client.completions.with_raw_response.create
-        )
-        self._model, self._url = model, server.url
-        self._api = api
+        self._path = "/chat/completions" if api == "chat" else "/completions"
+        self._api, self._structured = api, structured
         self._log_probs = log_probs is True
         self.samples = 0 if isinstance(log_probs, bool) else log_probs["samples"]
-        self.at_once = self.samples
-        self._structured = structured
-        self._reasoning_effort = reasoning_effort
-        self._service_tier = service_tier
+        self._service_tier, self._reasoning_effort = service_tier, reasoning_effort
         self._max_input_tokens = max_input_tokens
-        self._host = urlsplit(self._url).netloc
-        self._is_openai = self._host == "openai.com" or self._host.endswith(".openai.com")
-        if api == "completions":
-            self._overhead = _COMPLETIONS_OVERHEAD
-        else:
-            self._overhead = OPENAI_CHAT_OVERHEAD if self._is_openai else CHAT_OVERHEAD
+        self._host = urlsplit(server.url).netloc
+        is_openai = self._host == "openai.com" or self._host.endswith(".openai.com")
+        self._form = RequestForm(
+            server,
+            api=api,
+            max_tokens_name="max_completion_tokens" if is_openai else "max_tokens",
+            reasoning_effort=reasoning_effort,
+            service_tier=service_tier,
+            samples=self.samples,
+        )
+        frame = tokens.OPENAI_CHAT_OVERHEAD if is_openai else tokens.CHAT_OVERHEAD
+        self._overhead = frame if api == "chat" else _COMPLETIONS_OVERHEAD
         if tokenizer is not None:
-            find_tokenizer(tokenizer, model)  # Raises for a wrong path.
+            tokens.find_tokenizer(tokenizer, model)  # Raises for a wrong path.
         self._tokenizer = tokenizer
         self.answers = frozenset[Want](
             {"labels" if self._log_probs else "counts" if self.samples else "choice", "text"}
         )
         self.censors = self._log_probs
-        self._counter: TokenCounter | None = None
+        self._counter: tokens.TokenCounter | None = None
         self._loading = asyncio.Lock()
         self._weights = ""  # Set by `check`.
-        # Extra fields of requests that continue an assistant message; None if the server is not
-        # known to support that.
-        self._continuing: Mapping[str, Any] | None = None
         self._down: BackendError | None = None  # Why the list of models was not read.
-        # Detected from the server's answers.
-        self._max_name = "max_completion_tokens" if self._is_openai else "max_tokens"
-        self._changes: set[str] = set()
-        self._num_top = _TOP
-        self._shows_labels = False
-        self._watch = LabelWatch(model=model, url=self._url, written=not self._log_probs)
+        self._watch = LabelWatch(model=self._model, url=server.url, written=not self._log_probs)
 
     @property
     def fingerprint(self) -> str:
@@ -198,7 +146,22 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         them (llama.cpp, where the model's name is arbitrary). `Answer.model` has the version that
         the provider reports.
         """
-        return f"openai:{self._host}:{self._model}{self._manner}{self._weights}"
+        settings = {
+            "system_fingerprint": self._pinned or None,
+            "api": None if self._api == "chat" else self._api,
+            "samples": self.samples or None,
+            "structured": None if self._structured or self._log_probs else "false",
+            "reasoning_effort": self._reasoning_effort,
+            "max_input_tokens": (
+                None if self._max_input_tokens == MAX_INPUT_TOKENS else self._max_input_tokens
+            ),
+        }
+        return f"openai:{self._host}:{self._model}{_suffix(settings)}{self._weights}"
+
+    @property
+    def at_once(self) -> int:
+        """Sampled answers that one request gives, at most."""
+        return self._form.at_once
 
     async def score(self, query: Query) -> Answer:
         """Send one request for a query of one input.
@@ -223,7 +186,34 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if query.want != "text":
             self._watch.admit(query.label_words)
         prepared = await self._prepared(query)
-        return await self._asked(query, prepared, words)
+        max_tokens = self._written(query.want, query.max_tokens)[0]
+        body = self._form.body(query, prepared.contents, max_tokens, self._schema(query))
+        try:
+            reply = await self._server.send(self._path, body)
+            if reply.is_error:
+                self._form.adapt(reply, prepared.contents, query.samples)
+                raise self._server.error_of(reply)
+            try:
+                completion = Completion.model_validate(reply.body)
+            except ValidationError:  # It quotes the answer.
+                raise self._server.unreadable() from None
+            usage = await self._usage(query, prepared, completion)
+            try:
+                self._check_served(completion)
+                answer = self._read(query, completion, words)
+            except BackendError as exc:
+                exc.usage = usage
+                raise
+        except BackendError as exc:
+            exc.url = self._server.url
+            raise
+        return replace(
+            answer,
+            usage=usage,
+            cached_tokens=cached_tokens(completion.usage, usage.prompt_tokens),
+            model=completion.version,
+            limits=rate_limits(reply.headers),
+        )
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Check label words, form, and that the server lists the model, at no cost."""
@@ -236,53 +226,73 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                     raise LabelWordError(given, counter.tokens(given), _CODES)
         entry = await self._listed()
         if entry is not None:
-            self._continuing = _CONTINUING.get(str(entry.get("owned_by")))
+            self._form.identify(entry.get("owned_by"))
+            meta = entry.get("meta")
+            if isinstance(meta, dict):
+                self._weights = _suffix(
+                    {key: meta.get(key) for key in ("n_params", "size", "ftype")}
+                )
         self._check_form(form)
-        if entry is not None:
-            self._read_weights(entry)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """`batch_size` inputs of the maximum length."""
         scores: Want = "labels" if self._log_probs or self.samples else "choice"
         written = self._written("text" if max_tokens else scores, max_tokens)
-        return Usage(
-            queries=1,
-            requests=batch_size * len(written),
-            prompt_tokens=batch_size * len(written) * (self._max_input_tokens + self._overhead),
-            completion_tokens=batch_size * sum(written),
-        )
+        requests = batch_size * len(written)
+        num_tokens = requests * (self._max_input_tokens + self._overhead)
+        return one_query(num_tokens, batch_size * sum(written), requests)
 
-    def reset(self) -> None:
-        """Reset the count of answers that show the label words."""
-        self._watch.reset()
+    async def quote(self, query: Query) -> Usage:
+        """Return the counted tokens of the inputs, and the bound on the generated ones."""
+        inputs = [await self._prepared(query.part([at])) for at in range(len(query.inputs))]
+        return sum((one.worst.without_queries() for one in inputs), Usage(queries=1))
 
-    @property
-    def _manner(self) -> str:
-        """The fingerprint's suffix: settings that change scores and differ from the default."""
-        asked = {
-            "system_fingerprint": self._pinned or None,
-            "api": None if self._api == "chat" else self._api,
-            "samples": self.samples or None,
-            "structured": None if self._structured or self._log_probs else "false",
-            "reasoning_effort": self._reasoning_effort,
-            "max_input_tokens": (
-                None if self._max_input_tokens == MAX_INPUT_TOKENS else self._max_input_tokens
-            ),
-        }
-        found = ",".join(f"{name}={value}" for name, value in asked.items() if value is not None)
-        return f":{found}" if found else ""
+    async def shortened(self, query: Query) -> Sequence[object]:
+        """Return the messages of each input that is too long."""
+        inputs = [await self._prepared(query.part([at])) for at in range(len(query.inputs))]
+        return [one.contents if one.is_shortened else None for one in inputs]
 
     async def special_tokens(self, text: str) -> list[str]:
         """Return the special tokens of the model in a text, if its tokeniser is at hand."""
         return (await self._loaded()).special_tokens(text)
 
-    async def _loaded(self) -> TokenCounter:
+    def reset(self) -> None:
+        """Reset the count of answers that show the label words."""
+        self._watch.reset()
+
+    # From an input to messages
+
+    async def _prepare(self, query: Query) -> _Prepared:
+        counter = await self._loaded()
+        return await self._in(self._token_thread, lambda: self._counted(query, counter))
+
+    async def _loaded(self) -> tokens.TokenCounter:
         async with self._loading:
             if self._counter is None:
                 self._counter = await asyncio.to_thread(
-                    token_counter, model=self._model, tokenizer=self._tokenizer
+                    tokens.token_counter, model=self._model, tokenizer=self._tokenizer
                 )
             return self._counter
+
+    def _counted(self, query: Query, counter: tokens.TokenCounter) -> _Prepared:
+        (parts,) = query.inputs
+        self._check_form(parts)
+        messages = messages_of(parts) if is_chat(parts) else [Message("user", parts)]
+        schema = self._schema(query)
+        # The frames of all messages after the first, and the JSON schema.
+        around = (len(messages) - 1) * tokens.OPENAI_CHAT_OVERHEAD
+        around += 0 if schema is None else len(json.dumps(schema).encode())
+        texts = [message.parts for message in messages]
+        fitted, num_tokens = counter.fit(texts, self._max_input_tokens - around)
+        pairs = zip(messages, fitted, strict=True)
+        written = self._written(query.want, query.max_tokens, query.samples)
+        prompt_tokens = len(written) * (num_tokens + around + self._overhead)
+        return _Prepared(
+            contents=[(one.role, "".join(part.text for part in text)) for one, text in pairs],
+            least=counter.least(num_tokens),
+            worst=one_query(prompt_tokens, sum(written), len(written)),
+            is_shortened=fitted != texts,
+        )
 
     def _check_form(self, parts: Rendered) -> None:
         if any(part.kind == "mask" for part in parts):
@@ -296,44 +306,12 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             raise BackendError(
                 "the task is a chat, which api: completions does not take: set api: chat"
             )
-        if self._continuing is None and messages_of(parts)[-1].role == "assistant":
+        if self._form.continuing is None and messages_of(parts)[-1].role == "assistant":
             raise self._down or BackendError(
                 "the server is not known to continue an answer that the task begins: remove "
                 "task.chat.assistant (llama.cpp's server and vLLM support it)",
-                url=self._url,
+                url=self._server.url,
             )
-
-    async def _prepare(self, query: Query) -> _Prepared:
-        counter = await self._loaded()
-        return await self._in(self._token_thread, lambda: self._counted(query, counter))
-
-    def _counted(self, query: Query, counter: TokenCounter) -> _Prepared:
-        contents: list[Content] = []
-        least: list[int] = []
-        shortened: list[Content | None] = []
-        worst = Usage(queries=1)
-        for parts in query.inputs:
-            self._check_form(parts)
-            messages = messages_of(parts) if is_chat(parts) else [Message("user", parts)]
-            # The frames of all messages after the first, and the JSON schema.
-            around = self._around(query) + (len(messages) - 1) * OPENAI_CHAT_OVERHEAD
-            texts = [message.parts for message in messages]
-            fitted, num_tokens = counter.fit(texts, self._max_input_tokens - around)
-            contents.append(
-                [
-                    (message.role, "".join(part.text for part in text))
-                    for message, text in zip(messages, fitted, strict=True)
-                ]
-            )
-            least.append(counter.least(num_tokens))
-            shortened.append(None if fitted == texts else contents[-1])
-            written = self._written(query.want, query.max_tokens, query.samples)
-            worst += Usage(
-                requests=len(written),
-                prompt_tokens=len(written) * (num_tokens + around + self._overhead),
-                completion_tokens=sum(written),
-            )
-        return _Prepared(contents, least, worst, shortened)
 
     def _written(self, want: Want, max_tokens: int, samples: int = 1) -> list[int]:
         """Return the largest number of tokens that each request of one input may write."""
@@ -342,11 +320,6 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if want == "labels" and self.samples:
             return [_CHOICE_TOKENS * more for more in requests_of(self.samples, self.at_once)]
         return [1 if want == "labels" else _CHOICE_TOKENS * samples]
-
-    def _around(self, query: Query) -> int:
-        """Upper bound on the tokens of the JSON schema, which counts as input."""
-        schema = self._schema(query)
-        return 0 if schema is None else len(json.dumps(schema).encode())
 
     def _schema(self, query: Query) -> dict[str, Any] | None:
         if query.want == "text" or self._log_probs or not self._structured:
@@ -359,66 +332,47 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             "additionalProperties": False,
         }
 
-    async def _asked(self, query: Query, prepared: _Prepared, words: Sequence[str]) -> Answer:
-        import openai
+    # From a completion to an answer
 
-        with self._server.translated():
-            try:
-                async with asyncio.timeout(self._server.timeout_s):
-                    raw = await self._create(**self._body(query, prepared.contents[0]))
-                found = self._completion(raw)
-            except openai.APIStatusError as exc:
-                self._adapt(exc, prepared.contents[0], query.samples)
-                raise
-            choices = found.choices or []
-            if len(choices) < min(query.samples, self.at_once):
-                self._give_at_once(len(choices))
-            num_written = sum(1 for choice in choices if choice.written)
-            if query.want == "text":
-                counter = await self._loaded()
-                num_written = counter.least(counter.count(choices[0].written or ""))
-            least = Usage(prompt_tokens=prepared.least[0], completion_tokens=num_written)
-            usage = usage_of(found.usage, prepared.worst, least)
-            try:
-                self._check_server(found)
-                answer = self._read(query, found, choices, words)
-            except BackendError as exc:
-                exc.usage = usage
-                raise
-        return replace(
-            answer,
-            usage=usage,
-            cached_tokens=cached_tokens(found.usage, usage.prompt_tokens),
-            model=found.version,
-            limits=rate_limits(raw.headers),
-        )
+    async def _usage(self, query: Query, prepared: _Prepared, completion: Completion) -> Usage:
+        choices = completion.choices
+        if len(choices) < min(query.samples, self.at_once):
+            self._form.limit_answers(len(choices))
+        num_written = sum(bool(choice.written) for choice in choices)
+        if query.want == "text":
+            counter = await self._loaded()
+            num_written = counter.least(counter.count(choices[0].written or ""))
+        least = Usage(prompt_tokens=prepared.least, completion_tokens=num_written)
+        return usage_of(completion.usage, prepared.worst, least)
 
-    def _check_server(self, found: Completion) -> None:
-        if self._pinned and found.system_fingerprint != self._pinned:
+    def _check_served(self, completion: Completion) -> None:
+        if self._pinned and completion.system_fingerprint != self._pinned:
             raise BackendBlocked(
-                f"the answer is of {found.version!r}, the run asks for system_fingerprint "
+                f"the answer is of {completion.version!r}, the run asks for system_fingerprint "
                 f"{self._pinned}: change model"
             )
-        if found.service_tier not in (None, self._service_tier or found.service_tier):
+        if completion.service_tier not in (None, self._service_tier or completion.service_tier):
             raise BackendBlocked(
-                f"the answer is of service_tier {found.service_tier!r}, which costs more than "
+                f"the answer is of service_tier {completion.service_tier!r}, which costs more than "
                 f"{self._service_tier!r}: leave service_tier out"
             )
 
-    def _read(
-        self, query: Query, found: Completion, choices: Sequence[Choice], words: Sequence[str]
-    ) -> Answer:
+    def _read(self, query: Query, completion: Completion, words: Sequence[str]) -> Answer:
         """Return what the choices say, without the facts of the request."""
+        choices = completion.choices
         if query.want == "labels":
             row, censored = self._shown(query, choices[0], words)
             return Answer(log_probs=(row,), censored=censored, usage=NOTHING)
         answers = [choice for choice in choices if not choice.withheld]
         for choice in answers:
-            self._refuse_only_reasoning(choice, found.usage)
+            ended = choice.finish_reason == "length" and not choice.written
+            if ended and completion.reasoning_tokens:
+                raise self._form.only_reasons()
         if query.want == "text":
             written = answers[0].written if answers else None
-            row = None if written is None else ()
-            return Answer(log_probs=(row,), texts=(written,), usage=NOTHING)
+            return Answer(
+                log_probs=(None if written is None else (),), texts=(written,), usage=NOTHING
+            )
         rows = [row for one in answers if (row := self._chosen(query, one, words))]
         row = rows[0] if rows else None
         if rows and query.want == "counts":
@@ -433,7 +387,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         top = None if choice.withheld else choice.top()
         if top is None and not choice.withheld:
             # llama.cpp's server omits them if a token ends inside a character.
-            self._refuse_no_log_probs(shows=self._continuing is not None)
+            raise self._form.no_log_probs(sometimes=self._form.continuing is not None)
         if not top:
             return None, 0
         try:
@@ -444,7 +398,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             ) from exc
         shown = [token.text for token in top]
         self._watch.note(query.label_words, shown, device=query.device)
-        self._shows_labels = True
+        self._form.shows_labels = True
         return row, censored
 
     def _chosen(
@@ -456,215 +410,36 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             self._watch.note(query.label_words, [label], device=query.device)
         return row
 
-    def _completion(self, raw: Any) -> Completion:
-        """Parse an answer; an error in its place is raised as its HTTP status would be."""
-        import openai
-
-        try:
-            found = Completion.model_validate_json(raw.content)
-        except ValidationError:
-            found = Completion()
-        if (failure := found.failure()) is not None:
-            status, body = failure
-            error = openai.APIStatusError("", response=raw.http_response, body=body)
-            error.status_code = status
-            raise error
-        if not found.choices:
-            # Without the cause, which quotes the answer.
-            raise BackendUnavailable(
-                "the answer is cut off or not a completion (if that stays so, check "
-                "base_url and api)"
-            )
-        return found
-
-    def _body(self, query: Query, content: Content) -> dict[str, Any]:
-        labels, max_tokens = query.want == "labels", self._written(query.want, query.max_tokens)[0]
-        body: dict[str, Any] = {"model": self._model}
-        if self._service_tier is not None:
-            body["service_tier"] = self._service_tier
-        if "temperature" not in self._changes:
-            # Servers may scale log-probabilities by it; a written answer must not be random.
-            body["temperature"] = 0 if query.want in ("choice", "text") else 1
-        if "system" in self._changes and content[0][0] == "system":
-            (_, system), (role, text), *rest = content
-            content = [(role, f"{system}\n\n{text}"), *rest]
-        if self._api == "completions":
-            body |= {"prompt": content[0][1], "max_tokens": max_tokens}
-            body |= {"stop": list(query.stop)} if query.stop else {}
-            return body | ({"logprobs": self._num_top} if labels else {})
-        body["messages"] = [
-            {
-                "role": role,
-                "content": [{"type": "text", "text": text}] if "parts" in self._changes else text,
-            }
-            for role, text in content
-        ]
-        if self._continuing and content[-1][0] == "assistant":
-            body["extra_body"] = self._continuing
-        body[self._max_name] = max_tokens
-        if (answers := min(query.samples, self.at_once)) > 1:
-            body["n"] = answers
-        if labels:
-            body |= {"logprobs": True, "top_logprobs": self._num_top}
-        if self._reasoning_effort is not None:
-            body["reasoning_effort"] = self._reasoning_effort
-        schema = self._schema(query)
-        if schema is not None:
-            body["response_format"] = {
-                "type": "json_schema",
-                "json_schema": {"name": "answer", "strict": True, "schema": schema},
-            }
-        return body
-
-    def _adapt(self, exc: openai.APIStatusError, content: Content, samples: int) -> None:
-        """Change the form of the next requests to what the server names, each part once.
-
-        Raises:
-            FormChanged: The next attempt has another form.
-            BackendRefused: The input does not fit the model.
-            BackendBlocked: A setting must change.
-        """
-        if exc.status_code not in (400, 403, 422):
-            return
-        said, param = self._server.message_of(exc), str(exc.param)
-        text, sent = f"{param} {said}".lower(), " ".join(text for _, text in content).lower()
-        facts: dict[str, Any] = {"said": said, "usage": _ONE_REQUEST}
-
-        def names(*words: str) -> bool:
-            # A server may quote the input.
-            return any(word == param or (word in text and word not in sent) for word in words)
-
-        if {str(exc.code), str(exc.type)} & _TOO_LONG:
-            raise BackendRefused(
-                "an input is longer than the model's context: shorten the template "
-                "or the prompt, lower max_input_tokens (a tokenizer counts them exactly), or start "
-                "the server with a longer context",
-                **facts,
-            )
-        if names("output limit was reached"):
-            raise self._only_reasons()
-        if names("logprobs", "top_logprobs"):
-            never = ("unsupported", "not support", "not allowed")
-            if self._num_top == _TOP and not any(word in f"{exc.code} {text}" for word in never):
-                self._num_top = _SMALL_TOP
-                raise self._again(f"it shows at most {_SMALL_TOP} tokens")
-            self._refuse_no_log_probs()
-        # Some servers name it in refusals of an input that is too long.
-        renamed = _OTHER_NAME[self._max_name] in text or _UNKNOWN.search(text)
-        if names(self._max_name) and renamed and "context" not in text and self._once("max_name"):
-            self._max_name = _OTHER_NAME[self._max_name]
-            raise self._again(f"it expects {self._max_name}")
-        if self.at_once > 1 and (param == "n" or re.search(r"\bn\b|candidate_?count", text)):
-            self._give_at_once(max(min(samples, self.at_once) // 2, 1))
-            raise self._again(f"at most {self.at_once} answers to one request")
-        if names("temperature") and self._once("temperature"):
-            raise self._again("without temperature, so written answers are random")
-        if content[0][0] == "system" and names(*_SYSTEM) and self._once("system"):
-            raise self._again("the system message is the beginning of the user's")
-        if names("array", "list") and names("content", "messages") and self._once("parts"):
-            raise self._again("messages are lists of parts")
-        if names("response_format", "json_schema"):
-            raise BackendBlocked(
-                f"model {self._model!r} offers no JSON schema: set structured: false", **facts
-            )
-        if self._reasoning_effort is not None and names("reasoning"):
-            raise BackendBlocked(
-                f"model {self._model!r} does not take reasoning_effort "
-                f"{self._reasoning_effort!r}: change it or leave it out",
-                **facts,
-            )
-
-    def _give_at_once(self, answers: int) -> None:
-        self.at_once = answers
-        _log.warning("samples need more requests", url=self._url, answers_per_request=answers)
-
-    def _once(self, change: str) -> bool:
-        if (self._api == "completions" and change != "temperature") or change in self._changes:
-            return False
-        self._changes.add(change)
-        return True
-
-    def _again(self, change: str) -> FormChanged:
-        _log.warning("requests are adapted to the model's server", url=self._url, change=change)
-        return FormChanged(
-            f"the server does not accept this form of request ({change}); the next attempt adapts",
-            usage=_ONE_REQUEST,
-        )
-
-    def _refuse_no_log_probs(self, *, shows: bool = False) -> None:
-        """Raise an error that a retry may mend only if the model is known to show them."""
-        if shows or self._shows_labels:  # Services with several servers differ per answer.
-            raise BackendUnavailable("an answer without log-probabilities", usage=_ONE_REQUEST)
-        effort = ""
-        if self._api == "chat" and self._reasoning_effort is None:
-            effort = " (a reasoning model may show them with reasoning_effort: none)"
-        raise BackendBlocked(
-            f"model {self._model!r} shows no log-probabilities: {WITHOUT}, or take another "
-            f"model{effort}",
-            usage=_ONE_REQUEST,
-        )
-
-    def _refuse_only_reasoning(self, choice: Choice, reported: object) -> None:
-        details = reported.get("completion_tokens_details") if isinstance(reported, dict) else None
-        reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
-        if choice.finish_reason == "length" and not choice.written and reasoning:
-            raise self._only_reasons()
-
-    def _only_reasons(self) -> BackendRefused:
-        return BackendRefused(
-            f"model {self._model!r} reasons until its tokens are used up: set reasoning_effort: "
-            "none (or its lowest), or take another model",
-            usage=_ONE_REQUEST,
-        )
-
-    def _read_weights(self, entry: Mapping[str, Any]) -> None:
-        meta = entry.get("meta")
-        meta = meta if isinstance(meta, dict) else {}
-        found = [f"{name}={meta[name]}" for name in ("n_params", "size", "ftype") if name in meta]
-        self._weights = f":{','.join(found)}" if found else ""
+    # The list of models
 
     async def _listed(self) -> Mapping[str, Any] | None:
         """Return the server's entry for the model; None if the server has no list of models."""
-        import openai
-
-        models = self._server.client.models.with_raw_response
-        with self._server.translated():
-            async with asyncio.timeout(self._server.timeout_s):
-                try:
-                    raw = await models.retrieve(self._model)
-                    return _object(raw.content)
-                except openai.APIStatusError as exc:
-                    if exc.status_code == 401:
-                        raise
-                # Either the model is unknown, or the server supports only the list.
-                try:
-                    listing = await models.list()
-                except openai.APIStatusError as exc:
-                    if exc.status_code == 401:
-                        raise
-                    # The list may be forbidden, or down; the first request decides.
-                    self._down = self._server.failure(exc) if exc.status_code >= 500 else None
-                    return None
-                found = _object(listing.content).get("data")
-        entries = found if isinstance(found, list) else []
-        by_name = {
-            name: entry for entry in entries if isinstance(entry, dict) for name in _names(entry)
-        }
+        reply = await self._server.send(f"/models/{quote(self._model, safe='')}")
+        if not reply.is_error:
+            return reply.body if isinstance(reply.body, dict) else {}
+        if reply.status != 401:  # The model is unknown, or the server supports only the list.
+            reply = await self._server.send("/models")
+        if reply.status == 401:
+            raise self._server.error_of(reply)
+        if reply.is_error:  # The list may be forbidden, or down; the first request decides.
+            self._down = self._server.error_of(reply) if reply.status >= 500 else None
+            return None
+        listed = reply.body.get("data") if isinstance(reply.body, dict) else reply.body
+        by_name: dict[str, Mapping[str, Any]] = {}
+        for entry in listed if isinstance(listed, list) else []:
+            if isinstance(entry, dict):
+                aliases = entry.get("aliases")
+                names = [entry.get("id"), *(aliases if isinstance(aliases, list) else [])]
+                by_name |= dict.fromkeys(map(str, names), entry)
         if self._model in by_name:
             return by_name[self._model]
         near = get_close_matches(self._model, by_name, n=5, cutoff=0.3) or sorted(by_name)[:5]
         exist = f"; models that exist: {', '.join(near)}" if near else ""
-        raise BackendBlocked(
-            f"model {self._model!r} does not exist, or the key has no access to it{exist}",
-            url=self._url,
+        raise self._server.blocked(
+            f"model {self._model!r} does not exist, or the key has no access to it{exist}"
         )
 
 
-def _object(content: bytes) -> Mapping[str, Any]:
-    found = json.loads(content)
-    return found if isinstance(found, dict) else {}
-
-
-def _names(entry: Mapping[str, Any]) -> list[str]:
-    aliases = entry.get("aliases")
-    return [str(entry.get("id")), *map(str, aliases if isinstance(aliases, list) else [])]
+def _suffix(settings: Mapping[str, object]) -> str:
+    parts = [f"{name}={value}" for name, value in settings.items() if value is not None]
+    return f":{','.join(parts)}" if parts else ""

@@ -3,50 +3,60 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from fedone_sdk.backends.base import EVERY_UNIT, Answer, Query
-from fedone_sdk.backends.chat import (
-    MASKED,
-    TemplateWarning,
-    chat_frame,
-    is_chat,
-    messages_of,
-    probes,
-    refuse_chat,
-)
-from fedone_sdk.backends.completions import (
-    UNREADABLE,
-    Rows,
-    asking_for,
-    choices,
-    ending_log_prob,
-    log_prob_rows,
-    next_tokens,
-    version_of,
-)
-from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder
-from fedone_sdk.backends.openai_http import ServerBackend, usage_of
-from fedone_sdk.backends.tokens import fetched_tokenizer, find_tokenizer
-from fedone_sdk.backends.vllm_server import PROBE, ServedModel, VllmServer
+from fedone_sdk.backends import chat, tokens
+from fedone_sdk.backends.base import EVERY_UNIT, Answer, Query, float32, one_query
+from fedone_sdk.backends.completions import version_of
+from fedone_sdk.backends.encoders import CausalEncoder, ClozeEncoder
+from fedone_sdk.backends.model_server import ModelServer, ServerBackend, usage_of
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, MissingExtraError
 from fedone_sdk.task import Part, Rendered
 
-_Found = tuple[Rows, tuple[str, ...]]
-"""Log-probabilities and texts, as in `Answer`."""
+# Tokenisers differ in scripts, numbers, line breaks and runs of spaces.
+_PROBE = "The film's  cast: 3 naïve\n actors, 1 24 日本 Ω."
+"""A text that tells tokenisers apart."""
+
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Exceptions of reading an answer of another form."""
+
+_T = TypeVar("_T")
+_Rows = tuple[tuple[float, ...], ...]
+_Read = Callable[[Any], tuple[_Rows, tuple[str, ...]]]
+"""Returns the log-probabilities and texts of an answer, as in `Answer`."""
 
 
 class _Request(NamedTuple):
-    """One request, and the parser of its answer."""
-
     path: str
     body: dict[str, Any]
     worst: Usage
-    read: Callable[[Any], _Found]
-    shortened: tuple[()] = ()  # The fingerprint and the server's tokeniser determine it.
+    read: _Read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A server's description of its model.
+
+    Attributes:
+        root: The model's folder or its name on the hub, as configured on the server.
+        start: The special tokens that the server puts before a text.
+        probe: The server's tokens of `_PROBE`, without special tokens.
+    """
+
+    root: str
+    max_length: int
+    version: str
+    masked: bool
+    start: list[int]
+    probe: list[int]
+
+    def __str__(self) -> str:
+        return f"{self.root} of vLLM {self.version} for {self.max_length} tokens"
 
 
 class VllmBackend(ServerBackend[_Request]):
@@ -69,7 +79,6 @@ class VllmBackend(ServerBackend[_Request]):
     label word.
     """
 
-    _server: VllmServer
     bounds = EVERY_UNIT
     answers = frozenset({"labels", "reference", "text"})
 
@@ -83,17 +92,19 @@ class VllmBackend(ServerBackend[_Request]):
         multi_token_labels: bool = False,
         timeout_s: float = 60.0,
     ) -> None:
-        if any(find_spec(name) is None for name in ("openai", "tokenizers")):
+        if find_spec("tokenizers") is None:
             raise MissingExtraError("a vLLM server", extra="vllm")
+        root = base_url.rstrip("/").removesuffix("/v1")
         super().__init__(
-            VllmServer(model, base_url=base_url, api_key_env=api_key_env, timeout_s=timeout_s)
+            ModelServer(model, base_url=root, api_key_env=api_key_env, timeout_s=timeout_s)
         )
-        self._tokenizer_file = find_tokenizer(tokenizer, model)
+        self._model = model
+        self._tokenizer_file = tokens.find_tokenizer(tokenizer, model)
         self._multi_token_labels = multi_token_labels
         self._served: ServedModel | None = None
         self._encoder: CausalEncoder | ClozeEncoder | None = None
         self._prompts_per_input = 1
-        self._template_warning: TemplateWarning | None = TemplateWarning(model)
+        self._template_warning: chat.TemplateWarning | None = chat.TemplateWarning(model)
 
     @property
     def fingerprint(self) -> str:
@@ -111,32 +122,37 @@ class VllmBackend(ServerBackend[_Request]):
             LabelWordError: A label word is not one token.
             BackendError: Two label words are the same token.
         """
-        served = await self._server.describe()
+        served = await self._describe()
         if self._served is None:
-            encoder = await self._make_encoder(served)
-            self._served, self._encoder = served, encoder
+            self._encoder = await self._make_encoder(served)
+            self._served = served
             if served.masked:
                 self.answers = frozenset({"labels"})
         elif served != self._served:
-            raise BackendBlocked(
-                f"the server has changed: it had {self._served.root} of vLLM "
-                f"{self._served.version} for {self._served.max_length} tokens, now {served.root} "
-                f"of {served.version} for {served.max_length}: go back, or start a new run",
-                url=self._server.url,
+            raise self._server.blocked(
+                f"the server has changed: it had {self._served}, now {served}: go back, or start a "
+                "new run"
             )
         await self._check_form(form)
-        labels = await self._in(self._token_thread, lambda: self._label_ids(label_words, form))
+        encoder = self._encoder
+        assert encoder is not None
+        labels = await self._in(self._token_thread, lambda: encoder.label_ids(label_words, form))
         if any(len(ids) > 1 for ids in labels):
             self._prompts_per_input = max(self._prompts_per_input, len(labels))
 
     async def score(self, query: Query) -> Answer:
         """Answers one query by one request."""
         request = await self._prepared(query)
-        answer = await self._server.post(request.path, request.body)
+        answer = await self._server.call(request.path, request.body)
         try:
             log_probs, texts = request.read(answer)
-        except UNREADABLE as exc:
-            raise self._server.unreadable(usage=request.worst.without_queries()) from exc
+        except _UNREADABLE as exc:
+            raise BackendBlocked(
+                "the answer is not that of a vLLM with log-probabilities of chosen tokens: update "
+                "the server (0.32 is known to work), or check base_url",
+                url=self._server.url,
+                usage=request.worst.without_queries(),
+            ) from exc
         served = self._checked()
         fingerprint = answer.get("system_fingerprint") or f"vllm-{served.version}"
         usage = answer["data"] if "data" in answer else answer.get("usage")
@@ -155,15 +171,10 @@ class VllmBackend(ServerBackend[_Request]):
         Raises:
             BackendError: The server has not been checked yet.
         """
-        num_prompts = batch_size * self._prompts_per_input
-        served = self._checked()
+        num_prompts, served = batch_size * self._prompts_per_input, self._checked()
         num_new = 0 if served.masked else 1
-        return Usage(
-            queries=1,
-            requests=1,
-            prompt_tokens=num_prompts * (served.max_length - num_new),
-            completion_tokens=num_prompts * max(num_new, max_tokens),
-        )
+        prompt_tokens = num_prompts * (served.max_length - num_new)
+        return one_query(prompt_tokens, num_prompts * max(num_new, max_tokens))
 
     # From a query to a request
 
@@ -172,7 +183,7 @@ class VllmBackend(ServerBackend[_Request]):
             await self.check(())
         self.check_query(query)
         for parts in query.inputs:
-            await self._know_frame(parts)
+            await self._fetch_frame(parts)
         return await self._in(self._token_thread, lambda: self._request(query))
 
     def _request(self, query: Query) -> _Request:
@@ -182,77 +193,68 @@ class VllmBackend(ServerBackend[_Request]):
             return self._cloze_request(encoder, query)
         if query.want == "text":
             return self._text_request(encoder, query)
-        endings = encoder.endings(query, several=self._multi_token_labels)
+        endings = encoder.endings(query)
         if query.want == "labels" and all(len(ids) == 1 for ids in endings[0]):
-            return self._label_request(encoder, query, [ids[0] for ids in endings[0]])
+            return self._label_request(encoder, query, [token for (token,) in endings[0]])
         return self._ending_request(encoder, query, endings)
-
-    def _label_ids(self, words: Sequence[str], like: Rendered) -> list[list[int]]:
-        encoder = self._encoder
-        assert encoder is not None
-        several = self._multi_token_labels and isinstance(encoder, CausalEncoder)
-        return encoder.label_ids(words, like, several=several)
 
     def _cloze_request(self, encoder: ClozeEncoder, query: Query) -> _Request:
         labels = [token for (token,) in encoder.label_ids(query.label_words)]
         ids = [encoder.encode(parts).ids for parts in query.inputs]
-
-        def read(answer: Any) -> _Found:
-            rows = answer["data"]["log_probs"]
-            return log_prob_rows(rows, len(ids), len(labels)), ()
-
+        data = {"token_ids": ids, "label_token_ids": labels}
         return _Request(
             path="/pooling",
-            body={
-                "model": self._server.model,
-                "data": {"token_ids": ids, "label_token_ids": labels},
-            },
-            worst=_usage(ids, 0),
-            read=read,
+            body={"model": self._model, "data": data},
+            worst=one_query(sum(map(len, ids))),
+            read=lambda answer: (_rows(answer["data"]["log_probs"], len(ids), len(labels)), ()),
         )
 
     def _label_request(self, encoder: CausalEncoder, query: Query, labels: list[int]) -> _Request:
         ids = [encoder.encode(parts, reserve=1) for parts in query.inputs]
 
-        def read(answer: Any) -> _Found:
-            return next_tokens(answer, len(ids), labels), ()
+        def read(answer: Any) -> tuple[_Rows, tuple[()]]:
+            shown = [one["logprobs"]["top_logprobs"][0] for one in _choices(answer, len(ids))]
+            rows = [[row[f"token_id:{token}"] for token in labels] for row in shown]
+            return _rows(rows, len(ids), len(labels)), ()
 
-        return self._completion(ids, read, **asking_for(labels))
+        # The tokens are shown as ids: two tokens may have the same text.
+        return self._completion(
+            ids, read, logprobs=0, logprob_token_ids=labels, return_tokens_as_token_ids=True
+        )
 
     def _ending_request(
         self, encoder: CausalEncoder, query: Query, endings: list[list[list[int]]]
     ) -> _Request:
-        reserve = [max(map(len, some)) + 1 for some in endings]
-        if short := [room for room in reserve if room >= self._checked().max_length]:
-            raise BackendError(
-                f"a reference text is {max(short) - 1} tokens, the model takes "
-                f"{self._checked().max_length} together with its input: shorten it"
-            )
+        max_length = self._checked().max_length
         ids: list[list[int]] = []
-        for parts, room, some in zip(query.inputs, reserve, endings, strict=True):
-            start = encoder.encode(parts, reserve=room)
+        for parts, some in zip(query.inputs, endings, strict=True):
+            longest = max(map(len, some))
+            if longest + 1 >= max_length:
+                raise BackendError(
+                    f"a reference text is {longest} tokens, the model takes {max_length} together "
+                    "with its input: shorten it"
+                )
+            start = encoder.encode(parts, reserve=longest + 1)
             ids += [[*start, *ending] for ending in some]
 
-        def read(answer: Any) -> _Found:
-            found = iter(choices(answer, len(ids)))
-            return tuple(
-                tuple(ending_log_prob(next(found)["prompt_logprobs"], ending) for ending in some)
+        def read(answer: Any) -> tuple[_Rows, tuple[()]]:
+            rest = iter(_choices(answer, len(ids)))
+            rows = [
+                [_ending_log_prob(next(rest)["prompt_logprobs"], ending) for ending in some]
                 for some in endings
-            ), ()
+            ]
+            return tuple(map(tuple, rows)), ()
 
         return self._completion(ids, read, prompt_logprobs=0)
 
     def _text_request(self, encoder: CausalEncoder, query: Query) -> _Request:
-        most = query.max_tokens
-        if not 0 < most < self._checked().max_length:
-            raise BackendError(
-                f"max_tokens must be from 1 to {self._checked().max_length - 1} for this server, "
-                f"not {most}"
-            )
+        most, limit = query.max_tokens, self._checked().max_length - 1
+        if not 0 < most <= limit:
+            raise BackendError(f"max_tokens must be from 1 to {limit} for this server, not {most}")
         ids = [encoder.encode(parts, reserve=most) for parts in query.inputs]
 
-        def read(answer: Any) -> _Found:
-            texts = tuple(choice["text"] for choice in choices(answer, len(ids)))
+        def read(answer: Any) -> tuple[_Rows, tuple[str, ...]]:
+            texts = tuple(choice["text"] for choice in _choices(answer, len(ids)))
             if not all(isinstance(text, str) for text in texts):
                 raise TypeError("a text is missing")
             return ((),) * len(ids), texts
@@ -261,56 +263,55 @@ class VllmBackend(ServerBackend[_Request]):
         return self._completion(ids, read, max_tokens=most, **stop)
 
     def _completion(
-        self,
-        ids: list[list[int]],
-        read: Callable[[Any], _Found],
-        *,
-        max_tokens: int = 1,
-        **options: object,
+        self, ids: list[list[int]], read: _Read, *, max_tokens: int = 1, **options: object
     ) -> _Request:
-        return _Request(
-            path="/v1/completions",
-            body={
-                "model": self._server.model,
-                "prompt": ids,
-                "max_tokens": max_tokens,
-                # Greedy, for reproducible texts; log-probabilities do not depend on it.
-                "temperature": 0,
-                **options,
-            },
-            worst=_usage(ids, max_tokens),
-            read=read,
-        )
+        # Greedy, for reproducible texts; log-probabilities do not depend on the temperature.
+        body = {"model": self._model, "prompt": ids, "max_tokens": max_tokens, "temperature": 0}
+        worst = one_query(sum(map(len, ids)), len(ids) * max_tokens)
+        return _Request("/v1/completions", {**body, **options}, worst, read)
 
     # The frame of a chat
 
     async def _check_form(self, form: Rendered) -> None:
         if isinstance(self._encoder, ClozeEncoder):
-            refuse_chat(form, MASKED)
-        elif is_chat(form):
-            await self._know_frame(form)
+            chat.refuse_chat(form, chat.MASKED)
+        elif chat.is_chat(form):
+            await self._fetch_frame(form)
         elif form and self._template_warning is not None:
-            if await self._server.apply_template([{"role": "user", "content": "a"}]) is not None:
+            if await self._apply_template([{"role": "user", "content": "a"}]) is not None:
                 self._template_warning.check(form)
             self._template_warning = None
 
-    async def _know_frame(self, parts: Rendered) -> None:
+    async def _fetch_frame(self, parts: Rendered) -> None:
         """Fetch the frame of a chat from the server, unless it is cached."""
         encoder = self._encoder
-        if not is_chat(parts) or not isinstance(encoder, CausalEncoder):
+        if not chat.is_chat(parts) or not isinstance(encoder, CausalEncoder):
             return
-        roles = tuple(message.role for message in messages_of(parts))
+        roles = tuple(message.role for message in chat.messages_of(parts))
         if roles in encoder.frames:
             return
-        bare, spaced = [await self._server.apply_template(said) for said in probes(roles)]
+        bare, spaced = [await self._apply_template(said) for said in chat.probes(roles)]
         if bare is None or spaced is None:
-            raise BackendBlocked(
-                f"the task is a chat, but the model {self._server.model!r} has "
-                f"no chat template, or one that takes no messages of {', '.join(roles)}: write the "
-                "task as a template, or start vLLM with --chat-template",
-                url=self._server.url,
+            raise self._server.blocked(
+                f"the task is a chat, but the model {self._model!r} has no chat template, or one "
+                f"that takes no messages of {', '.join(roles)}: write the task as a template, or "
+                "start vLLM with --chat-template"
             )
-        encoder.frames[roles] = chat_frame(roles, bare, spaced, encoder.cut)
+        encoder.frames[roles] = chat.chat_frame(roles, bare, spaced, encoder.cut)
+
+    async def _apply_template(self, messages: list[dict[str, str]]) -> str | None:
+        """Apply the server's chat template; None if it refuses the messages."""
+        answered = messages[-1]["role"] == "assistant"
+        flags = {"add_generation_prompt": not answered, "continue_final_message": answered}
+        body = {"model": self._model, "messages": messages, **flags}
+        reply = await self._server.send("/tokenize", body)
+        if reply.status in (400, 422):
+            return None
+        if reply.is_error:
+            raise self._server.error_of(reply)
+        ids = reply.body.get("tokens")
+        body = {"model": self._model, "tokens": ids}
+        return self._of_vllm(await self._server.call("/detokenize", body), "prompt", str)
 
     # The server
 
@@ -321,36 +322,104 @@ class VllmBackend(ServerBackend[_Request]):
             )
         return self._served
 
+    def _of_vllm(self, answer: dict[str, Any], name: str, kind: type[_T]) -> _T:
+        value = answer.get(name)
+        if not isinstance(value, kind):
+            raise BackendBlocked("this is not a vLLM server: change base_url", url=self._server.url)
+        return value
+
+    async def _describe(self) -> ServedModel:
+        listed = (await self._server.call("/v1/models")).get("data")
+        entries = listed if isinstance(listed, list) else []
+        models = {entry.get("id"): entry for entry in entries if isinstance(entry, dict)}
+        model = models.get(self._model)
+        if model is None:
+            names = ", ".join(map(repr, models)) or "none"
+            raise self._server.blocked(
+                f"there is no model {self._model!r}, only {names}: change model"
+            )
+        max_length = self._of_vllm(model, "max_model_len", int)
+        probe, whole = await self._tokenise(_PROBE), await self._tokenise(_PROBE, special=True)
+        before = [at for at in range(len(whole)) if whole[at : at + len(probe)] == probe]
+        return ServedModel(
+            root=str(model.get("root") or self._model),
+            max_length=max_length,
+            version=str((await self._server.call("/version")).get("version")),
+            masked=await self._is_masked(),
+            start=whole[: before[0]] if before else whole,
+            probe=probe,
+        )
+
+    async def _tokenise(self, text: str, *, special: bool = False) -> list[int]:
+        body = {"model": self._model, "prompt": text, "add_special_tokens": special}
+        return self._of_vllm(await self._server.call("/tokenize", body), "tokens", list)
+
+    async def _is_masked(self) -> bool:
+        reply = await self._server.send("/pooling", {"model": self._model, "data": {}})
+        if reply.status in (403, 404, 405):
+            return False  # Causal; a proxy may hide this endpoint.
+        if reply.status == 400 and "token_ids" in self._server.message_of(reply):
+            return True
+        if reply.is_error and reply.status not in (400, 422, 501):
+            raise self._server.error_of(reply)
+        raise self._server.blocked(
+            f"the model {self._model!r} neither generates, nor runs behind the SDK's plugin: start "
+            "vLLM with --io-processor-plugin fedone_roberta"
+        )
+
     async def _make_encoder(self, served: ServedModel) -> CausalEncoder | ClozeEncoder:
-        file = self._tokenizer_file or find_tokenizer(None, served.root)
+        file = self._tokenizer_file or tokens.find_tokenizer(None, served.root)
         if file is None:
-            file = await asyncio.to_thread(fetched_tokenizer, self._server.model)
+            file = await asyncio.to_thread(tokens.fetched_tokenizer, self._model)
         if file is None:
             raise BackendBlocked(
-                f"the tokeniser of {self._server.model!r} is neither on this machine nor on the "
-                "hub: set tokenizer to its tokenizer.json"
+                f"the tokeniser of {self._model!r} is neither on this machine nor on the hub: set "
+                "tokenizer to its tokenizer.json"
             )
-        probe = Part("field", PROBE)
+        probe = Part("field", _PROBE)
         encoder: CausalEncoder | ClozeEncoder
         if served.masked:
             encoder = ClozeEncoder(file, served.max_length)
             cloze = encoder.encode((probe, Part("mask", "")))
             same = cloze.ids[1 : cloze.mask_index] == served.probe
         else:
-            encoder = CausalEncoder(file, served.max_length, start=served.start)
+            encoder = CausalEncoder(
+                file,
+                served.max_length,
+                start=served.start,
+                multi_token_labels=self._multi_token_labels,
+            )
             same = encoder.encode((probe,)) == [*served.start, *served.probe]
         if not same:
             raise BackendBlocked(
-                f"{file} is not the tokeniser of {self._server.model!r} on {self._server.url}: "
-                "set tokenizer to the server's own"
+                f"{file} is not the tokeniser of {self._model!r} on {self._server.url}: set "
+                "tokenizer to the server's own"
             )
         return encoder
 
 
-def _usage(prompts: list[list[int]], max_tokens: int) -> Usage:
-    return Usage(
-        queries=1,
-        requests=1,
-        prompt_tokens=sum(map(len, prompts)),
-        completion_tokens=len(prompts) * max_tokens,
-    )
+def _choices(answer: Any, num_prompts: int) -> list[Any]:
+    """Return the choices of an answer in the order of the prompts."""
+    by_index = {choice["index"]: choice for choice in answer["choices"]}
+    return [by_index[index] for index in range(num_prompts)]
+
+
+def _rows(rows: Any, num_rows: int, num_columns: int) -> _Rows:
+    """Return rows of log-probabilities as float32 numbers, of which none is missing."""
+    checked = tuple(tuple(map(_log_prob, row)) for row in rows)
+    if [len(row) for row in checked] != [num_columns] * num_rows:
+        raise ValueError("log-probabilities are missing")
+    return checked
+
+
+def _ending_log_prob(prompt_log_probs: Any, ending: list[int]) -> float:
+    """Return the log-probability of the last tokens of a prompt."""
+    last = prompt_log_probs[-len(ending) :]
+    pairs = zip(last, ending, strict=True)
+    return _log_prob(sum(entry[str(token)]["logprob"] for entry, token in pairs))
+
+
+def _log_prob(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("not a log-probability")
+    return float32(value)

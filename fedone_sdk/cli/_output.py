@@ -157,6 +157,14 @@ def money(usage: Usage, *, priced: bool) -> str:
     return f"{usage.usd:.4f}" if priced else "unknown"
 
 
+def cost_text(usage: Usage, *, priced: bool) -> str:
+    """Return what some requests cost: their number, tokens and US dollars."""
+    return (
+        f"{plural(usage.requests, 'request')}, {usage.prompt_tokens} prompt tokens, "
+        f"USD {money(usage, priced=priced)}"
+    )
+
+
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun: ``1 round``, ``2 rounds``, ``2 queries``."""
     if count == 1:
@@ -221,10 +229,10 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "billed requests": f"{spent.requests} (of them evaluation: {result.evaluation.requests}), "
         f"{spent.prompt_tokens} prompt tokens, USD {money(spent, priced=result.priced)}{usd}",
         "proposer": None if result.proposer is None else _proposer(result.proposer, result.priced),
-        "judge": None
-        if result.judge is None
-        else f"{plural(result.judge.requests, 'request')}, {result.judge.prompt_tokens} prompt "
-        f"tokens, USD {money(result.judge, priced=result.priced)}",
+        "judge": None if result.judge is None else cost_text(result.judge, priced=result.priced),
+        "judge in pairs": None
+        if verdict is None or verdict.preference is None
+        else verdict.preference.text,
         "cache hits": f"{result.cache.hits}",
         "clients": f"{len(took_part)}"
         f"{'' if num_clients is None else f' of {num_clients}'} took part",

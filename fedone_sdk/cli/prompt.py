@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,6 +18,7 @@ from fedone_sdk.cli._output import (
     Output,
     bias_text,
     check_target,
+    cost_text,
     money,
     note,
     plural,
@@ -35,10 +36,13 @@ from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, wo
 from fedone_sdk.vocabulary import LABELS, special_token
 
 if TYPE_CHECKING:
-    from fedone_sdk.backends import Prediction
+    from fedone_sdk.backends import LLMBackend, Prediction
+    from fedone_sdk.backends.judge import Judge
     from fedone_sdk.budget import Usage
+    from fedone_sdk.messages import Preference
+    from fedone_sdk.metrics import MetricFunction
     from fedone_sdk.reports import Labelled, PromptArtefact
-    from fedone_sdk.task import Example, TaskSpec
+    from fedone_sdk.task import Example, ScoreFunction, TaskSpec
 
 
 app = group("Use a tuned prompt.", example="fedone prompt use sst2.prompt.json --data texts.jsonl")
@@ -190,6 +194,7 @@ def score(
     data: str | None = None,
     backend_path: BackendFile = None,
     bias: str | None = None,
+    pairs: bool = False,
     json_file: JsonFile = None,
 ) -> None:
     """Measure one prompt on one data file.
@@ -205,12 +210,10 @@ def score(
             functions.
         data (FILE): Labelled examples, or hf:NAME.
         bias (B,B): Add this to the label words' log-probabilities: one number per label, nats.
+        pairs: Let the judge of task.score also compare the texts with those of no prompt, in both
+            orders: two requests per example.
     """
-    from fedone_sdk.backends import predict
     from fedone_sdk.backends.judge import Judge
-    from fedone_sdk.backends.label_words import check_label_words
-    from fedone_sdk.evaluation import interval
-    from fedone_sdk.evaluation.outcomes import Outcomes
     from fedone_sdk.local import load_measure, load_score
 
     output = Output(json_file)
@@ -223,64 +226,111 @@ def score(
     asked = _asked(task, prompt, slot or []) if artefact is None else artefact.prompt.prompt
     source, examples = _dev_examples(run, data, task)
     backend = backend_of(backend_path) if backend_path else run.backend()
-
-    async def predicted() -> tuple[Prediction, Usage | None]:
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(backend)
-            if isinstance(score, Judge):
-                await stack.enter_async_context(score.backend)
-            await check_label_words(backend, words_of(task, asked), form_of(task, asked))
-            size = run.spec.method.batch_size
-            found = await predict(
-                backend, task, asked, examples, size, score=score, measure=measure
-            )
-            return found, (await score.bill.account()).spent if isinstance(score, Judge) else None
-
     with naming(str(run_path)):
-        score, measure = load_score(task, run.folder), load_measure(task, run.folder)
-        found, judged = asyncio.run(predicted())
-        metric, mean_loss = found.metric, found.mean_loss
-        ends = interval(task.metric, Outcomes.of("after", found), len(task.labels))
-        priced = "usd" in backend.bounds
-    report = {
-        "prompt": asked if isinstance(asked, str) else asked.text,
-        "data": source,
-        "model": backend.fingerprint,
-        "metric": {
-            "name": task.metric,
-            "value": metric,
-            "interval": ends and (ends.low, ends.high),
-        },
-        "mean_loss": mean_loss,
-        "bias": found.task.bias,
-        "examples": len(examples),
-        "failed": len(examples) - len(found.scored),
-        "censored": found.censored,
-        "usage": bill(found.usage, priced=priced),
-        **({} if judged is None else {"judge": bill(judged, priced=judged.usd > 0)}),
-    }
-    spread = "" if ends is None else f", 95 % {ends.low:.4f} to {ends.high:.4f}"
-    of_loss = spread if task.metric == "loss" else ""
-    facts = {
-        **({} if task.metric == "loss" else {task.metric: metric_text(metric, 4) + spread}),
-        "mean loss": f"{metric_text(mean_loss, 4)} ({task.loss}){of_loss}",
-        **({} if judged is None else {"judge": _cost(judged, priced=judged.usd > 0)}),
-        **({} if found.task.bias is None else {"label bias": bias_text(found.task.bias)}),
-        "examples": f"{report['examples']} ({report['failed']} failed)",
-        "queries": f"{found.usage.queries} ({_cost(found.usage, priced=priced)})",
-    }
+        judge = load_score(task, run.folder)
+        if pairs and not isinstance(judge, Judge):
+            raise ArgumentError("--pairs: needs task.score: {judge: ...}")
+        measure = load_measure(task, run.folder)
+        size = run.spec.method.batch_size
+        answers = asyncio.run(
+            _measured(backend, task, asked, examples, size, judge, measure, pairs=pairs)
+        )
+        document, facts = _results(*answers, priced="usd" in backend.bounds)
+    text = asked if isinstance(asked, str) else asked.text
     try:
-        output.write_json(report)
+        output.write_json(
+            {"prompt": text, "data": source, "model": backend.fingerprint, **document}
+        )
     finally:  # paid for: printed even if the file cannot be written
-        output.heading(f"{report['prompt']!r} on {source}")
+        output.heading(f"{text!r} on {source}")
         output.facts(facts)
 
 
-def _cost(usage: Usage, *, priced: bool) -> str:
-    return (
-        f"{plural(usage.requests, 'request')}, {usage.prompt_tokens} prompt tokens, "
-        f"USD {money(usage, priced=priced)}"
-    )
+async def _measured(
+    backend: LLMBackend,
+    task: TaskSpec,
+    asked: TextPrompt,
+    examples: Sequence[Example],
+    size: int,
+    score: ScoreFunction | None,
+    measure: MetricFunction | None,
+    *,
+    pairs: bool,
+) -> tuple[Prediction, Preference | None, Usage | None]:
+    """Return a prompt's answers, with what a judge prefers and has cost."""
+    from fedone_sdk.backends import predict
+    from fedone_sdk.backends.judge import Judge
+    from fedone_sdk.backends.label_words import check_label_words
+
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(backend)
+        if isinstance(score, Judge):
+            await stack.enter_async_context(score.backend)
+        await check_label_words(backend, words_of(task, asked), form_of(task, asked))
+        answers = await predict(backend, task, asked, examples, size, score=score, measure=measure)
+        if not isinstance(score, Judge):
+            return answers, None, None
+        preferred = None
+        if pairs:
+            preferred = await _preferred(score, backend, task, asked, examples, size)
+        return answers, preferred, (await score.bill.account()).spent
+
+
+def _results(
+    found: Prediction, preferred: Preference | None, judged: Usage | None, *, priced: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the results as JSON, and as lines."""
+    from fedone_sdk.evaluation import Outcomes, interval
+
+    task, failed = found.task, len(found.examples) - len(found.scored)
+    ends = interval(task.metric, Outcomes.of("after", found), len(task.labels))
+    metric = {"name": task.metric, "value": found.metric, "interval": ends and ends[1:3]}
+    document: dict[str, Any] = {
+        "metric": metric,
+        "mean_loss": found.mean_loss,
+        "bias": task.bias,
+        "examples": len(found.examples),
+        "failed": failed,
+        "censored": found.censored,
+        "usage": bill(found.usage, priced=priced),
+    }
+    spread = "" if ends is None else f", 95 % {ends.low:.4f} to {ends.high:.4f}"
+    loss = f"{metric_text(found.mean_loss, 4)} ({task.loss})"
+    facts = {"mean loss": loss + spread}
+    if task.metric != "loss":
+        facts = {task.metric: metric_text(found.metric, 4) + spread, "mean loss": loss}
+    if judged is not None:
+        document["judge"] = bill(judged, priced=judged.usd > 0)
+        facts["judge"] = cost_text(judged, priced=judged.usd > 0)
+    if preferred is not None:
+        document["preference"] = preferred.model_dump(mode="json")
+        facts["judge in pairs"] = preferred.text
+    if task.bias is not None:
+        facts["label bias"] = bias_text(task.bias)
+    facts["examples"] = f"{len(found.examples)} ({failed} failed)"
+    facts["queries"] = f"{found.usage.queries} ({cost_text(found.usage, priced=priced)})"
+    return document, facts
+
+
+async def _preferred(
+    judge: Judge,
+    backend: LLMBackend,
+    task: TaskSpec,
+    asked: TextPrompt,
+    examples: Sequence[Example],
+    size: int,
+) -> Preference | None:
+    """Compare a prompt's texts, which the cache has, with those of no prompt."""
+    from fedone_sdk.backends import prediction_queries, score_all
+    from fedone_sdk.backends.asking import texts_of
+    from fedone_sdk.evaluation.verdict import preference
+
+    found = []
+    for prompt in (asked, ""):
+        queries = prediction_queries(backend, task, prompt, examples, size)
+        found.append(texts_of(queries, await score_all(backend, queries)))
+    tuned, plain = found
+    return preference(await judge.preferences(tuned, plain, examples), tuned, plain)
 
 
 def _artefact(path: Path, prompt: str, slot: list[str] | None, run: RunFile) -> PromptArtefact:

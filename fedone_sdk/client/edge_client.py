@@ -34,7 +34,7 @@ from fedone_sdk.client.session import (
     StopSignal,
     retry_after_s,
 )
-from fedone_sdk.client.state import DeviceState, Identity
+from fedone_sdk.client.state import DeviceState
 from fedone_sdk.client.transport import HttpTransport, Idle, Network, token_of
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import KnownRuns, Worker
@@ -129,7 +129,7 @@ class EdgeClient:
         )
         self._session = Session(
             network.transport or HttpTransport(server, network=network),
-            Identity(state),
+            state,
             token=token,
             name=network.name,
             events=self._events,
@@ -156,7 +156,7 @@ class EdgeClient:
         return None if self._privacy is None else self._privacy.epsilon
 
     def __repr__(self) -> str:
-        return f"EdgeClient({self._server!r}, client_id={self._session.identity.client_id!r})"
+        return f"EdgeClient({self._server!r}, client_id={self._state.identity.client_id!r})"
 
     async def __aenter__(self) -> Self:
         return self
@@ -229,7 +229,7 @@ class EdgeClient:
                 raise exc
             # The server has lost its clients or revoked this one: enrol as a new client.
             _log.warning("the server does not know this device any more")
-            self._session.identity.forget()
+            self._state.clear()
             self._worker.forget()
             return Turn(outcome="idle", next_turn_s=self._backoff.next_s())
         # An answer that is not an aggregator's (a captive portal) counts as offline too.

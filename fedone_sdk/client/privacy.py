@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import structlog
 
@@ -11,7 +10,7 @@ from fedone_sdk.accountant import GaussianAccountant
 from fedone_sdk.budget import Usage
 from fedone_sdk.client.examples import Declining, Unfit
 from fedone_sdk.client.journal import Journal
-from fedone_sdk.client.state import Change, DeviceState, change
+from fedone_sdk.client.state import DeviceState, Precision
 from fedone_sdk.errors import ArgumentError, DataError
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment, RunTask
 from fedone_sdk.spec.sections import PrivacySpec, RequiredPrivacy
@@ -48,7 +47,7 @@ class PrivacyAccount:
         self._own_model = own_model
         self._accountant = GaussianAccountant(required.delta)
         self._state = state
-        self._given = self._read()
+        self._given = state.precisions()
 
     @property
     def epsilon(self) -> float:
@@ -68,8 +67,8 @@ class PrivacyAccount:
         if not self._own_model and privacy.target == "alpha" and steps > 1:
             # The prompts of a later step reveal the alpha of the step before, without noise.
             raise Unfit("the client's labels are private: one local step at most")
-        releases = max(steps - journal.releases, 0) if privacy.target == "losses" else 1
-        self._afford(privacy, releases)
+        total = steps if privacy.target == "losses" else 1
+        self._afford(privacy, max(total - journal.releases, 0))
 
     def check_run(self, run: RunTask) -> PrivacySpec:
         """Return a run's privacy after checking it against the device's requirements.
@@ -92,7 +91,7 @@ class PrivacyAccount:
             raise Unfit("the client's labels are private, and loss nll sends them")
         return privacy
 
-    def charge(self, privacy: PrivacySpec) -> Sequence[Change]:
+    def charge(self, privacy: PrivacySpec) -> Precision:
         """Return what counts one release; it is stored with the release.
 
         Raises:
@@ -100,19 +99,12 @@ class PrivacyAccount:
             Unfit: The release would exceed the required epsilon.
         """
         self._afford(privacy, 1)
-        return [
-            change(
-                "INSERT INTO privacy VALUES (:target, :precision) "
-                "ON CONFLICT DO UPDATE SET precision = precision + excluded.precision",
-                target=privacy.target,
-                precision=privacy.noise_multiplier**-2,
-            )
-        ]
+        return privacy.target, privacy.noise_multiplier**-2
 
     def update(self) -> None:
         """Read the count, for `epsilon`."""
         try:
-            given = self._read()
+            given = self._state.precisions()
         except DataError as exc:
             _log.warning("the count of epsilon cannot be read", reason=str(exc))
             return
@@ -131,12 +123,12 @@ class PrivacyAccount:
 
     def _afford(self, privacy: PrivacySpec, releases: int) -> None:
         try:
-            self._given = self._read()
+            self._given = self._state.precisions()
         except DataError as exc:  # Its text has a path, which does not leave the device.
             _log.warning("the count of epsilon cannot be read", reason=str(exc))
             raise Declining("the client's count of epsilon cannot be read") from exc
         target = privacy.target
-        precision = self._given[target] + releases / privacy.noise_multiplier**2
+        precision = self._given.get(target, 0.0) + releases / privacy.noise_multiplier**2
         epsilon, most = self._epsilon({**self._given, target: precision}), self.required.max_epsilon
         if epsilon > most:
             raise Unfit(
@@ -146,23 +138,6 @@ class PrivacyAccount:
             )
 
     def _epsilon(self, given: dict[str, float]) -> float:
-        if self.required.unit == "device" and given["losses"]:
+        if self.required.unit == "device" and given.get("losses"):
             return math.inf  # Those releases protected single examples only.
         return self._accountant.epsilon(sum(given.values()))
-
-    def _read(self) -> dict[str, float]:
-        """Return the summed precision of all releases, by target.
-
-        Raises:
-            DataError: It cannot be read.
-        """
-        kept = self._state.rows("SELECT target, precision FROM privacy")
-        given = {"losses": 0.0, "alpha": 0.0, **dict(kept)}
-        sound = all(isinstance(each, float) and 0 <= each < math.inf for each in given.values())
-        damaged = self._state.damaged if sound else self._state.file
-        if damaged is not None:
-            raise DataError(
-                f"{damaged}: the count of epsilon cannot be read; without it, what the device "
-                "has given away is not known"
-            )
-        return given

@@ -14,8 +14,9 @@ from fedone_sdk.candidates import quotes, read_reflection, reflection_messages
 from fedone_sdk.client.examples import BeforeSend, Declining, passed
 from fedone_sdk.client.work import Ask, Step
 from fedone_sdk.errors import BackendError, BudgetError, ProblemError
+from fedone_sdk.losses import feedback, predicted
 from fedone_sdk.messages import MAX_TEXT_CHARS, Judged, LossesUpdate, Proposal, RunTask, Tensor
-from fedone_sdk.task import Example, LogProbs, Score, TaskSpec, feedback, predicted, target_of
+from fedone_sdk.task import Example, LogProbs, Score, TaskSpec, target_of
 from fedone_sdk.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Reflection:
                 return None
             indices = [int(index) for index in step.prompts.rows()[parent]]
             text = await self.write(parent, self.vocabulary.by_slot(indices)[self.slot], cases)
-            step.journal.keep_written(text)
+            step.journal.written = text
         known = self.vocabulary.candidates_of(self.slot)
         candidate = read_reflection(text, known=known, labels=step.task.labels)
         if candidate is None or not await self._may_leave(candidate):

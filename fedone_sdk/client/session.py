@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import random
+import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,7 +17,7 @@ import tenacity
 
 from fedone_sdk.client.examples import Declining
 from fedone_sdk.client.options import EventSink, OnlyWhen
-from fedone_sdk.client.state import Identity
+from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.transport import Transport
 from fedone_sdk.errors import (
     ArgumentError,
@@ -143,7 +144,7 @@ class Session:
     def __init__(
         self,
         transport: Transport,
-        identity: Identity,
+        state: DeviceState,
         *,
         token: str | None,
         name: str | None,
@@ -151,7 +152,7 @@ class Session:
         stop: StopSignal,
     ) -> None:
         self.transport = transport
-        self.identity = identity
+        self._state = state
         self._token = token
         self._name = name
         self._events = events
@@ -180,7 +181,7 @@ class Session:
     @property
     def credential(self) -> str:
         """The device's credential; empty until it has enrolled."""
-        return self.identity.credential or ""
+        return self._state.identity.credential or ""
 
     async def call(
         self, method: Callable[Concatenate[str, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
@@ -200,23 +201,25 @@ class Session:
             token = self._token
             if token is None:
                 raise ArgumentError("token: is required until the device has enrolled")
-            message = Enrol(name=self._name, nonce=self.identity.nonce())
+            nonce = self._state.identity.nonce or secrets.token_urlsafe(32)
+            self._state.identity = Identity(nonce=nonce)
+            message = Enrol(name=self._name, nonce=nonce)
             try:
                 enrolled = await self._retried(lambda: self.transport.enrol(token, message))
             except ProblemError as exc:
                 if exc.code != "not_found":
                     raise
                 raise ArgumentError(
-                    f"server: {self.identity.server} is not the base URL of an aggregator: "
+                    f"server: {self._state.server} is not the base URL of an aggregator: "
                     f"{exc.detail}; allowed is http(s)://HOST[:PORT] and the path that a proxy adds"
                 ) from exc
-            self.identity.enrolled(enrolled)
+            self._state.identity = Identity(**dict(enrolled))
             self._events.emit("enrolled")
 
     async def rotate(self) -> None:
         """Replace the credential."""
         answer = await self.call(self.transport.rotate)
-        self.identity.renew(answer.credential)
+        self._state.identity = self._state.identity.model_copy(update=dict(answer))
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -1,4 +1,4 @@
-"""A device's state: its identity, its count of epsilon, and its current work, in one SQLite file.
+"""What a device keeps, in memory and in one SQLite file: identity, work, count of noise.
 
 Write-ahead logging: a transaction costs one sync, a rollback journal would cost three. With
 ``synchronous=EXTRA`` a transaction is on disk when it returns, also on file systems that do not
@@ -7,23 +7,29 @@ support WAL and where SQLite continues with a rollback journal.
 
 from __future__ import annotations
 
+import math
 import os
-import secrets
 import sqlite3
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import structlog
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fedone_sdk.errors import DataError, system_errors
-from fedone_sdk.files import erase_log, sync_path
-from fedone_sdk.messages import Enrolled, is_sendable
+from fedone_sdk.files import erase_log, sync_path, transaction
+from fedone_sdk.messages import Message, Secret, encode
 
 _log = structlog.get_logger(__name__)
 
-Change = tuple[str, dict[str, Any]]
-"""An SQL statement with named parameters; ``:server`` is the state's own."""
+Key = tuple[str, str, str]
+"""Of an entry: the assignment's id (empty for those of none), its kind, its name."""
+
+Precision = tuple[str, float]
+"""The target of a noised release, and 1 / (its noise multiplier)**2."""
 
 _FILE = "state.sqlite3"
 _TIMEOUT_S = 5.0
@@ -31,47 +37,44 @@ _TIMEOUT_S = 5.0
 
 _SCHEMA = """
 BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS identity (
-    server TEXT PRIMARY KEY, client_id TEXT, credential TEXT, nonce TEXT
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS journal (
-    server TEXT, assignment_id TEXT, kind TEXT, key TEXT, value TEXT,
-    PRIMARY KEY (server, assignment_id, kind, key)
+CREATE TABLE IF NOT EXISTS entries (
+    server TEXT, assignment_id TEXT, kind TEXT, name TEXT, value TEXT,
+    PRIMARY KEY (server, assignment_id, kind, name)
 );
-CREATE TABLE IF NOT EXISTS unsent (
-    server TEXT PRIMARY KEY, assignment_id TEXT, run_id TEXT, round INTEGER, body TEXT, memory BLOB
-);
-CREATE TABLE IF NOT EXISTS noised (
-    server TEXT, assignment_id TEXT, PRIMARY KEY (server, assignment_id)
-);
-CREATE TABLE IF NOT EXISTS memory (server TEXT PRIMARY KEY, run_id TEXT, content BLOB);
 CREATE TABLE IF NOT EXISTS privacy (target TEXT PRIMARY KEY, precision REAL) WITHOUT ROWID;
 PRAGMA user_version = 1;
 COMMIT;
 """
-"""The count of privacy is of all servers; the other tables have rows by server."""
+"""The count of privacy is of all servers."""
+
+_STORE = "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)"
+_DELETE = "DELETE FROM entries WHERE (server, assignment_id, kind, name) = (?, ?, ?, ?)"
+_COUNT = (
+    "INSERT INTO privacy VALUES (?, ?) "
+    "ON CONFLICT DO UPDATE SET precision = precision + excluded.precision"
+)
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
+_MAX_ASSIGNMENTS = 8
+"""Assignments whose entries are kept. There are several if a run pauses, and the device works for
+another. Without a bound a server could fill the disk with assignments that it never ends."""
 
-def change(statement: str, **values: Any) -> Change:
-    """Return an SQL statement with its parameters."""
-    return statement, values
-
-
-def stored(table: str, **values: Any) -> Change:
-    """Return the change that stores a row of the server, in place of an earlier one."""
-    names = ", ".join(values)
-    marks = ", ".join(f":{name}" for name in values)
-    return change(
-        f"INSERT OR REPLACE INTO {table} (server, {names}) VALUES (:server, {marks})", **values
-    )
+_MAX_NOISED = 1000
+"""Assignments that are remembered to have noise."""
 
 
-def deleted(table: str, **values: Any) -> Change:
-    """Return the change that deletes the rows of the server with these values."""
-    matches = "".join(f" AND {name} = :{name}" for name in values)
-    return change(f"DELETE FROM {table} WHERE server = :server{matches}", **values)
+class Identity(Message):
+    """A device's identity at a server.
+
+    Attributes:
+        nonce: Stored before the device enrols with it: a second enrolment with the same nonce
+            returns the same client.
+    """
+
+    client_id: str | None = None
+    credential: Annotated[Secret | None, Field(repr=False)] = None
+    nonce: Annotated[str | None, Field(repr=False)] = None
 
 
 class _DamagedError(sqlite3.DatabaseError):
@@ -79,12 +82,12 @@ class _DamagedError(sqlite3.DatabaseError):
 
 
 class DeviceState:
-    """A device's state for one server, in a file that all its servers share.
+    """The entries of one server, in memory and in a file that all servers of the device share.
 
-    Without a folder nothing is stored. The objects that use the state hold what they need, so that
-    a device without a folder, or with a disk that fails, continues in memory. Failures in a row
-    are one warning. A damaged file is renamed with the suffix ``.damaged``, and a new one is
-    started. A missing folder is created, readable by its owner only.
+    Without a folder they are in memory only. A device whose disk fails continues in memory, with
+    one warning for failures in a row; the next write that succeeds stores what is missing. A
+    damaged file is renamed with the suffix ``.damaged``, and a new one is started. A missing folder
+    is created, readable by its owner only.
 
     Attributes:
         file: The database; None without a folder.
@@ -98,7 +101,8 @@ class DeviceState:
         self.file = None if folder is None else Path(folder) / _FILE
         self._db: sqlite3.Connection | None = None
         self._fails = False
-        self._late: tuple[Change, ...] = ()
+        self._entries: dict[str, dict[tuple[str, str], str]] = {"": {}}
+        self._missing: dict[Key, str | None] = {}
         if self.file is None:
             return
         folder = self.file.parent
@@ -106,67 +110,116 @@ class DeviceState:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(OSError):  # A disk that fails is reported with the file.
             sync_path(folder.parent)  # the folder's name
+        query = (
+            "SELECT assignment_id, kind, name, value FROM entries WHERE server = ? ORDER BY rowid"
+        )
+        try:
+            for assignment_id, kind, name, value in self._read(query, server):
+                self._apply((assignment_id, kind, name), value)
+        except DataError as exc:
+            self._warn("device state cannot be read", exc)
 
     def __del__(self) -> None:
         self.close()
 
     @property
-    def damaged(self) -> Path | None:
-        """The damaged file, which may have a count of epsilon; None if there is none."""
-        found = None if self.file is None else self.file.with_name(f"{_FILE}.damaged")
-        return found if found is not None and found.exists() else None
+    def assignments(self) -> tuple[str, ...]:
+        """The assignments that have entries, in the order of their last writes."""
+        return tuple(filter(None, self._entries))
 
-    def rows(self, query: str, **values: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of a query.
+    def keys(self, assignment_id: str, *kinds: str) -> list[Key]:
+        """Return the keys of an assignment's entries of these kinds, oldest first."""
+        entries = self._entries.get(assignment_id, {})
+        return [(assignment_id, kind, name) for kind, name in entries if kind in kinds]
 
-        Raises:
-            DataError: They cannot be read.
-        """
-        if self.file is None:
-            return []
+    def get(self, form: Any, assignment_id: str, kind: str, name: str = "") -> Any:
+        """Return an entry of a type; None if there is none. A damaged one is deleted."""
+        value = self._entries.get(assignment_id, {}).get((kind, name))
+        if value is None:
+            return None
         try:
-            return self._opened(self.file).execute(query, self._named(values)).fetchall()
-        except (OSError, sqlite3.Error) as exc:
-            self.close()
-            raise DataError(f"{self.file}: cannot be read: {exc}") from exc
+            return _adapter(form).validate_json(value)
+        except ValidationError:
+            _log.warning("damaged entry of the device state deleted", kind=kind)
+            self.write({(assignment_id, kind, name): None})
+            return None
 
-    def read(self, query: str, **values: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of a query; none, with a warning, if they cannot be read."""
-        try:
-            return self.rows(query, **values)
-        except DataError as exc:
-            self._failed("device state cannot be read", exc)
-            return []
-
-    def write(self, *changes: Change, erases: bool = False, late: bool = False) -> bool:
-        """Apply changes in one transaction, which is durable on return.
+    def write(
+        self,
+        entries: Mapping[Key, str | None],
+        *,
+        counted: Precision | None = None,
+        durable: bool = False,
+        erases: bool = False,
+    ) -> bool:
+        """Set entries in one transaction, which is on disk on return.
 
         Args:
-            changes: The changes, in order.
-            erases: Whether deleted rows must also leave the file's log at once.
-            late: Whether changes that fail are applied before the next ones, in place of earlier
-                late ones.
+            entries: Values by key; None deletes an entry.
+            counted: A release to count in the same transaction.
+            durable: Whether entries that cannot be stored are not set in memory either.
+            erases: Whether deleted entries must also leave the file's log at once.
 
         Returns:
-            False, with a warning, if none of them was stored. Always True without a file.
+            Whether they are stored; always True without a file.
+        """
+        changes = {**self._missing, **self._evicted(entries), **entries}
+        is_stored = self._store(changes, counted, erases)
+        if is_stored or not durable:
+            self._missing = {} if is_stored else changes
+            for key, value in changes.items():
+                self._apply(key, value)
+        return is_stored
+
+    def clear(self) -> None:
+        """Delete all entries of the server, such as those of an identity that it refuses."""
+        keys = ((owner, *key) for owner, entries in self._entries.items() for key in entries)
+        self.write(dict.fromkeys(keys), erases=True)
+
+    def _apply(self, key: Key, value: str | None) -> None:
+        owner, *rest = key
+        entries = self._entries.pop(owner, {})
+        entries.pop((rest[0], rest[1]), None)
+        if value is not None:
+            entries[rest[0], rest[1]] = value
+        if entries or not owner:
+            self._entries[owner] = entries
+
+    def _evicted(self, entries: Mapping[Key, str | None]) -> dict[Key, str | None]:
+        """Return the deletion of the oldest entries, if these are of another assignment."""
+        if not {owner for owner, *_ in entries} - self._entries.keys():
+            return {}
+        old = self.assignments[: 1 - _MAX_ASSIGNMENTS]
+        evicted: list[Key] = [(owner, *key) for owner in old for key in self._entries[owner]]
+        return dict.fromkeys((*evicted, *self.keys("", "noised")[:-_MAX_NOISED]))
+
+    @property
+    def identity(self) -> Identity:
+        """The device's identity at the server; stored when it is set."""
+        found: Identity | None = self.get(Identity, "", "identity")
+        return found or Identity()
+
+    @identity.setter
+    def identity(self, identity: Identity) -> None:
+        self.write({("", "identity", ""): encode(identity).decode()})
+
+    def precisions(self) -> dict[str, float]:
+        """Return the summed precision of all releases, by target.
+
+        Raises:
+            DataError: It cannot be read, or is in a damaged file.
         """
         if self.file is None:
-            return True
-        try:
-            with self._opened(self.file) as db:  # commits, or rolls back
-                db.execute("BEGIN IMMEDIATE")
-                for statement, values in (*self._late, *changes):
-                    db.execute(statement, self._named(values))
-        except (OSError, sqlite3.Error) as exc:
-            self.close()
-            self._failed("device state cannot be written", exc)
-            self._late = changes if late else self._late
-            return False
-        self._fails, self._late = False, ()
-        if erases:
-            with suppress(sqlite3.Error):  # The next start does it.
-                erase_log(db)
-        return True
+            return {}
+        counted = dict(self._read("SELECT target, precision FROM privacy"))
+        is_sound = all(isinstance(one, float) and 0 <= one < math.inf for one in counted.values())
+        damaged = self.file.with_name(f"{_FILE}.damaged")
+        if not is_sound or damaged.exists():
+            raise DataError(
+                f"{damaged if is_sound else self.file}: the count of epsilon cannot be read; "
+                "without it, what the device has given away is not known"
+            )
+        return counted
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""
@@ -174,13 +227,43 @@ class DeviceState:
             self._db.close()
             self._db = None
 
-    def _failed(self, what: str, failure: Exception) -> None:
+    def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        assert self.file is not None
+        try:
+            return self._opened(self.file).execute(query, values).fetchall()
+        except (OSError, sqlite3.Error) as exc:
+            self.close()
+            raise DataError(f"{self.file}: cannot be read: {exc}") from exc
+
+    def _store(
+        self, changes: Mapping[Key, str | None], counted: Precision | None, erases: bool
+    ) -> bool:
+        if self.file is None:
+            return True
+        try:
+            db = self._opened(self.file)
+            with transaction(db):
+                for key, value in changes.items():
+                    if value is None:
+                        db.execute(_DELETE, (self.server, *key))
+                    else:
+                        db.execute(_STORE, (self.server, *key, value))
+                if counted is not None:
+                    db.execute(_COUNT, counted)
+        except (OSError, sqlite3.Error) as exc:
+            self.close()
+            self._warn("device state cannot be written", exc)
+            return False
+        self._fails = False
+        if erases:
+            with suppress(sqlite3.Error):  # The next start does it.
+                erase_log(db)
+        return True
+
+    def _warn(self, what: str, failure: Exception) -> None:
         if not self._fails:
             self._fails = True
             _log.warning(what, file=str(self.file), reason=str(failure))
-
-    def _named(self, values: dict[str, Any]) -> dict[str, Any]:
-        return {"server": self.server, **values}
 
     def _opened(self, file: Path) -> sqlite3.Connection:
         if self._db is None:
@@ -198,6 +281,11 @@ class DeviceState:
         return self._db
 
 
+@cache
+def _adapter(form: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(form)
+
+
 def _open(file: Path) -> sqlite3.Connection:
     """Open the database, for reading only if nothing can be written.
 
@@ -211,12 +299,8 @@ def _open(file: Path) -> sqlite3.Connection:
         log = file.with_name(f"{file.name}-wal")
         if log.exists() and log.stat().st_size:
             raise  # The log has transactions that the file alone does not have.
-        return sqlite3.connect(
-            f"{file.absolute().as_uri()}?immutable=1",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        uri = f"{file.absolute().as_uri()}?immutable=1"
+        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
 
 
 def _open_for_writing(file: Path) -> sqlite3.Connection:
@@ -237,7 +321,7 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         # A process that was killed may have left transactions in the machine's cache. They are
         # on the disk before this process relies on them.
         try:
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            erase_log(db)
         except sqlite3.OperationalError as exc:
             if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # The log is synced first.
                 raise
@@ -245,59 +329,3 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
-
-
-class Identity:
-    """A device's identity at one server: credential and enrolment nonce, kept across restarts.
-
-    A damaged one is ignored, and the device enrols again.
-    """
-
-    def __init__(self, state: DeviceState) -> None:
-        self._state = state
-        self.server = state.server
-        self._nonce: str | None = None
-        self.client_id: str | None = None
-        self.credential: str | None = None
-        query = "SELECT client_id, credential, nonce FROM identity WHERE server = :server"
-        for client_id, credential, nonce in state.read(query):
-            if credential is not None and not is_sendable(credential):
-                _log.warning("damaged identity ignored")
-                continue
-            self.client_id, self.credential, self._nonce = client_id, credential, nonce
-
-    def __repr__(self) -> str:
-        return f"Identity(server={self.server!r}, client_id={self.client_id!r})"
-
-    def nonce(self) -> str:
-        """Return the nonce to enrol with, which is written before it is used.
-
-        An enrolment that is repeated with the same nonce returns the same client.
-        """
-        if self._nonce is None:
-            self._set(nonce=secrets.token_urlsafe(32))
-        return self._nonce or ""
-
-    def reset(self, nonce: str) -> None:
-        """Replace an identity by the nonce that it was enrolled with: the device enrols again."""
-        self._set(nonce=nonce)
-
-    def enrolled(self, message: Enrolled) -> None:
-        """Store a new identity."""
-        self._set(message.client_id, message.credential)
-
-    def renew(self, credential: str) -> None:
-        """Store another credential of the same client, before it is used."""
-        self._set(self.client_id, credential)
-
-    def forget(self) -> None:
-        """Delete an identity that the server no longer accepts."""
-        self._set()
-
-    def _set(
-        self, client_id: str | None = None, credential: str | None = None, nonce: str | None = None
-    ) -> None:
-        self.client_id, self.credential, self._nonce = client_id, credential, nonce
-        self._state.write(
-            stored("identity", client_id=client_id, credential=credential, nonce=nonce), late=True
-        )

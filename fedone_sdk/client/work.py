@@ -14,13 +14,12 @@ import structlog
 from pydantic import ValidationError
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.calibration import class_means, loss_terms, num_groups
 from fedone_sdk.client.examples import Declining, Minibatch, reason_of
 from fedone_sdk.client.journal import Journal, Row, prompt_key
 from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.client.options import Hooks
 from fedone_sdk.client.session import Session
-from fedone_sdk.client.state import Change
+from fedone_sdk.client.state import Precision
 from fedone_sdk.data.splitmix import draw_minibatch
 from fedone_sdk.errors import (
     BackendError,
@@ -30,6 +29,7 @@ from fedone_sdk.errors import (
     needs_extra,
     one_line,
 )
+from fedone_sdk.losses import class_means, example_loss, loss_terms, num_groups
 from fedone_sdk.messages import (
     MAX_LOSS,
     MIN_SCORED_SHARE,
@@ -47,16 +47,7 @@ from fedone_sdk.messages import (
 from fedone_sdk.messages import Score as ScoreRequest
 from fedone_sdk.scores import graded
 from fedone_sdk.spec.sections import PrivacySpec
-from fedone_sdk.task import (
-    MAX_BIAS,
-    Example,
-    LogProbs,
-    Score,
-    ScoreFunction,
-    TaskSpec,
-    example_loss,
-    target_of,
-)
+from fedone_sdk.task import MAX_BIAS, Example, LogProbs, Score, ScoreFunction, TaskSpec, target_of
 from fedone_sdk.vocabulary import Layout, are_prompts
 
 _log = structlog.get_logger(__name__)
@@ -200,7 +191,7 @@ async def score_step(
     privacy: PrivacySpec | None = None,
     *,
     num_examples: int,
-    charge: Callable[[], Sequence[Change]] = tuple,
+    charge: Callable[[], Precision | None] = lambda: None,
 ) -> LossesUpdate:
     """Return the losses of a step's prompts, and score those that the journal does not have.
 
@@ -226,16 +217,14 @@ async def score_step(
     noised = privacy if privacy is not None and privacy.target == "losses" else None
 
     def released(draw: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
-        try:
-            return step.journal.release(keys, draw, charge)
-        except OSError as exc:
-            raise Declining(str(exc)) from exc
+        return step.journal.release(keys, draw, charge)
 
     more: dict[str, Any] = {}
     if step.biases is not None:
         values, more = _by_class(step, rows, kept, counts.scored, noised, released)
     else:
-        losses = [step.losses(row, kept) for row in rows]
+        by_row = {row: step.losses(row, kept) for row in dict.fromkeys(rows)}
+        losses = [by_row[row] for row in rows]
         if noised is not None:
             # An example without a loss counts as 0 for all prompts, so that neither the noise nor a
             # count depends on what became of it.
@@ -409,7 +398,6 @@ class Work:
         charge: Checks that noise is allowed, and returns what counts it.
         on_scored: Called with the number of prompts that have their losses, and of all.
         propose: Writes a candidate from a scored step; None for a device that proposes nothing.
-        charged: What counts the noise on alpha; it is stored with the update.
     """
 
     run: RunTask
@@ -419,10 +407,9 @@ class Work:
     ask: Ask
     hooks: Hooks
     memory: bytes
-    charge: Callable[[], Sequence[Change]]
+    charge: Callable[[], Precision | None]
     on_scored: Callable[[int, int], None]
     propose: Propose | None = None
-    charged: Sequence[Change] = ()
     _num_scored: int = 0
 
     @property
@@ -501,7 +488,7 @@ class Work:
             if not given.reflect or self.propose is None or self.run.privacy is not None:
                 return update
             proposal = await self.propose(step, update)
-            usage = self.journal.total  # With the trial.
+            usage = self.journal.usage  # With the trial.
             return update.model_copy(update={"proposal": proposal, "usage": usage})
         return await self._alpha_update(self.assignment)
 
@@ -554,8 +541,9 @@ class Work:
             values.extend(scores.losses)
         alpha, mean_loss = state.alpha, sum(values) / len(values)
         if run.privacy is not None and self._noises_alpha:
-            self.charged = self.charge()
-            alpha = method.project(private_step(before, alpha, run.privacy))
+            draw = partial(private_step, before, alpha, run.privacy)
+            noised = self.journal.release(("alpha",), lambda: draw().ravel().tolist(), self.charge)
+            alpha = method.project(np.array(noised).reshape(alpha.shape))
             mean_loss = 0.0  # the mean of the losses would be a release without noise
         self.memory = dump_memory(state.memory) if state.memory else b""
         return AlphaUpdate(

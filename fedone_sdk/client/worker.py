@@ -14,7 +14,7 @@ from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.client.consent import WITHHELD
 from fedone_sdk.client.examples import Declining, Unfit, reason_of
-from fedone_sdk.client.journal import CurrentWork, Unsent
+from fedone_sdk.client.journal import Journal, Unsent, memory_of, unsent_updates
 from fedone_sdk.client.options import Capabilities, EventSink, Turn
 from fedone_sdk.client.session import (
     MAX_CALL_WAIT_S,
@@ -24,7 +24,7 @@ from fedone_sdk.client.session import (
     Session,
     retry_after_s,
 )
-from fedone_sdk.client.state import Change, DeviceState
+from fedone_sdk.client.state import DeviceState, Precision
 from fedone_sdk.client.work import Ask, Assigned, GatewayOracle, Propose, Step, Work
 from fedone_sdk.errors import (
     BudgetExhausted,
@@ -160,7 +160,7 @@ class Worker:
         self._budget = budget
         self._condition = condition
         self._events = events
-        self._current = CurrentWork(state)
+        self._state = state
         self._runs = KnownRuns(session, self._backend)
         self._unfit: dict[str, RunTask] = {}
         self._proposals = Counter[str]()
@@ -173,7 +173,6 @@ class Worker:
         The runs of the next identity may have the same names and be other runs.
         """
         self._runs.forget()
-        self._current.forget()
 
     def fits_more(self, held: Sequence[Example]) -> bool:
         """Return whether the examples fit a run that no earlier ones did."""
@@ -204,8 +203,8 @@ class Worker:
                 lambda: self._session.call(transport.renew, assignment.assignment_id),
             ) as lease:
                 try:
-                    unsent = self._current.unsent
-                    if unsent is None or unsent.assignment_id != assignment.assignment_id:
+                    unsent = self._journal(assignment).unsent
+                    if unsent is None:
                         run = await self._checked_run(assignment, held)
                         unsent = await self._done(run, assignment, held, lease)
                 except Exception as exc:
@@ -230,7 +229,7 @@ class Worker:
         if refusal.code == "model_mismatch":
             self._runs.forget()  # The run has another model than its cached task.
         if refusal.code != "run_conflict":
-            self._current.drop(work.assignment_id)
+            self._journal(work).delete()
         self._events.emit("refused", reason=str(refusal), **facts)
         return Turn(outcome="refused", reason=str(refusal), **facts)
 
@@ -255,17 +254,18 @@ class Worker:
         reason = reason_of(failure)[:500]
         message = Decline(
             reason=WITHHELD if private else reason,
-            usage=self._reported(self._current.spent(work.assignment_id)),
+            usage=self._reported(self._journal(work).usage),
             unfit=isinstance(failure, _UNFIT),
         )
         await self._session.call(self._session.transport.decline, work.assignment_id, message)
-        self._current.drop(work.assignment_id)
+        self._journal(work).delete()
         self._events.emit("declined", reason=reason, **facts)
         return Turn(outcome="declined", reason=reason, **facts)
 
     async def _checked_run(self, assignment: Assigned, held: Sequence[Example]) -> RunTask:
         """Return an assignment's run after the checks that do not depend on rows."""
-        journal = self._current.journal(assignment.assignment_id)
+        journal = self._journal(assignment)
+        journal.check()
         run = await self._runs.task(assignment.run_id, assignment.vocabulary_version)
         if self._logs_fit and assignment.run_id not in self._logged:
             self._logged.add(assignment.run_id)
@@ -286,9 +286,9 @@ class Worker:
             raise Unfit(admitted.refusal, shown=admitted.reason)
         facts = _facts(assignment)
 
-        def charge() -> Sequence[Change]:
+        def charge() -> Precision | None:
             if self._privacy is None or run.privacy is None:
-                return ()
+                return None
             return self._privacy.charge(run.privacy)
 
         ask = self._paid(await self._ask(run, assignment, lease))
@@ -296,11 +296,11 @@ class Worker:
             run=run,
             assignment=assignment,
             examples=admitted.rows,
-            journal=self._current.journal(assignment.assignment_id),
+            journal=self._journal(assignment),
             ask=ask,
             propose=await self._proposing(run, assignment, held, ask),
             hooks=self._hooks,
-            memory=self._current.memory(assignment.run_id) or b"",
+            memory=memory_of(self._state, assignment.run_id),
             charge=charge,
             on_scored=lambda done, total: self._events.emit(
                 "scored", done=done, total=total, **facts
@@ -310,10 +310,12 @@ class Worker:
         if isinstance(update, LossesUpdate) and update.proposal is not None:
             self._proposals[assignment.run_id] += 1
         update = update.model_copy(update={"usage": self._reported(update.usage)})
-        unsent = Unsent(update=update, memory=work.memory, noised=run.privacy is not None, **facts)
-        if not self._current.put(unsent, work.charged) and unsent.noised:
-            raise Declining("the noised update cannot be stored")
+        unsent = Unsent(update=update, memory=work.memory, **facts)
+        self._journal(assignment).finish(unsent)
         return unsent
+
+    def _journal(self, work: Assigned | Unsent) -> Journal:
+        return Journal(self._state, work.assignment_id)
 
     def _reported(self, usage: Usage) -> Usage:
         """Return the usage that the server may see."""
@@ -401,8 +403,7 @@ class Worker:
             ProblemError: The server refuses for now, or does not know the device.
             TransportError: The server cannot be reached; the update stays.
         """
-        unsent = self._current.unsent
-        if unsent is not None:
+        for unsent in unsent_updates(self._state):
             try:
                 await self._send(unsent)
             except ProblemError as exc:
@@ -428,7 +429,7 @@ class Worker:
             if is_retryable(exc) or (isinstance(exc, ProblemError) and exc.code in _NOT_DECLINED):
                 raise
             return await self._decline(unsent, exc)
-        self._current.accept(unsent)
+        self._journal(unsent).delete(accepted=unsent)
         _log.info("updated", **facts)
         self._events.emit("updated", **facts)
         return Turn(outcome="worked", **facts)

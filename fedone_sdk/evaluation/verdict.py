@@ -5,16 +5,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fedone_sdk.algorithms.calibration import fitted_bias
+from fedone_sdk.backends.judge import Pair
 from fedone_sdk.budget import Price, Usage
 from fedone_sdk.evaluation.intervals import difference, interval
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
-from fedone_sdk.messages import Compared, PromptReport, Spread, Standing, Verdict
+from fedone_sdk.losses import label_loss, predicted
+from fedone_sdk.messages import (
+    Compared,
+    Preference,
+    PromptReport,
+    Spread,
+    Standing,
+    Verdict,
+)
 from fedone_sdk.messages.verdict import Conclusion
 from fedone_sdk.metrics import METRICS, MetricFunction, evaluate, metric_text
 from fedone_sdk.task import (
@@ -25,12 +35,11 @@ from fedone_sdk.task import (
     Score,
     TaskSpec,
     TextPrompt,
-    label_loss,
-    predicted,
     target_of,
 )
 from fedone_sdk.vocabulary import CHARS_PER_TOKEN
 
+_TIE = 0.5
 _FOLDS = 5
 _MIN_ROWS = 10
 """Minimal number of rows to fit a label bias on."""
@@ -122,6 +131,37 @@ def judge(
         bias=None if plain is None else plain.bias,
         bias_from=None if plain is None else plain.bias_from,
         needed_examples=_needed(rows, over, over_chance) if conclusion == "unclear" else None,
+    )
+
+
+def preference(
+    pairs: Sequence[Pair | None], tuned: Sequence[str | None], plain: Sequence[str | None]
+) -> Preference | None:
+    """Return a judge's preference for the tuned prompt's texts; None without a compared row."""
+    asked = [row for row, pair in enumerate(pairs) if pair is not None]
+    found = [pair for pair in pairs if pair is not None]
+    wins = [(pair.shown_first + pair.shown_second) / 2 for pair in found]
+    ends = interval("loss", Outcomes(which="after", losses=tuple(wins)), 0)
+    if ends is None:
+        return None
+    longer = [len(tuned[row] or "") - len(plain[row] or "") for row in asked]
+    by_length = [
+        [win for win, more in zip(wins, longer, strict=True) if more * sign > 0] for sign in (1, -1)
+    ]
+    first = [
+        shown
+        for pair in found
+        for shown in (pair.shown_first, 1.0 - pair.shown_second)
+        if shown != _TIE
+    ]
+    return Preference(
+        rows=len(found),
+        wins=ends.value,
+        low=ends.low,
+        high=ends.high,
+        balanced=fmean(map(fmean, by_length)) if all(by_length) else None,
+        agreement=fmean(pair.shown_first == pair.shown_second for pair in found),
+        first=fmean(first) if first else None,
     )
 
 

@@ -38,10 +38,11 @@ if TYPE_CHECKING:
         Enrolled,
         NewToken,
         Rotated,
+        Secret,
         TokenInfo,
         TokenList,
     )
-    from fedone_sdk.messages.prompt import PromptReport
+    from fedone_sdk.messages.prompt_report import PromptReport
     from fedone_sdk.messages.run import (
         CacheReport,
         Cap,
@@ -92,7 +93,14 @@ if TYPE_CHECKING:
         Scored,
         Update,
     )
-    from fedone_sdk.messages.verdict import COMPARED, Compared, Spread, Standing, Verdict
+    from fedone_sdk.messages.verdict import (
+        COMPARED,
+        Compared,
+        Preference,
+        Spread,
+        Standing,
+        Verdict,
+    )
     from fedone_sdk.messages.watch import (
         LostWork,
         Me,
@@ -146,6 +154,7 @@ __all__ = [
     "PROTOCOL_HEADER",
     "PROTOCOL_VERSION",
     "PositionProbabilities",
+    "Preference",
     "PrivacyReport",
     "Problem",
     "PromptReport",
@@ -172,6 +181,7 @@ __all__ = [
     "Scores",
     "SeatReport",
     "Seats",
+    "Secret",
     "Spread",
     "Standing",
     "Step",

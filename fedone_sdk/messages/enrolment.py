@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from fedone_sdk.messages.base import Id, Message, Name
+from fedone_sdk.messages.base import Id, Message, Name, is_sendable
 
 Nonce = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{22,128}$")]
+
+
+def _sendable(secret: str) -> str:
+    if not is_sendable(secret):
+        raise ValueError("has characters that a header cannot carry; allowed is printable ASCII")
+    return secret
+
+
+Secret = Annotated[str, AfterValidator(_sendable)]
+"""A bearer token."""
 
 
 class Enrol(Message):
@@ -31,7 +41,7 @@ class Enrolled(Message):
     """
 
     client_id: Id
-    credential: Annotated[str, Field(repr=False)]
+    credential: Annotated[Secret, Field(repr=False)]
 
 
 class Rotated(Message):
@@ -40,7 +50,7 @@ class Rotated(Message):
     The previous one stays valid until this one is used.
     """
 
-    credential: Annotated[str, Field(repr=False)]
+    credential: Annotated[Secret, Field(repr=False)]
 
 
 TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedone_sdk.messages.base import Message, is_none
-from fedone_sdk.messages.prompt import PromptReport
+from fedone_sdk.messages.prompt_report import PromptReport
 
 Compared = Literal["chance", "no_prompt", "no_prompt_biased", "untrained", "cheapest", "tuned"]
 """The compared prompts: the best constant answer, "no prompt", "no prompt" with its own label bias,
@@ -79,6 +79,42 @@ class Standing(Message):
     prompt: PromptReport | None = Field(default=None, exclude_if=is_none)
 
 
+class Preference(Message):
+    """A judge's comparison of the tuned prompt's texts with those of no prompt, in both orders.
+
+    Attributes:
+        rows: Rows that were compared.
+        wins: Share of the answers for the tuned prompt's text; a tie counts half.
+        low: Bounds of its 95 % interval, over the rows.
+        balanced: `wins` with equal weights of the rows where the tuned prompt's text is the longer
+            one and of those where it is the shorter one; null if there are none of one kind.
+        agreement: Share of the rows with the same answer in both orders.
+        first: Share of the answers for the text that was shown first, without ties; null if all
+            are ties.
+    """
+
+    rows: int
+    wins: float
+    low: float
+    high: float
+    balanced: float | None = None
+    agreement: float
+    first: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The comparison in one line."""
+        even = "" if self.balanced is None else f", {self.balanced:.1%} with lengths balanced"
+        first = (
+            "" if self.first is None else f", and prefer the text shown first in {self.first:.1%}"
+        )
+        return (
+            f"tuned preferred to no prompt in {self.wins:.1%} (95 % {self.low:.1%} to "
+            f"{self.high:.1%}){even}; the two orders agree on {self.agreement:.1%} of "
+            f"{self.rows} rows{first}"
+        )
+
+
 class Verdict(Message):
     """Whether tuning improved the metric.
 
@@ -94,6 +130,7 @@ class Verdict(Message):
             other folds of the dev rows.
         needed_examples: For ``unclear``, about how many rows show a gain of this size with 80 %
             power; null if the gain is within one standard error, which says nothing of its size.
+        preference: What the judge of ``task.score`` prefers; absent without one.
     """
 
     conclusion: Conclusion
@@ -105,6 +142,7 @@ class Verdict(Message):
     bias: tuple[float, ...] | None = None
     bias_from: Literal["training", "dev"] | None = None
     needed_examples: int | None = None
+    preference: Preference | None = Field(default=None, exclude_if=is_none)
 
     def standing(self, name: Compared) -> Standing | None:
         """Return the measurement of a prompt, if any."""

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="need
 
 @pytest.mark.parametrize("name", devices.SCENARIOS)
 async def test_one_death(name: str) -> None:
-    moments = range(5, 170, 12)
+    moments = range(5, 150, 12)
     deaths = [Death(at, kind) for at in moments for kind in ("nothing", "half")]
     figures = await devices.campaign(devices.SCENARIOS[name], deaths)
     assert figures.violations == []

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from fedone_sdk.aggregator.http.requests import listening
+from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.backends import OnnxBackend, predict
 from fedone_sdk.data import load_examples
 from fedone_sdk.local import Federation, simulate

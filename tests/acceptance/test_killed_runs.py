@@ -15,8 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("openai")
-
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedone_sdk.aggregator.access.tokens import AdminToken, EnrolmentToken, digest
-from fedone_sdk.aggregator.http.limits import Limits
+from fedone_sdk.aggregator.http.guards import Limits
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import BackendBlocked

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.http.limits import Limits
-from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.http.guards import Limits
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.backends import Query
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import ProblemError

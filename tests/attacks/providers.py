@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from fedone_sdk.aggregator.http.requests import listening
+from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.backends import ModelClient, Query
 from fedone_sdk.backends.openai import OpenAIBackend
 from fedone_sdk.budget import Budget, BudgetGuard

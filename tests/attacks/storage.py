@@ -82,7 +82,7 @@ async def _read_sent_update(folder: Path) -> str:
             await client.enrol()
             # A client of another server, with the same file: the log outlives a turn.
             with closing(sqlite3.connect(folder / "state.sqlite3")) as other:
-                other.execute("SELECT * FROM identity").fetchall()
+                other.execute("SELECT * FROM entries").fetchall()
                 assert (await client.run_once()).outcome == "worked"
                 if found := _leaks(folder, b'"losses":['):
                     raise Succeeded(f"reads losses in {found}")

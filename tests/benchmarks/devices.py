@@ -319,7 +319,7 @@ async def serve(args: argparse.Namespace) -> None:
     import structlog
 
     from fedone_sdk import Aggregator, RunSpec, Vocabulary
-    from fedone_sdk.aggregator.serving.feed import Change
+    from fedone_sdk.aggregator.runs.changes import Change
     from fedone_sdk.cli.serve import favour_latency
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))

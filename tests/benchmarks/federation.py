@@ -128,7 +128,7 @@ async def serve(rounds: int, exchange: str, store: str) -> None:
     import structlog
 
     from fedone_sdk import Aggregator, RunSpec, Vocabulary
-    from fedone_sdk.aggregator.serving.feed import Change
+    from fedone_sdk.aggregator.runs.changes import Change
     from fedone_sdk.stores import MemoryStore, SqlStore
     from fedone_sdk.testing import ScriptedBackend
 

@@ -28,7 +28,7 @@ from typing import Any
 import structlog
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.serving.feed import Change
+from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.backends import Answer, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages import Proposal

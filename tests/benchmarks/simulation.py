@@ -24,7 +24,7 @@ import time
 import structlog
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.serving.feed import Change
+from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend

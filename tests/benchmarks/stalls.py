@@ -32,7 +32,7 @@ import aiohttp
 import structlog
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.http.limits import Limits
+from fedone_sdk.aggregator.http.guards import Limits
 from fedone_sdk.backends import AnswerCache, ModelClient
 from fedone_sdk.backends.openai import OpenAIBackend
 from fedone_sdk.cli.serve import favour_latency

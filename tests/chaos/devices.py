@@ -298,7 +298,7 @@ async def play(scenario: Scenario, deaths: Sequence[Death]) -> Figures:
                 sent = sum(len(set(bodies)) for bodies in seen.updates.values())
                 releases = sent if scenario.noise == "alpha" else len(seen.released)
                 with contextlib.closing(DeviceState(Path(name) / "state", "memory:")) as state:
-                    counted = dict(state.rows("SELECT target, precision FROM privacy"))
+                    counted = state.precisions()
                 if abs(sum(counted.values()) * _MULTIPLIER**2 - releases) > 1e-9:
                     figures.violations.append(f"{releases} releases, counted {counted}")
         figures.violations += [

@@ -161,7 +161,7 @@ def test_the_edge_image_has_an_edge_client_and_no_more(edge_image: Image) -> Non
     assert "Tune prompts as an edge client" in done.stdout
     installed = {path.name for path in edge_image.folder.glob("opt/fedone/lib/*/site-packages/*")}
     assert "fedone_sdk" in installed
-    assert not installed & {"sqlalchemy", "onnxruntime", "openai", "torch"}
+    assert not installed & {"sqlalchemy", "onnxruntime", "torch"}
     python = edge_image.folder / "opt/fedone/bin/python"
     assert not (python.with_name("fedone")).read_text().startswith(f"#!{sys.executable}")
 

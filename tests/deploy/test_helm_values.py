@@ -12,7 +12,7 @@ import yaml
 
 from fedone_sdk.aggregator.access.tokens import AuthConfig
 from fedone_sdk.aggregator.config import ServeConfig
-from fedone_sdk.aggregator.routes import ROUTES
+from fedone_sdk.aggregator.http.application import ROUTES
 from fedone_sdk.budget import Budget
 from fedone_sdk.spec import RunSpec
 from tests.deploy.helm_chart import CASES, CHART, helm, render

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,7 +15,7 @@ from fedone_sdk import assets
 from tests.deploy.images import Image
 from tests.deploy.machine import Machine
 from tests.deploy.units import SYSTEMD, Unit
-from tests.edge import stored
+from tests.edge import entries
 from tests.processes import running, tool, until
 
 EXAMPLES = assets.path("companion_feedback") / "train.jsonl"
@@ -97,7 +98,7 @@ def test_the_units_work_together(edge_image: Image, tmp_path: Path) -> None:
             assert device.stop() == 0
         machine.systemctl("stop", "fedone-aggregator")
     logs = device.log + machine.log()
-    ((credential,),) = stored(state, "SELECT credential FROM identity")
+    credential = json.loads(entries(state, "identity")[0])["credential"]
     assert credential not in logs
     for secret in machine.path("/etc/fedone/secrets").iterdir():
         assert secret.read_text() not in logs

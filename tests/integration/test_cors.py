@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fedone_sdk.aggregator.http.cors import CorsConfig
-from fedone_sdk.aggregator.http.limits import Limits
+from fedone_sdk.aggregator.http.guards import CorsConfig, Limits
 from tests.integration.test_security import CLAIM, FLEET, ROOT, serving
 
 APP = "https://app.example"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ScriptedBackend
 from tests import runs
-from tests.edge import stored
+from tests.edge import entries, stored
 from tests.runs import TOKEN, RecordingTransport, memory_client, run_spec, until
 
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
@@ -413,11 +414,13 @@ class TestState:
         async with serving() as service:
             async with client_of(service, state_dir=tmp_path) as client:
                 await client.enrol()
-                first = client._session.identity.client_id
-            stored(tmp_path, "UPDATE identity SET credential = 'é'")
+                first = client._state.identity.client_id
+            (identity,) = entries(tmp_path, "identity")
+            damaged = json.dumps({**json.loads(identity), "credential": "é"})
+            stored(tmp_path, "UPDATE entries SET value = ?", damaged)
             async with client_of(service, state_dir=tmp_path) as client:
                 await client.enrol()
-                assert client._session.identity.client_id not in (None, first)
+                assert client._state.identity.client_id not in (None, first)
 
     @pytest.mark.parametrize("content", [b"\0" * 5000, b"{}" * 5000, b"SQLite format 3\0" * 400])
     async def test_a_damaged_file_is_put_aside(self, tmp_path: Path, content: bytes) -> None:
@@ -427,7 +430,7 @@ class TestState:
         async with serving() as service, client_of(service, state_dir=tmp_path) as client:
             assert (await client.run_once()).outcome == "worked"
         assert (tmp_path / "state.sqlite3.damaged").read_bytes() == content
-        assert servers_in(tmp_path) == {"memory:"}
+        assert len(entries(tmp_path, "identity")) == 1
 
     @pytest.mark.parametrize("keep", [True, False])
     async def test_adamw_memory_of_the_device(self, tmp_path: Path, keep: bool) -> None:
@@ -444,30 +447,23 @@ class TestState:
                     async with client_of(service, state_dir=folder) as client:
                         assert (await client.run_once()).outcome == "worked"
                     if not keep:
-                        stored(folder, "DELETE FROM memory")
+                        stored(folder, "DELETE FROM entries WHERE kind = 'memory'")
                 return run_of(service).result().alpha_sha256
 
         assert (await alpha_after(True) == await alpha_after(False)) == keep
-        assert stored(tmp_path / "False", "SELECT run_id FROM memory") == [("run",)]
-
-
-def servers_in(state: Path) -> set[str]:
-    return {server for (server,) in stored(state, "SELECT server FROM identity")}
-
-
-def unsent_in(state: Path) -> list[Any]:
-    return stored(state, "SELECT * FROM unsent")
+        (memory,) = entries(tmp_path / "False", "memory")
+        assert json.loads(memory)[0] == "run"
 
 
 class TestWorkNotHandedIn:
     @pytest.mark.parametrize("content", ["", "{}", "[]", "\0", '{"update": "{}"}'])
     async def test_a_damaged_update_is_dropped(self, tmp_path: Path, content: str) -> None:
-        DeviceState(tmp_path, "memory:").rows("SELECT 1")
-        insert = "INSERT INTO unsent VALUES ('memory:', 'b', 'run', 1, ?, '')"
+        DeviceState(tmp_path, "memory:")
+        insert = "INSERT INTO entries VALUES ('memory:', 'b', 'unsent', '', ?)"
         stored(tmp_path, insert, content)
         async with serving() as service, client_of(service, state_dir=tmp_path) as client:
             assert (await client.run_once()).outcome == "worked"
-        assert unsent_in(tmp_path) == []
+        assert entries(tmp_path, "unsent") == []
         assert os.listdir(tmp_path) == ["state.sqlite3"]
 
 

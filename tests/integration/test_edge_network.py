@@ -21,9 +21,9 @@ from yarl import URL
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.http.requests import listening
+from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.client import ClientEvent, HttpTransport, Network
-from fedone_sdk.client.state import DeviceState, Identity
+from fedone_sdk.client.state import DeviceState
 from fedone_sdk.client.transport import Proxy, _retry_after_s
 from fedone_sdk.errors import MessageError, ProblemError, SpecError, TransportError
 from fedone_sdk.messages import Claim, Enrol, Enrolled, Problem
@@ -269,7 +269,7 @@ class TestIdentity:
                 before = client._session.credential
                 await client.rotate_credential()
                 assert client._session.credential != before
-                assert Identity(DeviceState(tmp_path, url)).credential == client._session.credential
+                assert DeviceState(tmp_path, url).identity.credential == client._session.credential
                 await client.run_forever()
             assert served.service.runs["run"].state.status == "completed"
             transport = HttpTransport(url)

@@ -23,7 +23,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests import runs
-from tests.edge import stored
+from tests.edge import entries, stored
 from tests.runs import PROMPT, DyingTransport, RecordingTransport, memory_client, run_spec
 
 WORDS = Vocabulary(candidates=tuple(f" word{n}" for n in range(20)))
@@ -99,7 +99,7 @@ async def test_through_the_gateway(
 
 
 def journal_in(folder: Path) -> list[tuple[Any, ...]]:
-    return stored(folder, "SELECT kind, key FROM journal ORDER BY rowid")
+    return stored(folder, "SELECT kind FROM entries WHERE assignment_id != ''")
 
 
 @pytest.mark.parametrize(("exchange", "local_steps"), [("losses", 1), ("alpha", 2)])
@@ -181,11 +181,9 @@ async def test_a_damaged_journal(tmp_path: Path, damage: str) -> None:
     spec, backend = spec_of("losses"), ScriptedBackend()
     async with serving(spec, backend) as service:
         await died_amid(service, tmp_path)
-        ((key, value),) = stored(
-            tmp_path, "SELECT key, value FROM journal WHERE kind = 'answers' ORDER BY rowid LIMIT 1"
-        )
+        value = entries(tmp_path, "answers")[0]
         damaged = DAMAGES[damage](value.encode()).decode("latin-1")
-        stored(tmp_path, "UPDATE journal SET value = ? WHERE key = ?", damaged, key)
+        stored(tmp_path, "UPDATE entries SET value = ? WHERE value = ?", damaged, value)
         again = RecordingTransport(service)
         async with client_of(service, tmp_path, transport=again) as client:
             assert (await client.run_once()).outcome == "worked"

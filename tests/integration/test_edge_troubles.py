@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.http.requests import listening
+from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import ClientEvent, HttpTransport
 from fedone_sdk.client.examples import Source

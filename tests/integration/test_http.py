@@ -15,8 +15,8 @@ from openapi_spec_validator import validate
 
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.tokens import AdminToken, Role, digest
-from fedone_sdk.aggregator.routes import MAX_BODY_BYTES, ROUTES, build_app
-from fedone_sdk.aggregator.routes.route import openapi_document
+from fedone_sdk.aggregator.http.application import ROUTES, build_app
+from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, openapi_document
 from fedone_sdk.backends import Answer, ModelClient, Query
 from fedone_sdk.errors import BackendBlocked, FedOneError, StoreUnavailable
 from fedone_sdk.spec import RetrySpec, RunSpec
@@ -240,7 +240,7 @@ class TestRuns:
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A slow reader misses nothing."""
-        from fedone_sdk.aggregator.routes import runs as run_routes
+        from fedone_sdk.aggregator.http import run_routes
 
         credential = await server.credential()
         await server.update(credential, await server.claim(credential))
@@ -277,7 +277,7 @@ class TestMachines:
     async def test_a_store_that_cannot_be_used(
         self, hangs: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fedone_sdk.aggregator.routes.system._TIMEOUT_S", 0.01)
+        monkeypatch.setattr("fedone_sdk.aggregator.http.server_routes._TIMEOUT_S", 0.01)
 
         class Broken(MemoryStore):
             async def ping(self) -> None:

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
+from fedone_sdk.aggregator.telemetry import Observers
 from fedone_sdk.aggregator.telemetry.metrics import Metrics
-from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import ClientInfluence, LossesUpdate
 from fedone_sdk.spec import RunSpec
@@ -59,7 +59,7 @@ async def test_an_attacker_is_quarantined_and_users_see_it(tmp_path: Path) -> No
     )
     async with aggregator, aiohttp.ClientSession() as session, AsyncExitStack() as stack:
         url = await aggregator.listen()
-        run = await aggregator.add_run(spec_of(40, defence="standard"), WORDS)
+        run = await aggregator.service.add_run(spec_of(40, defence="standard"), WORDS)
         clients = [
             await stack.enter_async_context(
                 edge_client(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fedone_sdk.backends.judge import Judge
 from fedone_sdk.errors import SpecError
+from fedone_sdk.evaluation.verdict import preference
 from fedone_sdk.local import Federation, load_score, simulate
 from fedone_sdk.scores import graded
 from fedone_sdk.spec import RunSpec
@@ -24,10 +26,22 @@ def grade(inputs: Rendered, most: int) -> str:
     """Grade 5 for a text with " good", 2 for one without, and no grade for row 3."""
     asked = "".join(part.text for part in inputs)
     ASKED.append(asked)
+    if "<answer_a>" in asked:
+        return BETTER(
+            *(asked.partition(f"<answer_{name}>\n")[2].partition("\n</")[0] for name in "ab")
+        )
     answer = asked.partition("<answer>\n")[2].partition("\n</answer>")[0]
     if "row 3" in asked:
         return "I cannot say."
     return "So:\n" + json.dumps({"reason": "because", "score": 5 if "good" in answer else 2})
+
+
+def better(a: str, b: str) -> str:
+    good = [text for text in (a, b) if "good" in text]
+    return f'{{"better": "{"tie" if len(good) != 1 else "A" if good[0] == a else "B"}"}}'
+
+
+BETTER: Callable[[str, str], str] = better
 
 
 def grader() -> ScriptedBackend:
@@ -73,6 +87,9 @@ async def test_a_judge_grades_and_its_cost_is_the_runs_and_shown_apart() -> None
     assert result.judge.requests == len(ASKED) > 0
     assert result.evaluation.requests > result.judge.requests  # Measurements too.
     assert result.spent.requests > result.evaluation.requests
+    found = result.verdict and result.verdict.preference
+    assert found
+    assert (found.wins, found.agreement, found.rows) == (1.0, 1.0, 3)
     assert all("Is it good?" in asked and "wanted" in asked for asked in ASKED)
     assert not any("secret" in asked for asked in ASKED)
     assert len(set(ASKED)) == len(ASKED)  # Equal questions are asked once.
@@ -100,6 +117,41 @@ async def test_an_answer_without_a_grade_fails_its_row_alone() -> None:
     assert found[0].feedback.endswith("score 1.00 of 1: because")
     assert [row.value for row in found[1:] if isinstance(row, Score)] == [0.25] * 8
     assert spent.requests == 10
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [  # The share of wins, with lengths balanced, of equal answers, and of those for the first.
+        pytest.param(better, (0.8, (5 / 6 + 1) / 2, 1.0, 0.5), id="content"),
+        pytest.param(lambda a, b: '{"better": "a"}', (0.5, 0.5, 0.2, 1.0), id="position"),
+        pytest.param(
+            lambda a, b: f'{{"better": "{"a" if len(a) > len(b) else "b"}"}}',
+            (0.7, 0.5, 1.0, 0.5),
+            id="length",
+        ),
+        pytest.param(lambda a, b: "I like both", None, id="no answer"),
+    ],
+)
+async def test_pairs_show_what_a_judge_prefers(
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Callable[[str, str], str],
+    expected: tuple[float, ...] | None,
+) -> None:
+    """Of ten rows two have equal texts; six tuned texts are longer and two are shorter."""
+    monkeypatch.setattr(f"{__name__}.BETTER", answer)
+    judge = load_score(spec_of().task)
+    assert isinstance(judge, Judge)
+    tuned = ["good, and long"] * 5 + ["bad but much longer"] + ["good"] * 2 + ["same"] * 2
+    plain = ["short"] * 5 + ["a good one"] + ["plain text"] * 2 + ["same"] * 2
+    async with judge.backend:
+        found = preference(await judge.preferences(tuned, plain, ROWS), tuned, plain)
+    if expected is None:
+        assert found is not None
+        assert found.rows == 2
+        return
+    assert found is not None
+    assert (found.wins, found.balanced, found.agreement, found.first) == pytest.approx(expected)
+    assert found.low <= found.wins <= found.high
 
 
 @pytest.mark.parametrize(

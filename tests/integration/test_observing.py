@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.telemetry import Observers
 from fedone_sdk.aggregator.telemetry.metrics import Metrics
-from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.aggregator.telemetry.tracing import Tracing
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query
 from fedone_sdk.errors import BackendUnavailable

@@ -17,7 +17,7 @@ import structlog
 
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.tokens import AdminToken, EnrolmentToken, digest
-from fedone_sdk.aggregator.http.limits import NO_LIMITS
+from fedone_sdk.aggregator.http.guards import NO_LIMITS
 from fedone_sdk.aggregator.rounds.lifecycle import pause, resume
 from fedone_sdk.backends import Query
 from fedone_sdk.errors import BackendBlocked, ProblemError
@@ -175,7 +175,7 @@ class TestReasons:
             await run.apply(resume)
             client = await aggregator.service.access.client(credential)
             with pytest.raises(ProblemError) as caught:
-                await aggregator.service.claim(client, Claim(num_examples=5, wait_s=0))
+                await aggregator.service.work.claim(client, Claim(num_examples=5, wait_s=0))
         assert caught.value.code == "backend_unavailable"
         for secret in (JANE, "model.internal", "TEAM_KEY"):
             assert secret not in caught.value.detail

@@ -20,8 +20,9 @@ from cryptography import x509
 from pydantic import ValidationError
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.http.requests import listening, problems
-from fedone_sdk.aggregator.http.tls import ServerTls, TlsConfig
+from fedone_sdk.aggregator.http.application import listening
+from fedone_sdk.aggregator.http.guards import ServerTls, TlsConfig
+from fedone_sdk.aggregator.http.requests import problems
 from fedone_sdk.client import HttpTransport
 from fedone_sdk.client.transport import Network
 from fedone_sdk.errors import ProblemError, SpecError, TransportError

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from fedone_sdk.aggregator.rounds.state import FinishedRound
-from fedone_sdk.aggregator.serving.feed import Change
+from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.errors import MissingExtraError, SpecError
 from fedone_sdk.messages import RoundReport, RunResult
 from fedone_sdk.spec import RunSpec

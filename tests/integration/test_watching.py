@@ -14,8 +14,8 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
-from fedone_sdk.aggregator.routes.dashboard import FILES
-from fedone_sdk.aggregator.routes.reports import likeliest
+from fedone_sdk.aggregator.http.run_routes import likeliest
+from fedone_sdk.aggregator.http.server_routes import FILES
 from fedone_sdk.messages import Me, RoundReport, Seats, TokenProbabilities
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import SqlStore

@@ -20,8 +20,6 @@ from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import Part
 from tests.llama_cpp.conftest import ALIAS, CONTEXT, LlamaServer
 
-pytest.importorskip("openai")
-
 WORDS = (" no", " yes")
 NEVER = (" zyzzyva", " qoph")
 TEXTS = ("a fine film", "a dull film", "I want my money back", "the best of the year")

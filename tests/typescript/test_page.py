@@ -14,8 +14,8 @@ from aiohttp import web
 from playwright.async_api import Page, expect
 
 from fedone_sdk.aggregator import Aggregator, ServedRun
-from fedone_sdk.aggregator.http.cors import CorsConfig
-from fedone_sdk.aggregator.http.requests import listening
+from fedone_sdk.aggregator.http.application import listening
+from fedone_sdk.aggregator.http.guards import CorsConfig
 from fedone_sdk.backends import Query
 from fedone_sdk.testing import ScriptedBackend
 from tests.browser.stage import Chromium, needs_chromium
@@ -60,7 +60,7 @@ async def serving(
     model = ScriptedBackend(gate=gate)
     cors = CorsConfig(origins=origins)
     async with Aggregator(backend=model, enrolment_tokens=[TOKEN], cors=cors) as aggregator:
-        run = await aggregator.add_run(SPEC, WORDS)
+        run = await aggregator.service.add_run(SPEC, WORDS)
         yield await aggregator.listen(), run, answering
 
 

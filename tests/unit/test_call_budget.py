@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fedone_sdk.aggregator.model.calls import CallBudget
 from fedone_sdk.aggregator.rounds.spending import replica_of
-from fedone_sdk.aggregator.serving.calls import CallBudget
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, FedOneError, ProblemError
 

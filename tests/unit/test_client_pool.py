@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from fedone_sdk.aggregator.serving.client_pool import (
+from fedone_sdk.aggregator.dispatch.client_pool import (
     MAX_RETRY_AFTER_S,
     MEMBER_TTL_S,
     ClientPool,

@@ -8,7 +8,7 @@ from tests.interpreter import loaded_by
 
 DEVICE = "from fedone_sdk import EdgeClient; EdgeClient('http://x', token='t', data=[{'a': 'b'}])"
 
-HEAVY = ("numpy", "torch", "openai", "vllm", "onnxruntime", "sqlalchemy", "tokenizers", "yaml")
+HEAVY = ("numpy", "torch", "vllm", "onnxruntime", "sqlalchemy", "tokenizers", "yaml")
 
 NOT_A_DEVICES = (
     *("aiohttp.web", "tomllib"),
@@ -59,7 +59,7 @@ def test_backends_load_their_libraries_late(statement: str) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "from fedone_sdk.calibration import class_means, loss_terms\n"
+        "from fedone_sdk.losses import class_means, loss_terms\n"
         "from fedone_sdk.messages import Tensor\n"
         "from fedone_sdk.task import TaskSpec\n"
         "task = TaskSpec(template='{prompt} {a}', labels={0: ' x', 1: ' y'})\n"
@@ -81,7 +81,7 @@ def test_data_loads_no_heavy_library() -> None:
 
 
 def test_algorithms_import_nothing_but_numpy() -> None:
-    others = ("asyncio", "aiohttp", "openai", "torch", "structlog", "pydantic")
+    others = ("asyncio", "aiohttp", "torch", "structlog", "pydantic")
     assert loaded_by("import fedone_sdk.algorithms", *others) == []
 
 

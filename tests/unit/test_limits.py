@@ -9,7 +9,7 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.aggregator.http.limits import NO_LIMITS, Limiter, Limits
+from fedone_sdk.aggregator.http.guards import NO_LIMITS, Limiter, Limits
 from fedone_sdk.aggregator.runtime import Bucket
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.testing import ManualClock

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.calibration import class_means, loss_terms, num_groups
 from fedone_sdk.candidates import prompt_of
+from fedone_sdk.losses import class_means, example_loss, loss_terms, num_groups
 from fedone_sdk.messages import RunTask, Tensor
-from fedone_sdk.task import Example, Score, example_loss, render, target_of, words_of
+from fedone_sdk.task import Example, Score, render, target_of, words_of
 from fedone_sdk.vocabulary import Vocabulary
 
 VECTORS = json.loads(

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import fedone_sdk.messages as messages
-from fedone_sdk.aggregator.routes.app import ROUTES, device_document
-from fedone_sdk.aggregator.routes.route import openapi_document
+from fedone_sdk.aggregator.http.application import ROUTES, device_document
+from fedone_sdk.aggregator.http.route import openapi_document
 from fedone_sdk.errors import PROBLEMS, ProblemError
 from fedone_sdk.messages import MAX_ELEMENTS, Enrolled, Message, Problem, Tensor
 from fedone_sdk.messages import tensor as tensor_module
@@ -62,9 +62,9 @@ class TestGoldenMessages:
 
     def test_every_message_has_a_vector(self) -> None:
         parts = {"Tensor", "CacheReport", "Cap", "CensoringReport", "Check", "ClientInfluence",
-                 "LostWork", "Message", "MetricReport", "PositionProbabilities", "PrivacyReport",
-                 "PromptReport", "Helper", "Judged", "Proposal", "Reflection", "RoundReport",
-                 "RunDevices", "Scored", "SeatReport", "Spread",
+                 "LostWork", "Message", "MetricReport", "PositionProbabilities", "Preference",
+                 "PrivacyReport", "PromptReport", "Helper", "Judged", "Proposal", "Reflection",
+                 "RoundReport", "RunDevices", "Scored", "SeatReport", "Spread",
                  "Standing", "Step", "TokenProbability", "Traffic", "UnfitDevices",
                  "Verdict", "Written"}  # fmt: skip
         classes = {
@@ -184,7 +184,7 @@ class TestSchemas:
     def test_the_committed_copy_is_current(self) -> None:
         committed = ROOT / "docs" / "reference" / "device.openapi.json"
         assert committed.read_text(encoding="utf-8") == device_document(), (
-            "write it again: python -m fedone_sdk.aggregator.routes > "
+            "write it again: python -m fedone_sdk.aggregator.http > "
             "docs/reference/device.openapi.json"
         )
 

@@ -1,5 +1,5 @@
 import type { Clock } from "./clock.js";
-import { ArgumentError, MessageError, TransportError } from "./errors.js";
+import { ArgumentError, MessageError, ProblemError, TransportError } from "./errors.js";
 import type { OnEvent } from "./events.js";
 import type {
   AlphaAssignment,
@@ -25,6 +25,9 @@ export interface Idle {
 }
 
 export type Assignment = AlphaAssignment | LossesAssignment;
+
+/** Keys that an answer must have, and the types of their values. */
+type Keys = Record<string, "string" | "number">;
 
 type Options = Omit<Request, "method" | "path" | "token" | "clientId">;
 
@@ -65,7 +68,7 @@ export class Link {
   /**
    * Makes sure that the device has an identity.
    *
-   * @throws ArgumentError There is neither an identity nor a token.
+   * @throws ArgumentError There is neither an identity nor a token, or the URL has no enrolment.
    * @throws ProblemError The token is not valid.
    */
   async enrol(signal?: AbortSignal): Promise<void> {
@@ -81,7 +84,12 @@ export class Link {
     };
     const body = JSON.stringify(message);
     const request: Request = { method: "POST", path: "/v1/clients", token, body, signal };
-    const reply = await this.#persist(request);
+    const reply = await this.#persist(request).catch((error) => {
+      if (!(error instanceof ProblemError) || error.code !== "not_found") throw error;
+      throw new ArgumentError(
+        `server: ${this.identity.server} is not an aggregator's base URL: ${error.detail}`,
+      );
+    });
     const enrolled = read<Enrolled>(reply, { client_id: "string", credential: "string" });
     await this.identity.enrolled(enrolled);
     this.tell({ kind: "enrolled" });
@@ -114,11 +122,16 @@ export class Link {
     return read<VocabularyList>(await this.#call("GET", path, { signal }), {});
   }
 
-  /** Asks the gateway. */
-  async score(message: Score, signal?: AbortSignal): Promise<Scores> {
+  /** Asks the gateway for scores. */
+  score(message: Score, signal?: AbortSignal): Promise<Scores> {
+    return this.gateway("score", message, { model: "string" }, signal);
+  }
+
+  /** Asks the gateway's model. */
+  async gateway<T>(name: string, message: object, keys: Keys, signal?: AbortSignal): Promise<T> {
     const body = JSON.stringify(message);
-    const reply = await this.#call("POST", "/v1/score", { body, patienceS: SCORE_S, signal });
-    return read<Scores>(reply, { model: "string" });
+    const reply = await this.#call("POST", `/v1/${name}`, { body, patienceS: SCORE_S, signal });
+    return read<T>(reply, keys);
   }
 
   /** Returns finished work. */
@@ -170,7 +183,7 @@ export class Link {
  * @param keys Keys that it must have, and the types of their values.
  * @throws MessageError It is none.
  */
-function read<T>({ text }: Reply, keys: Record<string, "string" | "number">): T {
+function read<T>({ text }: Reply, keys: Keys): T {
   let found: Record<string, unknown> | null;
   try {
     found = JSON.parse(text);

@@ -11,6 +11,8 @@ export type Message =
   | VocabularyList
   | Score
   | Scores
+  | Reflect
+  | Reflected
   | LossesUpdate
   | Decline
   | Receipt
@@ -531,6 +533,41 @@ export interface Scores {
    */
   failed?: [number, number][];
   model: string;
+}
+/**
+ * `POST /v1/reflect`: let the run's model write a candidate from cases, once per assignment.
+ */
+export interface Reflect {
+  assignment_id: string;
+  /**
+   * Row of the assignment's prompts.
+   */
+  parent: number;
+  /**
+   * Of the parent, with their labels in the feedback.
+   */
+  cases: Judged[];
+}
+/**
+ * An example and how the model's answer to it was judged.
+ */
+export interface Judged {
+  /**
+   * Its text fields.
+   */
+  example: {
+    [k: string]: string;
+  };
+  /**
+   * What was expected, what was answered, and the loss.
+   */
+  feedback: string;
+}
+/**
+ * The model's answer, as it wrote it.
+ */
+export interface Reflected {
+  text: string;
 }
 /**
  * The update of the `losses` exchange.

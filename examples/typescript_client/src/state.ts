@@ -158,7 +158,16 @@ interface Journal {
   readonly rows: (Row | null)[];
   readonly answers: (LogProbs | null)[];
   readonly model?: string;
+  readonly written?: string;
   readonly noised?: readonly number[];
+}
+
+interface Found {
+  readonly row: Row;
+  readonly answers: LogProbs | null;
+  readonly model: string;
+  readonly written?: string;
+  readonly usage?: Usage | undefined;
 }
 
 interface Work {
@@ -184,11 +193,11 @@ const MOST_JOURNALS = 8;
 
 /**
  * The paid losses of open assignments, and the update until the server has it, in one document: a
- * device that dies has one or the other. It holds numbers and digests, no text.
+ * device that dies has one or the other. It holds numbers, digests, and the text that a reflection
+ * wrote.
  */
 export class CurrentWork {
   readonly #stored: Stored<Work>;
-  #writing: Promise<void> = Promise.resolve();
 
   constructor(storage: EdgeStorage, server: string) {
     this.#stored = new Stored<Work>(
@@ -264,6 +273,11 @@ export class CurrentWork {
     return journals.find((each) => each.assignmentId === assignmentId)?.usage ?? NOTHING;
   }
 
+  /** What the reflection of the work wrote; undefined before. */
+  get written(): string | undefined {
+    return this.#journal.written;
+  }
+
   row(place: number): Row | null {
     return this.#journal.rows[place] ?? null;
   }
@@ -272,18 +286,17 @@ export class CurrentWork {
     return this.#journal.answers[place] ?? [];
   }
 
-  /** Keeps the losses of a prompt, and what they have cost. */
+  /** Keeps the losses of a prompt, or what a reflection wrote, and what they have cost. */
   async keep(
     places: readonly number[],
-    found: { row: Row; answers: LogProbs | null; model: string; usage?: Usage },
+    { row, answers, usage = NOTHING, ...more }: Found,
   ): Promise<void> {
-    const { rows, answers } = this.#journal;
+    const journal = this.#journal;
     for (const place of places) {
-      rows[place] = found.row;
-      answers[place] = found.answers;
+      journal.rows[place] = row;
+      journal.answers[place] = answers;
     }
-    const usage = sum(this.#journal.usage, found.usage ?? NOTHING);
-    this.#journal = { ...this.#journal, model: found.model, usage };
+    this.#journal = { ...journal, ...more, usage: sum(journal.usage, usage) };
     await this.#save();
   }
 
@@ -299,8 +312,8 @@ export class CurrentWork {
       const noised = [...this.#stored.value.noised, assignmentId].slice(-MOST_NOISED);
       this.#journal = { ...this.#journal, noised: losses };
       this.#set({ noised });
-      await this.#save();
     }
+    await this.#save(); // also what an earlier turn drew, and did not see stored
     return losses;
   }
 
@@ -344,11 +357,8 @@ export class CurrentWork {
     this.#stored.value = { ...this.#stored.value, ...changes } as Work;
   }
 
-  /** Writes in the order of the calls, also where the storage answers out of order. */
   #save(): Promise<void> {
-    const before = this.#writing.catch(() => undefined);
-    this.#writing = before.then(() => this.#stored.save(this.#stored.value));
-    return this.#writing;
+    return this.#stored.save(this.#stored.value);
   }
 }
 
@@ -357,12 +367,7 @@ function blank(assignmentId: string): Journal {
 }
 
 function sum(one: Required<Usage>, other: Usage): Required<Usage> {
-  const add = (unit: keyof Usage): number => one[unit] + Number(other[unit] ?? 0);
-  return {
-    queries: 0,
-    requests: add("requests"),
-    prompt_tokens: add("prompt_tokens"),
-    completion_tokens: add("completion_tokens"),
-    usd: add("usd"),
-  };
+  const total = { ...one };
+  for (const unit of Object.keys(NOTHING) as (keyof Usage)[]) total[unit] += other[unit] ?? 0;
+  return { ...total, queries: 0 };
 }

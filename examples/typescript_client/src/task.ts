@@ -1,6 +1,7 @@
 import { MessageError } from "./errors.js";
 import type { Input, Part } from "./backend.js";
 import type { RunTask, TaskSpec } from "./messages.js";
+import { crc32 } from "./numbers.js";
 import { parseTemplate } from "./template.js";
 import type { Piece } from "./template.js";
 
@@ -34,15 +35,7 @@ export class Task {
     const labels = spec.labels ?? [];
     this.labels = labels.map(({ value }) => value);
     this.labelWords = labels.map(({ word }) => word);
-    const { chat } = spec;
-    const written = chat
-      ? [
-          ...(chat.system == null ? [] : [{ role: "system", template: chat.system }]),
-          { role: "user", template: chat.user },
-          { role: "assistant", template: chat.assistant ?? "" },
-        ]
-      : [{ template: spec.template ?? "" }];
-    this.#messages = written.map(({ template, ...who }) => ({
+    this.#messages = this.messages.map(({ template, ...who }) => ({
       ...who,
       pieces: parseTemplate(template),
     }));
@@ -51,6 +44,17 @@ export class Task {
     this.fields = [
       ...new Set(names.filter((name) => name !== undefined && !others.has(name))),
     ] as string[];
+  }
+
+  /** The templates of an input, in a chat with their roles. */
+  get messages(): readonly { readonly role?: string; readonly template: string }[] {
+    const { chat, template } = this.spec;
+    if (!chat) return [{ template: template ?? "" }];
+    return [
+      ...(chat.system == null ? [] : [{ role: "system", template: chat.system }]),
+      { role: "user", template: chat.user },
+      { role: "assistant", template: chat.assistant ?? "" },
+    ];
   }
 
   /** The slots that the templates name; none where `{prompt}` stands for all of them. */
@@ -192,16 +196,6 @@ export function readRun(text: string): Run {
     throw new MessageError("the aggregator's answer is malformed: a task: task_crc32");
   }
   return { ...run, task: read };
-}
-
-/** CRC-32 of bytes, as of zlib. */
-function crc32(bytes: Uint8Array): number {
-  let crc = ~0;
-  for (const byte of bytes) {
-    crc ^= byte;
-    for (let bit = 0; bit < 8; bit++) crc = (crc >>> 1) ^ (crc & 1 ? 0xedb88320 : 0);
-  }
-  return ~crc >>> 0;
 }
 
 /** A label as Python spells it: a run's labels may be `true` and `false`. */

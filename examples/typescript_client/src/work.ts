@@ -2,12 +2,14 @@ import { pack, rowsOf } from "./array.js";
 import { Minibatch } from "./batch.js";
 import type { BeforeSend } from "./batch.js";
 import { Declining } from "./errors.js";
+import type { KnownRuns } from "./known.js";
+import type { Link } from "./link.js";
 import { classMeans, lossTerms, numGroups } from "./loss.js";
 import type { ScoreFunction } from "./loss.js";
 import type { LossesAssignment, LossesUpdate } from "./messages.js";
 import { drawMinibatch } from "./minibatch.js";
 import { checkPrivacy, privateLosses, privateTerms } from "./noise.js";
-import { fingerprint, mean } from "./numbers.js";
+import { crc32, mean } from "./numbers.js";
 import type { Oracle } from "./oracle.js";
 import type { Account } from "./policy.js";
 import type { Random } from "./random.js";
@@ -34,7 +36,21 @@ export interface Work {
   readonly random: () => Random;
   /** Called with how many more prompts have their losses. */
   readonly onScored: (count: number) => void;
+  readonly reflect: Reflect | undefined;
+  /** For `reflect`: all rows of the device, and the calls to the server. */
+  readonly held: readonly Example[];
+  readonly known: KnownRuns;
+  readonly link: Link;
+  readonly signal: AbortSignal | undefined;
 }
+
+/** Writes a candidate from scored prompts and tries it: what the update gets if it is better. */
+export type Reflect = (
+  work: Work,
+  step: Step,
+  update: LossesUpdate,
+  oracle: Oracle,
+) => Promise<Partial<LossesUpdate> | undefined>;
 
 /**
  * Scores what an assignment asks for.
@@ -49,8 +65,8 @@ export async function lossesUpdate(work: Work, oracle: Oracle): Promise<LossesUp
   const rows = drawMinibatch(examples.length, run.method.batch_size!, assignment.minibatch_seed);
   const drawn = rows.map((row) => examples[row]!);
   const batch = await Minibatch.of(run.task, drawn, work.beforeSend, run.privacy != null);
-  const digest = fingerprint(JSON.stringify([prompts, batch.texts, batch.examples]));
-  journal.open(digest);
+  const content = new TextEncoder().encode(JSON.stringify([prompts, batch.texts, batch.examples]));
+  journal.open(`${content.length}.${crc32(content)}`);
   const { dtype } = assignment.prompts;
   const step = new Step(run, batch, prompts, dtype, journal, work.score, work.onScored);
   const missing = step.missing();
@@ -60,7 +76,8 @@ export async function lossesUpdate(work: Work, oracle: Oracle): Promise<LossesUp
     await oracle(step, missing);
   }
   const numExamples = run.privacy == null ? examples.length : 1;
-  return { num_examples: numExamples, ...(await summed(step, work)) };
+  const update = { num_examples: numExamples, ...(await summed(step, work)) };
+  return { ...update, ...(await work.reflect?.(work, step, update, oracle)) };
 }
 
 /** The losses of a step whose rows are all in the journal. */

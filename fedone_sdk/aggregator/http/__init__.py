@@ -1,3 +1,3 @@
-"""HTTP infrastructure: requests, bodies, limits, CORS, TLS, drain."""
+"""HTTP: requests in, answers out, with the guards around them."""
 
 __all__: list[str] = []

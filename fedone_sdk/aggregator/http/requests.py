@@ -1,25 +1,34 @@
-"""Requests and responses of the HTTP servers: tokens, bodies, problems, streams."""
+"""Requests and responses: context, caller, tokens, bodies, problems, streams."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
-import ssl
+import re
+import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any, NoReturn, TypeVar
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakSet
 
 import structlog
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.typedefs import Middleware
 from pydantic import ValidationError
+from structlog.contextvars import bind_contextvars, clear_contextvars
 
+from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, may_see
+from fedone_sdk.aggregator.http.guards import LIMITER
+from fedone_sdk.aggregator.http.route import JSON, Handler, Route
+from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread_if_large
+from fedone_sdk.aggregator.service import Service
+from fedone_sdk.aggregator.telemetry import Observers
 from fedone_sdk.errors import ProblemError, StoreUnavailable
 from fedone_sdk.messages import (
     PROTOCOL_HEADER,
@@ -29,6 +38,10 @@ from fedone_sdk.messages import (
     encode,
     first_error,
 )
+from fedone_sdk.stores import ClientRecord
+
+if TYPE_CHECKING:
+    from fedone_sdk.aggregator.telemetry.metrics import Metrics
 
 _log = structlog.get_logger(__name__)
 
@@ -43,21 +56,241 @@ MAX_PARTS = 1_000_000
 
 PROBLEM: Any = web.ResponseKey("problem", str) if hasattr(web, "ResponseKey") else "problem"
 """Key of the problem code of a response; aiohttp before 3.14 only supports text keys."""
-_ACTIVE: WeakSet[asyncio.Transport] = WeakSet()
+ACTIVE: WeakSet[asyncio.Transport] = WeakSet()
 """Connections that have sent a request."""
 
-JSON = "application/json"
-"""Content type of messages."""
+_SANE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HEADER = "X-Request-ID"
+
+SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
+METRICS: web.AppKey[Metrics | None] = web.AppKey("metrics")
 
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """Facts about the current request, for the log, the metrics and the run's report.
+
+    Attributes:
+        route: The route; None if no route matched.
+        upload: Size of the request body, bytes.
+    """
+
+    request_id: str
+    route: Route | None = None
+    run: ServedRun | None = None
+    round: int = 0
+    client: ClientRecord | None = None
+    person: AdminToken | None = None
+    upload: int = 0
+    problem: str | None = None
+    status: int | None = None
+
+    def set_client(self, client: ClientRecord) -> None:
+        """Set the calling device and bind it to the log."""
+        self.client = client
+        bind_contextvars(client_id=client.client_id)
+
+    def may_see(self, run_id: str) -> bool:
+        """Whether the caller may access a run."""
+        asker = self.client or self.person
+        return asker is not None and may_see(asker.runs, run_id)
+
+    def set_run(self, run: ServedRun | None) -> None:
+        """Set the run and bind it to the log."""
+        self.run, self.round = run, 0 if run is None else run.state.round
+        self.bind()
+
+    def bind(self) -> None:
+        """Bind the run to the log of the current task."""
+        if self.run is not None:
+            bind_contextvars(run_id=self.run.run_id, round=self.round)
+
+    def facts(self) -> dict[str, str | int]:
+        """Return the known facts by their names in a trace."""
+        found = {
+            "fedone.request_id": self.request_id,
+            "http.route": None if self.route is None else self.route.path,
+            "fedone.client_id": None if self.client is None else self.client.client_id,
+            "fedone.run_id": None if self.run is None else self.run.run_id,
+            "fedone.round": None if self.run is None else self.round,
+            "error.type": self.problem,
+            "http.response.status_code": self.status,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+CONTEXT: ContextVar[RequestContext] = ContextVar("exchange")
+
+
+def observing(observers: Observers) -> Middleware:
+    """Return the outermost middleware."""
+    metrics, tracing, level = observers.metrics, observers.tracing, observers.request_level
+
+    @web.middleware
+    async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
+        context = RequestContext(request_id=_id_of(request))
+        CONTEXT.set(context)
+        # Requests of a connection share one context: clear the previous request's values.
+        clear_contextvars()
+        bind_contextvars(request_id=context.request_id)
+        began = time.perf_counter()
+        span = nullcontext() if tracing is None else tracing.request(request, context.facts)
+        resource = request.match_info.route.resource
+        route = "" if resource is None else resource.canonical
+        with span, nullcontext() if metrics is None else metrics.answering(route):
+            response = await handler(request)
+            context.status = response.status
+            context.problem = response.get(PROBLEM)
+        if request.app[SERVICE].draining:
+            # Closes the connection, so that the caller reconnects to another replica.
+            response.force_close()
+        seconds = time.perf_counter() - began
+        path = "" if context.route is None else context.route.path
+        if metrics is not None:
+            metrics.answered(request.method, path, response.status, context.problem, seconds)
+        if level != "off":
+            line = {"method": request.method, "path": request.path, "status": response.status}
+            if context.problem is not None:
+                line["code"] = context.problem
+            (_log.info if level == "info" else _log.debug)(
+                "request", **line, wall_s=round(seconds, 6)
+            )
+        return response
+
+    return observe
+
+
+async def stamp(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the request id to every response, including streamed ones."""
+    context = CONTEXT.get(None)
+    if context is not None:
+        response.headers[_HEADER] = context.request_id
+
+
+def _id_of(request: web.Request) -> str:
+    """Return the caller's request id if it is short and safe to log, else a new one."""
+    given = request.headers.get(_HEADER, "")
+    return given if _SANE.fullmatch(given) else uuid.uuid4().hex
+
+
+async def authorize(request: web.Request, route: Route) -> None:
+    """Authenticate and authorise a request.
+
+    Raises:
+        ProblemError: ``unauthorized``, ``forbidden``, ``rate_limited``, or ``store_unavailable``
+            for a device while the service is starting.
+    """
+    service, token, context = request.app[SERVICE], bearer_token(request), CONTEXT.get()
+    access = service.access
+    if route.access == "enrolment":
+        await access.check_token(token)
+        limiter = request.app[LIMITER]
+        limiter.enrolment(limiter.address(request))
+    elif route.access in ROLES:
+        context.person = access.authority.check(token, route.access)
+    elif route.access == "member":
+        context.person = access.authority.person(token)
+    if route.access == "device" or (route.access == "member" and context.person is None):
+        wanted = "the credential of an enrolled client"
+        if route.access == "member":
+            wanted = f"an admin token, or {wanted}"
+        client = await access.client(token, wanted=wanted)
+        context.set_client(client)
+        request.app[LIMITER].client(client.index)
+        await service.wait_until_open()
+        if "assignment_id" in request.match_info:
+            work = request.match_info["assignment_id"]
+            context.set_run(service.work.traffic_run(work=(client, work)))
+
+
+def person_of(request: web.Request) -> AdminToken:
+    """Return the authenticated user."""
+    person = CONTEXT.get().person
+    if person is None:
+        raise LookupError(f"{request.path} is not restricted to users")
+    return person
+
+
+def client_of(request: web.Request) -> ClientRecord:
+    """Return the authenticated device."""
+    client = CONTEXT.get().client
+    if client is None:
+        raise LookupError(f"{request.path} is not restricted to devices")
+    return client
+
+
+async def run_of(request: web.Request) -> ServedRun:
+    """Return the run of the path; ``not_found`` if it is unknown or hidden from the caller."""
+    service, context, run_id = request.app[SERVICE], CONTEXT.get(), request.match_info["run_id"]
+    if not context.may_see(run_id):
+        raise ProblemError("not_found", f"there is no run {run_id!r}")
+    run = await service.registry.run(run_id)
+    context.set_run(run)
+    return run
+
+
+def query_number(
+    request: web.Request, name: str, default: int, *, least: int = 0, most: int = 2**31 - 1
+) -> int:
+    """Return a number of the query; ``invalid_message`` if it is none or out of range."""
+    given = request.query.get(name)
+    if given is None:
+        return default
+    is_number = given.isascii() and given.isdigit() and len(given) <= 10
+    if not (is_number and least <= int(given) <= most):
+        raise ProblemError(
+            "invalid_message", f"{name}: must be from {least} to {most}, not {given!r:.40}"
+        )
+    return int(given)
+
+
+async def raw_body(request: web.Request) -> bytes:
+    """Return the body of a message, which counts against the device's rate before it is read.
+
+    One of unknown size counts as the longest.
+
+    Raises:
+        ProblemError: ``not_json``, ``rate_limited``, or one of `body_of`.
+    """
+    if request.content_type != JSON:
+        raise ProblemError("not_json", f"the body is {request.content_type}, not {JSON}")
+    context = CONTEXT.get()
+    limit = request.client_max_size if context.route is None else context.route.max_body
+    if context.client is not None:
+        unknown = limit if request.can_read_body else 0
+        size = unknown if request.content_length is None else request.content_length
+        request.app[LIMITER].body(context.client.index, min(size, limit))
+    body = await body_of(request, max_bytes=limit)
+    context.upload = len(body)
+    return body
+
+
+async def message_of(
+    request: web.Request, validate: Callable[[Any], T], body: bytes | None = None
+) -> T:
+    """Return the message in the body; `body` is a result of `raw_body`.
+
+    Raises:
+        ProblemError: ``invalid_message``, or one of `raw_body`; ``unauthorized`` if the device was
+            revoked during the request.
+    """
+    message = await parsed(await raw_body(request) if body is None else body, validate)
+    client = CONTEXT.get().client
+    if client is not None:
+        await request.app[SERVICE].access.check_active(client)
+    return message
+
+
+# Answers
 
 
 @web.middleware
 async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Convert errors to problem+json responses with stable codes (middleware)."""
     if request.transport is not None:
-        _ACTIVE.add(request.transport)
+        ACTIVE.add(request.transport)
     try:
         return await handler(request)
     except ProblemError as exc:
@@ -232,80 +465,3 @@ async def streamed(
         if request.transport is not None:
             request.transport.abort()
     return response
-
-
-@asynccontextmanager
-async def listening(
-    app: web.Application,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    ssl_context: ssl.SSLContext | None = None,
-    handler_cancellation: bool = False,
-    grace_s: float = 1.0,
-    keepalive_s: float = 75.0,
-    first_request_s: float = 20.0,
-) -> AsyncIterator[str]:
-    """Serve an application while the body runs; yield the base URL.
-
-    At the end, pending requests have `grace_s` to finish. `keepalive_s` and `first_request_s` are
-    as in `Limits`.
-
-    Raises:
-        OSError: The address is in use or does not belong to this machine.
-    """
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=handler_cancellation,
-        access_log=None,
-        shutdown_timeout=grace_s,
-        keepalive_timeout=keepalive_s,
-        # `body_of` refuses compressed bodies, so aiohttp must not decompress them.
-        auto_decompress=False,
-        max_headers=64,
-        logger=_quiet_logger(),
-    )
-    await runner.setup()
-    try:
-        # asyncio's socket on "::" would be of IPv6 only; without a host it takes both families.
-        address = None if host.strip("[]") == "::" else host.strip("[]")
-        site = web.TCPSite(runner, address, port, ssl_context=ssl_context, backlog=1024)
-        await site.start()
-        bound = runner.addresses[0][1]
-        scheme = "http" if ssl_context is None else "https"
-        sweeper = asyncio.create_task(
-            _close_silent(runner, first_request_s), name="slow connections"
-        )
-        try:
-            yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound}"
-        finally:
-            sweeper.cancel()
-    finally:
-        await runner.cleanup()
-
-
-async def _close_silent(runner: web.AppRunner, first_request_s: float) -> None:
-    """Close connections that do not send their first request; aiohttp has no timeout for it."""
-    waiting: set[RequestHandler] = set()
-    while True:
-        await asyncio.sleep(first_request_s)
-        silent = {
-            connection
-            for connection in (runner.server.connections if runner.server else ())
-            if connection.transport is not None and connection.transport not in _ACTIVE
-        }
-        for connection in silent & waiting:
-            connection.force_close()
-        waiting = silent - waiting
-
-
-def _quiet_logger() -> logging.Logger:
-    """Return a logger that drops tracebacks of malformed requests, which could fill the log."""
-    logger = logging.getLogger("fedone_sdk.http")
-    if not logger.filters:
-        logger.addFilter(_is_ours)
-    return logger
-
-
-def _is_ours(record: logging.LogRecord) -> bool:
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)

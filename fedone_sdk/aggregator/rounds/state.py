@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cache
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_type_hints
@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_type_hi
 from pydantic import BaseModel, TypeAdapter
 
 from fedone_sdk.aggregator.rounds.by_class import ByClass
-from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
+from fedone_sdk.algorithms import Memory, State, alpha_sha256, dump_memory, load_memory
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import Helper, MetricReport, Receipt, RoundReport, RunStatus, Verdict
@@ -362,6 +362,11 @@ def decode_snapshot(arrays: bytes) -> State:
     return method
 
 
+def snapshot_sha256(arrays: bytes) -> str:
+    """Return the ``alpha_sha256`` of a snapshot; a ``ValueError`` if it is damaged."""
+    return alpha_sha256(decode_snapshot(arrays).alpha)
+
+
 def encode_arrays(arrays: Memory) -> bytes:
     """Return the arrays of `arrays_of` as bytes."""
     return dump_memory(arrays)
@@ -390,10 +395,9 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
 
 
 def _fields(record: Any) -> dict[str, Any]:
+    # `fields` alone would take a third of the time of a commit's document.
     return {
-        field.name: getattr(record, field.name)
-        for field in fields(record)
-        if field.name not in _ARRAYS
+        name: getattr(record, name) for name in record.__dataclass_fields__ if name not in _ARRAYS
     }
 
 

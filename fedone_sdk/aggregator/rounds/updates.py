@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from fedone_sdk.aggregator.rounds.by_class import ByClass
-from fedone_sdk.aggregator.rounds.closing import close_seat
+from fedone_sdk.aggregator.rounds.lifecycle import close_seat
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
 from fedone_sdk.aggregator.rounds.seats import count_update, renew_offers, vacate
 from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway

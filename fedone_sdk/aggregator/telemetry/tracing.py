@@ -6,7 +6,7 @@ No other module imports this one, so that OpenTelemetry is loaded only if tracin
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
@@ -25,7 +25,6 @@ with needs_extra("tracing", "tracing"):
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from fedone_sdk.aggregator.routes.context import RequestContext
     from fedone_sdk.backends import LLMBackend, Query
 
 
@@ -79,32 +78,25 @@ class Tracing:
                 raise
 
     @contextmanager
-    def request(self, request: web.Request, context: RequestContext) -> Iterator[None]:
-        """Span of a request to this server."""
+    def request(
+        self, request: web.Request, facts: Callable[[], Mapping[str, str | int]]
+    ) -> Iterator[None]:
+        """Span of a request to this server; `facts` returns its attributes once it is answered."""
         parent = extract(request.headers)
         with self._span(request.method, SpanKind.SERVER, parent) as span:
             trace_id = format(span.get_span_context().trace_id, "032x")
             structlog.contextvars.bind_contextvars(trace_id=trace_id)
             span.set_attribute("http.request.method", request.method)
             span.set_attribute("url.path", request.path)
-            span.set_attribute("fedone.request_id", context.request_id)
             try:
                 yield
             finally:
-                if context.route is not None:
-                    span.update_name(f"{request.method} {context.route.path}")
-                    span.set_attribute("http.route", context.route.path)
-                if context.client is not None:
-                    span.set_attribute("fedone.client_id", context.client.client_id)
-                if context.run is not None:
-                    span.set_attribute("fedone.run_id", context.run.run_id)
-                    span.set_attribute("fedone.round", context.run.state.round)
-                if context.problem is not None:
-                    span.set_attribute("error.type", context.problem)
-                if context.status is not None:
-                    span.set_attribute("http.response.status_code", context.status)
-                    if context.status >= 500:
-                        span.set_status(Status(StatusCode.ERROR))
+                found = facts()
+                span.set_attributes(found)
+                if "http.route" in found:
+                    span.update_name(f"{request.method} {found['http.route']}")
+                if int(found.get("http.response.status_code", 0)) >= 500:
+                    span.set_status(Status(StatusCode.ERROR))
 
     @contextmanager
     def commit(self, run_id: str) -> Iterator[None]:
@@ -114,16 +106,15 @@ class Tracing:
             yield
 
     @contextmanager
-    def model_request(self, backend: LLMBackend, query: Query) -> Iterator[None]:
-        """Open the span of a request to the model."""
-        from fedone_sdk.aggregator.routes.context import CONTEXT
-
+    def model_request(
+        self, backend: LLMBackend, query: Query, run_id: str | None, round_number: int | None
+    ) -> Iterator[None]:
+        """Span of a request to the model."""
         with self._span("model request", SpanKind.CLIENT) as span:
             span.set_attribute("fedone.model", backend.fingerprint)
             span.set_attribute("fedone.inputs", len(query.inputs))
-            if query.payer is not None:
-                span.set_attribute("fedone.run_id", query.payer.name)
-            context = CONTEXT.get(None)
-            if context is not None and context.run is not None:
-                span.set_attribute("fedone.round", context.run.state.round)
+            if run_id is not None:
+                span.set_attribute("fedone.run_id", run_id)
+            if round_number is not None:
+                span.set_attribute("fedone.round", round_number)
             yield

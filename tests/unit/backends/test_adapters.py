@@ -105,7 +105,6 @@ async def connected(
         pytest.importorskip("xllamacpp")
         model = request.getfixturevalue("smollm2")
         return Case(kind, LlamaCppBackend(model, threads=1, max_input_tokens=128))
-    pytest.importorskip("openai")
     options: dict[str, Any] = {"tokenizer": str(TOKENIZER), "api_key_env": None}
     if kind == "openai":
         from tests.fake_openai import FakeOpenAI

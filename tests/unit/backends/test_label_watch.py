@@ -10,14 +10,11 @@ from structlog.testing import capture_logs
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.backends.asking import ask_each
 from fedone_sdk.backends.build import build_backend
-from fedone_sdk.backends.completions import NUM_WATCHED, LabelWatch
+from fedone_sdk.backends.label_watch import NUM_WATCHED, LabelWatch
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
 from fedone_sdk.errors import LabelsNotShown
 from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import Part
-
-pytest.importorskip("openai")
-
 from tests.fake_openai import FakeModel, FakeOpenAI
 
 UNSEEN = (" wonderful", " horrid")  # The fake model has no such tokens.

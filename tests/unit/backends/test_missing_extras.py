@@ -10,13 +10,8 @@ import pytest
 
 from fedone_sdk import assets
 from fedone_sdk.backends import OnnxBackend, TransformersBackend, VllmBackend
-from fedone_sdk.backends.openai_http import ModelServer
 from fedone_sdk.backends.tokens import token_counter
 from fedone_sdk.errors import MissingExtraError
-
-
-def client() -> object:
-    return ModelServer("x", base_url=None, api_key_env=None, timeout_s=1)
 
 
 def counter() -> object:
@@ -28,8 +23,7 @@ def counter() -> object:
     [
         ("onnx", "onnxruntime", "local", OnnxBackend),
         ("transformers", "torch", "torch", lambda: TransformersBackend("x")),
-        ("vllm", "openai", "vllm", lambda: VllmBackend("x")),
-        ("openai_http", "openai", "openai", client),
+        ("vllm", "tokenizers", "vllm", lambda: VllmBackend("x")),
         ("tokens", "tokenizers", "local", counter),
     ],
 )

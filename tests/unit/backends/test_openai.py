@@ -38,9 +38,6 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.spec import BackendSpec, LimitsSpec, RetrySpec
 from fedone_sdk.task import Part, Rendered
-
-pytest.importorskip("openai")
-
 from tests.fake_openai import FakeModel, FakeOpenAI, Script
 
 WORDS = (" terrible", " great")
@@ -182,8 +179,8 @@ def test_rounding_does_not_break_the_bound() -> None:
 def test_tokens_that_are_not_really_shown_are_not_used() -> None:
     shown = [{"token": " great", "logprob": -0.1}, {"token": " bad", "logprob": -9999.0}]
     content = [{"token": " great", "logprob": -0.1, "top_logprobs": shown}]
-    found = Completion.model_validate({"choices": [{"logprobs": {"content": content}}]})
-    top = (found.choices or [])[0].top()
+    completion = Completion.model_validate({"choices": [{"logprobs": {"content": content}}]})
+    top = completion.choices[0].top()
     assert top == [(" great", -0.1)]
     row, censored = label_log_probs(top, " great", ["great", "bad"])
     assert censored == 1
@@ -440,7 +437,8 @@ async def test_written_answers_are_not_random_where_the_model_allows_it(make: Ma
 async def test_openai_itself_gets_the_newer_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
     async with OpenAIBackend("gpt-4.1-nano") as backend:
-        assert backend._body(ask(), [("user", "x")])["max_completion_tokens"] == 1
+        body = backend._form.body(ask(), [("user", "x")], 1, None)
+        assert body["max_completion_tokens"] == 1
         assert backend.fingerprint == "openai:api.openai.com:gpt-4.1-nano"
         # Their frame is known; that of others is not.
         assert backend.worst_case(1).prompt_tokens == 1024 + 16

@@ -17,9 +17,6 @@ from fedone_sdk.backends.sampled import FIRST, estimated, requests_of
 from fedone_sdk.budget import BudgetGuard, Usage
 from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import Part
-
-pytest.importorskip("openai")
-
 from tests.fake_openai import FakeOpenAI, Script
 
 WORDS = ("no", "yes", "maybe")

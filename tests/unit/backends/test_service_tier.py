@@ -14,9 +14,6 @@ from fedone_sdk.budget import BudgetGuard
 from fedone_sdk.errors import BackendBlocked, BackendUnavailable
 from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import Part
-
-pytest.importorskip("openai")
-
 from tests.fake_openai import FakeOpenAI, Script
 
 QUERY = Query(

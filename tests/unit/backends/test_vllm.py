@@ -25,8 +25,6 @@ from fedone_sdk.errors import (
 from fedone_sdk.task import Part, Rendered
 from tests.unit.backends.fake_vllm import MAX_LENGTH, TOKENIZER, FakeVllm, ids_of, log_prob, serving
 
-pytest.importorskip("openai")
-
 LABELS = (" terrible", " great")
 MASK = 8191
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.algorithms import ClassLosses
-from fedone_sdk.calibration import class_means, loss_terms, num_groups
+from fedone_sdk.losses import class_means, loss_terms, num_groups
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment, LossesUpdate, Scored, Tensor
 from fedone_sdk.messages.tensor import from_wire
 from fedone_sdk.spec import RunSpec

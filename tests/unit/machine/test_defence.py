@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedone_sdk.aggregator.http.run_routes import client_influences
 from fedone_sdk.aggregator.rounds.lifecycle import resume, roll_back
 from fedone_sdk.aggregator.rounds.seats import fill, lift_quarantine
-from fedone_sdk.aggregator.routes.reports import client_influences
 from fedone_sdk.algorithms import State, aggregate, alpha_sha256
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.messages import AlphaAssignment, AlphaUpdate, LossesUpdate

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedone_sdk.aggregator.dispatch.open_work import OpenWork
 from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas, stop
 from fedone_sdk.aggregator.rounds.seats import decline
 from fedone_sdk.aggregator.rounds.spending import (
@@ -17,7 +18,6 @@ from fedone_sdk.aggregator.rounds.spending import (
     settle_evaluation,
 )
 from fedone_sdk.aggregator.rounds.state import offers
-from fedone_sdk.aggregator.serving.open_work import OpenWork
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment

@@ -1,0 +1,442 @@
+"""Dispatch of work to waiting clients: long polls and seats."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from fedone_sdk.aggregator.access.clients import Access
+from fedone_sdk.aggregator.access.tokens import may_see
+from fedone_sdk.aggregator.dispatch.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
+from fedone_sdk.aggregator.model.calls import ModelChecks
+from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
+from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator.runs.run_registry import RunRegistry
+from fedone_sdk.aggregator.runs.served_run import ServedRun
+from fedone_sdk.aggregator.runtime import run_shielded
+from fedone_sdk.aggregator.signals import MAX_NAMED, MemberJoined, MembersLeft, encode_signals
+from fedone_sdk.clock import Clock
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import AlphaAssignment, Claim, LossesAssignment, RunDevices, UnfitDevices
+from fedone_sdk.stores import ClientRecord, Member, Store
+
+R = TypeVar("R")
+
+_MIN_PLACES = 64
+_PLACES_PER_SEAT = 4
+_MAX_REASONS = 5
+_RETRY_NOW = RetryLater(retry_after_s=0.0)
+"""No other client waits for the place: retry immediately."""
+
+
+class _Poll:
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+        self.changed.set()
+
+
+@dataclass(kw_only=True, eq=False)
+class Dispatcher:
+    """Assigns work to the clients that wait for it."""
+
+    store: Store
+    clock: Clock
+    access: Access
+    registry: RunRegistry
+    models: ModelChecks
+    pool: ClientPool = field(default_factory=ClientPool, init=False)
+    _polls: dict[int, _Poll] = field(default_factory=dict, init=False)
+    # Client -> ids of the runs that may have a seat for it. An offer may outlive its seat; the
+    # state of the run decides.
+    _offers: dict[int, set[str]] = field(default_factory=dict, init=False)
+    _draining: bool = field(default=False, init=False)
+    _closing: set[str] = field(default_factory=set, init=False)
+    _rotation: int = field(default=0, init=False)
+
+    @property
+    def _runs(self) -> Mapping[str, ServedRun]:
+        return self.registry.served
+
+    @property
+    def num_polls(self) -> int:
+        """Number of open long polls."""
+        return len(self._polls)
+
+    # Claims
+
+    async def claim(
+        self, client: ClientRecord, message: Claim, run: ServedRun | None = None
+    ) -> AlphaAssignment | LossesAssignment | RetryLater:
+        """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
+
+        A client's new claim ends its previous one. Without `run`, it claims work of any run that it
+        may work for.
+
+        Raises:
+            ProblemError: ``run_ended`` if all runs have ended; ``forbidden`` if none admits the
+                client's own model.
+        """
+        until = asyncio.get_running_loop().time() + message.wait_s
+        if message.changed:
+            for one in [one for one in self._runs.values() if client.index in one.state.unfit]:
+                with self._may_end():
+                    await one.apply(clear_unfit, client=client.index)
+        with self._polling(client.index) as poll:
+            while True:
+                poll.changed.clear()
+                eligible = self._eligible(client, message, run)
+                if poll.closed:
+                    return _RETRY_NOW  # A newer claim replaced this one, or the client was revoked.
+                assignment = await self._claim_offer(client.index, message)
+                if assignment is not None:
+                    return assignment
+                if self._draining:
+                    return _RETRY_NOW
+                found = await self._wait_in_pool(client, message, eligible)
+                if found is not None:
+                    return found
+                if poll.changed.is_set():
+                    continue
+                try:
+                    async with asyncio.timeout_at(until):
+                        await poll.changed.wait()
+                except TimeoutError:
+                    if not poll.changed.is_set():
+                        break
+        retry = self.pool.time_out(client.index, self.clock.now())
+        if retry is None:
+            return _RETRY_NOW
+        await run_shielded(self._remove_members([client.index]), of=self.store)
+        return retry
+
+    def _eligible(
+        self, client: ClientRecord, message: Claim, run: ServedRun | None
+    ) -> list[ServedRun]:
+        """Return the runs that a client may work for now, or refuse its claim."""
+        runs = [run] if run else _visible(client, self._runs)
+        if not any(one.state.running or one.state.paused for one in runs):
+            stored = [] if run else _visible(client, self.registry.stored)
+            # A live one was added or resumed by another replica, and is being loaded.
+            if (runs or stored) and not any(one.live for one in stored):
+                raise ProblemError("run_ended", "all runs that you could work for have ended")
+        found = [one for one in runs if one.machine.admits(own_model=message.own_model)]
+        if runs and not found:
+            raise ProblemError(
+                "forbidden",
+                "the run scores with the server's model and refuses models on devices "
+                "(participation.own_models); claim without own_model",
+            )
+        return found
+
+    @contextmanager
+    def _polling(self, client: int) -> Iterator[_Poll]:
+        before = self._polls.get(client)
+        if before is not None:
+            before.close()
+        poll = self._polls[client] = _Poll()
+        try:
+            yield poll
+        finally:
+            if self._polls.get(client) is poll:
+                del self._polls[client]
+
+    async def _wait_in_pool(
+        self, client: ClientRecord, message: Claim, runs: Sequence[ServedRun]
+    ) -> AlphaAssignment | LossesAssignment | RetryLater | None:
+        """Add a client to the pool and fill vacant seats; return its work if it is drawn."""
+        entered = self.pool.enter(
+            client.index,
+            message.num_examples,
+            message.run_id,
+            client.runs,
+            self.clock.now(),
+            self._closed_runs(client.index, own_model=message.own_model),
+        )
+        if isinstance(entered, RetryLater):
+            return entered
+        if entered is not None:
+            await run_shielded(self._join_or_leave(entered), of=self.store)
+        for run in self._vacant(runs):
+            with self._may_end():
+                assignment = await self._claim_seat(run, client.index, message)
+                if assignment is not None:
+                    return assignment
+        return None
+
+    async def _join_or_leave(self, member: Member) -> None:
+        # Stored before any draw, which must be reproducible after a crash.
+        try:
+            await self._join(member)
+        except Exception:
+            self.pool.remove([member.client_index])
+            raise
+
+    async def keep_waiting(self, clients: Mapping[int, int]) -> None:
+        """Let clients wait for work of any run without a poll, until cancelled.
+
+        For a process that runs many clients and gets their offers from the service's listeners. The
+        pool's capacity does not bound them.
+
+        Args:
+            clients: Enrolment index -> number of examples.
+        """
+        waiting = dict(clients)
+        while True:
+            await self._enter_all(waiting)
+            await asyncio.sleep(MEMBER_TTL_S / 3)
+            # Not clients that left the pool, for example after a missed seat; a claim readmits.
+            waiting = {index: count for index, count in clients.items() if index in self.pool}
+
+    async def _enter_all(self, clients: Mapping[int, int]) -> None:
+        until = self.clock.now() + MEMBER_TTL_S
+        for index, held in clients.items():
+            member = Member(client_index=index, num_examples=held, run_id=None, until=until)
+            await self.add_member(member, join=True)
+        for run in self._vacant(list(self._runs.values())):
+            with self._may_end():
+                await run.seat()
+
+    async def _join(self, member: Member) -> None:
+        signals = encode_signals(self.store, MemberJoined(member=member))
+        await self.store.join(member, signals)
+
+    def _vacant(self, runs: Sequence[ServedRun]) -> list[ServedRun]:
+        """Return the runs with vacant seats, in the order in which they may draw clients."""
+        # Starts with a different run each time, so that no run takes all clients.
+        self._rotation += 1
+        vacant = [run for run in runs if run.machine.needs_seating(run.state)]
+        first = self._rotation % max(len(vacant), 1)
+        return [*vacant[first:], *vacant[:first]]
+
+    @staticmethod
+    @contextmanager
+    def _may_end() -> Iterator[None]:
+        """Context in which a run that is deleted, or fails meanwhile, is passed over."""
+        try:
+            yield
+        except ProblemError as exc:
+            if exc.code not in ("not_found", "run_conflict"):
+                raise
+
+    async def _claim_offer(
+        self, client: int, message: Claim
+    ) -> AlphaAssignment | LossesAssignment | None:
+        for run in self.runs_of(client):
+            with self._may_end():
+                assignment = await self._claim_seat(run, client, message)
+                if assignment is not None:
+                    return assignment
+        return None
+
+    async def _claim_seat(
+        self, run: ServedRun, client: int, message: Claim
+    ) -> AlphaAssignment | LossesAssignment | None:
+        await run.model_checked.wait()
+        await run.catch_up()
+        if not run.machine.admits(own_model=message.own_model):
+            return None
+        seat = run.state.seat_of(client)
+        if seat is None and not run.machine.needs_seating(run.state):
+            self._offers.get(client, set()).discard(run.run_id)
+            return None
+        if not run.state.running:
+            return None  # Paused: the seat is kept.
+        if run.run_id in self._closing and (seat is None or seat.phase == "offered"):
+            return None  # Stopping: no new assignments.
+        await self.models.ensure(run)
+        work = await run.apply(
+            assign, client=client, assignment_id=uuid.uuid4().hex, own_model=message.own_model
+        )
+        if work is not None:
+            self.pool.start_work(client, run.run_id)
+        return work
+
+    # Waiting clients
+
+    def available(self, run: ServedRun) -> Mapping[int, int]:
+        """Return the clients that can take a seat now: enrolment index -> number of examples."""
+        busy = {
+            seat.client
+            for other in self._runs.values()
+            if other is not run
+            for seat in other.state.seats
+            if seat.phase == "working"
+        }
+        state, now = run.state, self.clock.now()
+        aside = [client for client in state.strikes if state.is_aside(client, now)]
+        self.pool.remove_places(run.run_id, [*state.unfit, *aside])
+        waiting = self.pool.waiting(run.run_id, now)
+        if not busy:
+            return waiting
+        return {client: held for client, held in waiting.items() if client not in busy}
+
+    def count_devices(self, run: ServedRun, *, reasons: bool) -> RunDevices:
+        """Return how many connected clients fit a run."""
+        state = run.state
+        here = self.pool.members(run.run_id, self.clock.now())
+        unfit = Counter(state.unfit[client] for client in here if client in state.unfit)
+        return RunDevices(
+            connected=len(here),
+            fit=len(here) - unfit.total(),
+            unfit=tuple(
+                UnfitDevices(reason=reason, devices=count)
+                for reason, count in unfit.most_common(_MAX_REASONS)
+            )
+            if reasons
+            else (),
+        )
+
+    def _closed_runs(self, client: int, *, own_model: bool = False) -> frozenset[str]:
+        """Return the runs that give a client no seat now."""
+        now = self.clock.now()
+        return frozenset(
+            run_id
+            for run_id, run in self._runs.items()
+            if client in run.state.unfit
+            or run.state.is_aside(client, now)
+            or not run.machine.admits(own_model=own_model)
+        )
+
+    async def add_member(self, member: Member, *, join: bool = False) -> None:
+        """Add a waiting client, unless it is revoked; `join` stores it first."""
+        client = await self.access.record(member.client_index)
+        if client is not None and client.revoked_at is None:
+            if join:
+                await self._join(member)
+            self.pool.add(member, client.runs, self._closed_runs(client.index))
+
+    def extend_membership(self, member: Member) -> Member:
+        """Return a member with a new expiry, for use after downtime of all replicas."""
+        return replace(member, until=max(member.until, self.clock.now() + MEMBER_TTL_S))
+
+    async def drop_missed(self, run: ServedRun) -> None:
+        """Remove clients from the pool that did not claim an offered seat in time."""
+        now = self.clock.now()
+        missed = [
+            seat.client
+            for seat in run.state.timed_seats
+            if seat.phase == "offered" and seat.due <= now and seat.client not in self._polls
+        ]
+        if missed:
+            self.pool.remove(missed)
+            await self._remove_members(missed)
+
+    async def finish_work(self, client: int) -> None:
+        """Let a client that has finished its work leave the pool, if others wait for its place."""
+        if self.pool.finish_work(client, self.clock.now()):
+            await self._remove_members([client])
+
+    def revoke(self, client: ClientRecord) -> None:
+        """Remove a revoked client and end its poll."""
+        self.pool.remove([client.index])
+        poll = self._polls.get(client.index)
+        if poll is not None:
+            poll.close()
+
+    async def _remove_members(self, clients: Sequence[int]) -> None:
+        left = (
+            MembersLeft(client_indices=tuple(clients[at : at + MAX_NAMED]))
+            for at in range(0, len(clients), MAX_NAMED)
+        )
+        await self.store.leave(clients, encode_signals(self.store, *left))
+
+    def on_members_left(self, clients: Sequence[int]) -> None:
+        """Remove clients that stopped waiting at another replica."""
+        self.pool.remove(clients)
+        for client in clients:
+            poll = self._polls.get(client)
+            if poll is not None:
+                poll.changed.set()  # The client polls here now and re-enters the pool.
+
+    # Changes of runs
+
+    def on_change(self, run: ServedRun, change: Change) -> None:
+        """Update offers and wake the clients that a change concerns."""
+        self.offer(run.run_id, change.offered)
+        if change.reloaded or change.ended:
+            self.sync_run(run)
+        if change.reloaded or change.ended or change.finished is not None:
+            self._prune_offers(run)
+
+    def sync_run(self, run: ServedRun) -> None:
+        """Update the pool and the offers after a run was added, loaded, resumed or ended."""
+        # A paused run stays open, so that its clients are available when it resumes.
+        is_open = run.state.running or run.state.paused
+        if is_open and not self.pool.is_open(run.run_id):
+            part = run.spec.participation
+            places = max(
+                run.machine.min_clients, part.clients_per_round * _PLACES_PER_SEAT, _MIN_PLACES
+            )
+            self.pool.open(run.run_id, places, again=run.state.started_at is not None)
+            self.wake()
+        elif not is_open and self.pool.is_open(run.run_id):
+            self.pool.close(run.run_id)
+            self.wake()
+        self.offer(run.run_id, [s.client for s in run.state.seats if s.phase != "done"])
+
+    def remove_run(self, run: ServedRun) -> None:
+        """Remove a deleted run."""
+        if self.pool.is_open(run.run_id):
+            self.pool.close(run.run_id)
+        self._withdraw(run)
+        self.wake()
+
+    def runs_of(self, client: int) -> list[ServedRun]:
+        """Return the runs that may have a seat for a client."""
+        return [
+            self._runs[run_id] for run_id in self._offers.get(client, ()) if run_id in self._runs
+        ]
+
+    def offer(self, run_id: str, clients: Sequence[int]) -> None:
+        """Record that a run may have seats for clients, and wake their polls."""
+        for client in clients:
+            self._offers.setdefault(client, set()).add(run_id)
+            poll = self._polls.get(client)
+            if poll is not None:
+                poll.changed.set()
+
+    def _prune_offers(self, run: ServedRun) -> None:
+        """Remove the offers of clients that have no seat any more."""
+        if run.is_stale:
+            return  # An announced seat may be missing from this copy of the state.
+        seated = {seat.client for seat in run.state.seats if seat.phase != "done"}
+        self._withdraw(run, keep=seated)
+
+    def _withdraw(self, run: ServedRun, keep: Set[int] = frozenset()) -> None:
+        """Remove the offers of a run, and clients without any."""
+        for client in self._offers.keys() - keep:
+            self._offers[client].discard(run.run_id)
+            if not self._offers[client]:
+                del self._offers[client]
+
+    def wake(self) -> None:
+        """Wake all polls."""
+        for poll in self._polls.values():
+            poll.changed.set()
+
+    @contextmanager
+    def closing(self, run: ServedRun) -> Iterator[None]:
+        """Context in which a run assigns no new work; open work can be returned."""
+        self._closing.add(run.run_id)
+        try:
+            yield
+        finally:
+            self._closing.discard(run.run_id)
+
+    def drain(self) -> None:
+        """Answer all polls at once, now and in the future."""
+        self._draining = True
+        self.wake()
+
+
+def _visible(client: ClientRecord, runs: Mapping[str, R]) -> list[R]:
+    return [run for run_id, run in runs.items() if may_see(client.runs, run_id)]

@@ -1,0 +1,242 @@
+"""Work of clients: claims, calls of the model, updates, renewals and declines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
+from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
+from fedone_sdk.aggregator.model.calls import Companion
+from fedone_sdk.aggregator.model.gateway import ModelGateway
+from fedone_sdk.aggregator.model.reflections import Reflections, is_proposable
+from fedone_sdk.aggregator.rounds.seats import decline, renew
+from fedone_sdk.aggregator.rounds.state import Seat
+from fedone_sdk.aggregator.rounds.updates import accept
+from fedone_sdk.aggregator.runs.run_registry import RunRegistry
+from fedone_sdk.aggregator.runs.served_run import ServedRun
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import (
+    AlphaAssignment,
+    AlphaUpdate,
+    Claim,
+    Decline,
+    LossesAssignment,
+    LossesUpdate,
+    Receipt,
+    Reflect,
+    Reflected,
+    Renewal,
+    Score,
+    Scores,
+)
+from fedone_sdk.stores import ClientRecord, ClosedWork, Store
+
+_log = structlog.get_logger(__name__)
+
+_MAX_REASON_CHARS = 200
+"""Maximal length of an unfit client's reason."""
+
+
+@dataclass(kw_only=True, eq=False)
+class OpenWork:
+    """What clients do for runs."""
+
+    store: Store
+    registry: RunRegistry
+    dispatcher: Dispatcher
+    gateway: ModelGateway | None
+    companions: Mapping[str, Sequence[Companion]]
+
+    async def claim(
+        self, client: ClientRecord, message: Claim
+    ) -> AlphaAssignment | LossesAssignment | RetryLater:
+        """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
+
+        Raises:
+            ProblemError: ``run_ended`` if all runs that the client may work for have ended.
+        """
+        run = None
+        if message.run_id is not None:
+            run = await self.registry.run_for(client, message.run_id)
+        return await self.dispatcher.claim(client, message, run)
+
+    def traffic_run(
+        self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
+    ) -> ServedRun | None:
+        """Return the run whose traffic includes a message: the named run, or the only run.
+
+        `work` is a client and the id of its open assignment.
+        """
+        held = None if work is None else self.seat_with(*work)
+        if held is not None:
+            return held[0]
+        runs = self.registry.served
+        if run_id is None and len(runs) == 1 and not self.registry.stored:
+            return next(iter(runs.values()))
+        return runs.get(run_id or "")
+
+    async def check_known(self, client: ClientRecord, assignment_id: str) -> None:
+        """Refuse work that a client never had (``not_found``), before its body is read."""
+        if await self._find_open(client, assignment_id) is None:
+            await self._closed(client, assignment_id)
+
+    async def check_lease(self, client: ClientRecord, body_sha256: str | None = None) -> None:
+        """Refuse a call of the model that no lease pays for, before it costs time.
+
+        Without `body_sha256` before the body is read, else before it is parsed: a repeated request
+        is answered after the lease is used up.
+
+        Raises:
+            ProblemError: ``assignment_expired`` or ``lease_exhausted``.
+        """
+        refusal = self._lease_refusal(client, body_sha256)
+        if refusal is not None and self.store.shared:
+            # Another replica may have closed that work and assigned other work.
+            await self.registry.refresh()
+            refusal = self._lease_refusal(client, body_sha256)
+        if refusal is not None:
+            raise refusal
+
+    def _lease_refusal(self, client: ClientRecord, body_sha256: str | None) -> ProblemError | None:
+        held = self._held(client)
+        if not held:
+            return ProblemError("assignment_expired", "you have no open assignment")
+        if body_sha256 is not None and all(
+            run.state.is_used_up(seat) and body_sha256 not in seat.calls for run, seat in held
+        ):
+            return ProblemError("lease_exhausted", "the lease has no query left")
+        return None
+
+    def _held(self, client: ClientRecord) -> list[tuple[ServedRun, Seat]]:
+        return [
+            (run, seat)
+            for run in self.dispatcher.runs_of(client.index)
+            for seat in run.state.seats
+            if (seat.client, seat.phase) == (client.index, "working")
+        ]
+
+    async def update(
+        self,
+        client: ClientRecord,
+        assignment_id: str,
+        message: AlphaUpdate | LossesUpdate,
+        body_sha256: str,
+    ) -> Receipt:
+        """Accept a client's update; the same body again gets the same receipt.
+
+        Raises:
+            ProblemError: ``assignment_expired``, ``update_conflict``, ``model_mismatch``,
+                ``invalid_message`` or ``not_found``.
+        """
+        held = await self._find_open(client, assignment_id)
+        if held is not None:
+            message = await self._vetted(held[0], message)
+            try:
+                receipt = await held[0].apply(
+                    accept, assignment_id=assignment_id, update=message, body_sha256=body_sha256
+                )
+            except ValueError as exc:
+                raise ProblemError("invalid_message", str(exc)) from exc
+            except ProblemError as exc:
+                if exc.code != "assignment_expired":
+                    raise
+                # Closed while this request waited for the lock, perhaps by the same update.
+            else:
+                await self.dispatcher.finish_work(client.index)
+                return receipt
+        closed = await self._closed(client, assignment_id)
+        if closed.receipt is None:
+            raise ProblemError(
+                "assignment_expired", f"assignment {assignment_id} has ended: {closed.outcome}"
+            )
+        if closed.body_sha256 != body_sha256:
+            raise ProblemError(
+                "update_conflict", f"another update was accepted for assignment {assignment_id}"
+            )
+        return Receipt.model_validate_json(closed.receipt)
+
+    async def _vetted(
+        self, run: ServedRun, message: AlphaUpdate | LossesUpdate
+    ) -> AlphaUpdate | LossesUpdate:
+        """Return an update without a proposal that cannot become a candidate."""
+        if isinstance(message, AlphaUpdate) or message.proposal is None:
+            return message
+        model = None if self.gateway is None else self.gateway.backend
+        if await is_proposable(run, message.proposal.text, model):
+            return message
+        _log.info("proposal dropped", run_id=run.run_id)
+        return message.model_copy(update={"proposal": None})
+
+    async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
+        """Give a client a full new deadline."""
+        run, _ = await self.find(client, assignment_id)
+        return await run.apply(renew, assignment_id=assignment_id)
+
+    async def decline(self, client: ClientRecord, assignment_id: str, message: Decline) -> None:
+        """Take an assignment back from a client that declines it."""
+        run, _ = await self.find(client, assignment_id)
+        await run.apply(
+            decline,
+            assignment_id=assignment_id,
+            reason=message.reason[:_MAX_REASON_CHARS] if message.unfit else message.reason,
+            usage=message.usage,
+            unfit=message.unfit,
+        )
+
+    async def score(self, client: ClientRecord, message: Score, body_sha256: str) -> Scores:
+        """Score prompts through the gateway, under the client's lease."""
+        run, seat = await self.find(client, message.assignment_id)
+        if self.gateway is None:
+            raise ProblemError("not_found", "this server has no gateway; score on the device")
+        if message.prompts is None:
+            await run.prefetch_prompts(seat)  # It may not be cached here.
+        return await self.gateway.score(run, seat, message, body_sha256)
+
+    async def reflect(self, client: ClientRecord, message: Reflect) -> Reflected:
+        """Let the run's proposer write a candidate for the client's assignment."""
+        run, seat = await self.find(client, message.assignment_id)
+        for companion in self.companions.get(run.run_id, ()):
+            if isinstance(companion, Reflections):
+                return await companion.reflect(seat, message)
+        raise ProblemError("not_found", "the run has no proposer; reflect on the device")
+
+    async def find(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
+        """Return the seat of a client's open assignment.
+
+        Raises:
+            ProblemError: ``not_found``, or ``assignment_expired``.
+        """
+        held = await self._find_open(client, assignment_id)
+        if held is not None:
+            return held
+        await self._closed(client, assignment_id)
+        raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
+
+    async def _closed(self, client: ClientRecord, assignment_id: str) -> ClosedWork:
+        """Return the record of a client's closed assignment, or ``not_found``."""
+        closed = await self.store.closed(assignment_id)
+        if closed is None or closed.client_index != client.index:
+            raise ProblemError("not_found", f"you have no assignment {assignment_id}")
+        return closed
+
+    def seat_with(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
+        """Return the run and the seat of a client's open assignment."""
+        for run, seat in self._held(client):
+            if seat.assignment_id == assignment_id:
+                return run, seat
+        return None
+
+    async def _find_open(
+        self, client: ClientRecord, assignment_id: str
+    ) -> tuple[ServedRun, Seat] | None:
+        found = self.seat_with(client, assignment_id)
+        if found is None and self.store.shared:
+            await self.registry.refresh()  # Another replica may just have assigned it.
+            found = self.seat_with(client, assignment_id)
+        if found is not None and not found[0].model_checked.is_set():
+            await found[0].model_checked.wait()
+            found = self.seat_with(client, assignment_id)
+        return found

@@ -1,0 +1,233 @@
+"""The aiohttp application, its routes and middlewares, and the server that runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import wraps
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
+
+from fedone_sdk.aggregator.http import device_routes, run_routes, server_routes
+from fedone_sdk.aggregator.http.guards import (
+    LIMITER,
+    NO_LIMITS,
+    NO_PAGES,
+    Cors,
+    CorsConfig,
+    Limiter,
+    Limits,
+    guarding,
+)
+from fedone_sdk.aggregator.http.requests import (
+    ACTIVE,
+    CONTEXT,
+    METRICS,
+    SERVICE,
+    authorize,
+    bearer_token,
+    observing,
+    problems,
+    stamp,
+    stamp_headers,
+)
+from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, Handler, Route, openapi_document
+from fedone_sdk.aggregator.http.server_routes import DOCUMENTS, READINESS, Readiness
+from fedone_sdk.aggregator.runtime import run_shielded
+from fedone_sdk.aggregator.service import Service
+from fedone_sdk.aggregator.telemetry import NO_OBSERVERS, Observers
+
+if TYPE_CHECKING:
+    from fedone_sdk.aggregator.telemetry.metrics import Metrics
+
+_PROBES = ("/healthz", "/readyz")
+
+
+ROUTES: tuple[Route, ...] = (
+    *device_routes.route.routes,
+    *run_routes.route.routes,
+    *server_routes.access.routes,
+    *server_routes.machine.routes,
+)
+"""All routes of the server."""
+
+
+def device_document() -> str:
+    """Return the OpenAPI document of the calls of devices."""
+    routes = [route for route in ROUTES if route.tag == "devices"]
+    return json.dumps(openapi_document(routes), indent=1, ensure_ascii=False) + "\n"
+
+
+def build_app(
+    service: Service,
+    *,
+    observers: Observers = NO_OBSERVERS,
+    limits: Limits = NO_LIMITS,
+    cors: CorsConfig = NO_PAGES,
+) -> web.Application:
+    """Return the aiohttp application of a service."""
+    limiter = Limiter(limits)
+    handlers = [(route, _guarded(route)) for route in ROUTES]
+    of_clients = {handler for route, handler in handlers if route.access in ("device", "member")}
+
+    def known(request: web.Request) -> bool:
+        # On routes for other callers, a client counts as unknown.
+        is_for_clients = request.match_info.handler in of_clients
+        return is_for_clients and service.access.is_cached(bearer_token(request))
+
+    of_devices = {handler for route, handler in handlers if route.access == "enrolment"}
+    pages = Cors(cors, of_clients | of_devices)
+    app = web.Application(
+        middlewares=[
+            observing(observers),
+            *pages.middlewares,
+            _traffic,
+            problems,
+            guarding(limiter, known, free=_PROBES),
+        ],
+        client_max_size=MAX_BODY_BYTES,
+    )
+    app[SERVICE] = service
+    app[READINESS] = Readiness(service)
+    app[METRICS] = observers.metrics
+    app[LIMITER] = limiter
+    app.on_response_prepare.append(stamp)
+    app.on_response_prepare.append(stamp_headers)
+    pages.install(app)
+    app[DOCUMENTS] = {
+        "/openapi.json": json.dumps(openapi_document(ROUTES)).encode(),
+        "/device.openapi.json": device_document().encode(),
+    }
+    for route, handler in handlers:
+        app.router.add_route(route.method, route.path, handler)
+    return app
+
+
+def _guarded(route: Route) -> Handler:
+    """Return the handler of a route, guarded by its access rule."""
+
+    @wraps(route.handler)
+    async def handle(request: web.Request) -> web.StreamResponse:
+        context = CONTEXT.get()
+        context.route = route
+        await authorize(request, route)
+        if route.method == "GET" or route.waits:
+            return await route.handler(request)
+        try:
+            return await run_shielded(_answered(route, request), of=request.app[SERVICE].store)
+        finally:
+            context.bind()  # The authorisation bound them in another task.
+
+    return handle
+
+
+async def _answered(route: Route, request: web.Request) -> web.StreamResponse:
+    return await route.handler(request)
+
+
+def build_metrics_app(metrics: Metrics) -> web.Application:
+    """Return an application with only the metrics, for a separate port."""
+    app = web.Application(middlewares=[problems])
+    app[METRICS] = metrics
+    app.router.add_get("/metrics", server_routes.metrics)
+    return app
+
+
+@web.middleware
+async def _traffic(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count the sizes of federated messages (middleware)."""
+    context = CONTEXT.get()
+    response = await handler(request)
+    federated = context.route is not None and context.route.tag == "devices"
+    if federated and isinstance(response, web.Response):
+        download = len(response.body) if isinstance(response.body, bytes) else 0
+        metrics = request.app[METRICS]
+        if metrics is not None and context.route is not None:
+            metrics.transferred(context.route.path, context.upload, download)
+        if context.run is not None:
+            context.run.count_traffic(context.upload, download, gateway=request.path == "/v1/score")
+    return response
+
+
+@asynccontextmanager
+async def listening(
+    app: web.Application,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    ssl_context: ssl.SSLContext | None = None,
+    handler_cancellation: bool = False,
+    grace_s: float = 1.0,
+    keepalive_s: float = 75.0,
+    first_request_s: float = 20.0,
+) -> AsyncIterator[str]:
+    """Serve an application while the body runs; yield the base URL.
+
+    At the end, pending requests have `grace_s` to finish. `keepalive_s` and `first_request_s` are
+    as in `Limits`.
+
+    Raises:
+        OSError: The address is in use or does not belong to this machine.
+    """
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=handler_cancellation,
+        access_log=None,
+        shutdown_timeout=grace_s,
+        keepalive_timeout=keepalive_s,
+        # `body_of` refuses compressed bodies, so aiohttp must not decompress them.
+        auto_decompress=False,
+        max_headers=64,
+        logger=_quiet_logger(),
+    )
+    await runner.setup()
+    try:
+        # asyncio's socket on "::" would be of IPv6 only; without a host it takes both families.
+        address = None if host.strip("[]") == "::" else host.strip("[]")
+        site = web.TCPSite(runner, address, port, ssl_context=ssl_context, backlog=1024)
+        await site.start()
+        bound = runner.addresses[0][1]
+        scheme = "http" if ssl_context is None else "https"
+        sweeper = asyncio.create_task(
+            _close_silent(runner, first_request_s), name="slow connections"
+        )
+        try:
+            yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound}"
+        finally:
+            sweeper.cancel()
+    finally:
+        await runner.cleanup()
+
+
+async def _close_silent(runner: web.AppRunner, first_request_s: float) -> None:
+    """Close connections that do not send their first request; aiohttp has no timeout for it."""
+    waiting: set[RequestHandler] = set()
+    while True:
+        await asyncio.sleep(first_request_s)
+        silent = {
+            connection
+            for connection in (runner.server.connections if runner.server else ())
+            if connection.transport is not None and connection.transport not in ACTIVE
+        }
+        for connection in silent & waiting:
+            connection.force_close()
+        waiting = silent - waiting
+
+
+def _quiet_logger() -> logging.Logger:
+    """Return a logger that drops tracebacks of malformed requests, which could fill the log."""
+    logger = logging.getLogger("fedone_sdk.http")
+    if not logger.filters:
+        logger.addFilter(_is_ours)
+    return logger
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)

@@ -1,0 +1,405 @@
+"""What guards the server's port: rate limits, CORS for web pages (Fetch standard), TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from typing import Annotated, Self
+
+import structlog
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Middleware
+from pydantic import AfterValidator, Field, model_validator
+
+from fedone_sdk.aggregator.http.route import Handler
+from fedone_sdk.aggregator.runtime import Bucket
+from fedone_sdk.errors import ProblemError, SpecError
+from fedone_sdk.files import user_path
+from fedone_sdk.messages import PROTOCOL_HEADER, check_protocol
+from fedone_sdk.spec import Spec
+
+_BYTES_PER_REQUEST = 64 * 1024
+
+
+def _network(text: str) -> str:
+    try:
+        ip_network(text)
+    except ValueError as exc:
+        raise ValueError(
+            f"must be an address or a network such as 10.0.0.0/8 (got {text!r})"
+        ) from exc
+    return text
+
+
+PerMinute = Annotated[float, Field(gt=0, le=1e9)]
+Network = Annotated[str, AfterValidator(_network)]
+
+
+class Limits(Spec):
+    """Limits of request rates and connection times. Null is unlimited.
+
+    Attributes:
+        requests_per_minute_per_ip: Requests per address (for IPv6, per /64), except those of known
+            clients: many devices may share an address.
+        requests_per_minute_per_client: Requests per enrolled client. A body counts as one more for
+            each 64 KiB.
+        enrolments_per_minute_per_ip: Enrolments per address, with a valid token.
+        failures_per_minute_per_ip: Failed authentications per address. Above the limit, only known
+            clients are served.
+        trusted_proxies: Addresses and networks of proxies whose ``X-Forwarded-For`` is used.
+        keepalive_s: Maximal idle time of a connection between requests, seconds.
+        first_request_s: Maximal time until a new connection has sent the head of a request,
+            seconds.
+    """
+
+    requests_per_minute_per_ip: PerMinute | None = 1200.0
+    requests_per_minute_per_client: PerMinute | None = 1200.0
+    enrolments_per_minute_per_ip: PerMinute | None = 60.0
+    failures_per_minute_per_ip: PerMinute | None = 30.0
+    trusted_proxies: tuple[Network, ...] = ()
+    keepalive_s: Annotated[float, Field(ge=1, le=3600)] = 75.0
+    first_request_s: Annotated[float, Field(ge=1, le=600)] = 20.0
+
+
+NO_LIMITS = Limits(
+    requests_per_minute_per_ip=None,
+    requests_per_minute_per_client=None,
+    enrolments_per_minute_per_ip=None,
+    failures_per_minute_per_ip=None,
+)
+"""No rate limits: for tests and for aggregators in a private network."""
+
+
+class Limiter:
+    """Counts requests and refuses those above the limits."""
+
+    def __init__(self, limits: Limits, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._proxies = [ip_network(network) for network in limits.trusted_proxies]
+        self._by_address = Bucket(limits.requests_per_minute_per_ip)
+        self._by_client = Bucket(limits.requests_per_minute_per_client)
+        self._enrolments = Bucket(limits.enrolments_per_minute_per_ip)
+        self._failures = Bucket(limits.failures_per_minute_per_ip)
+
+    def address(self, request: web.Request) -> str:
+        """Return the address that a request counts for: IPv4, or the /64 of IPv6."""
+        peer = _address(request.remote or "")
+        if peer is None:
+            return ""  # A Unix socket.
+        if self._proxies and self._is_proxy(peer):
+            # The last entry is from the trusted proxy; earlier ones may be forged.
+            for line in reversed(request.headers.getall("X-Forwarded-For", ())):
+                for entry in reversed(line.split(",")):
+                    found = _address(entry.strip())
+                    if found is None:
+                        return _network_key(peer)
+                    peer = found
+                    if not self._is_proxy(peer):
+                        return _network_key(peer)
+        return _network_key(peer)
+
+    def unknown_caller(self, address: str) -> None:
+        """Count a request of an unknown caller, or refuse it (``rate_limited``)."""
+        now = self._now()
+        wait_s = self._failures.wait_s(address, now)
+        if wait_s > 0:
+            raise ProblemError(
+                "rate_limited", "too many failed authentications", retry_after_s=wait_s
+            )
+        self._by_address.admit(address, now)
+
+    def client(self, index: int) -> None:
+        """Count a request of an enrolled client, or refuse it (``rate_limited``)."""
+        self._by_client.admit(index, self._now())
+
+    def body(self, index: int, num_bytes: int) -> None:
+        """Count a client's body before it is read, or refuse it (``rate_limited``).
+
+        It takes memory and time in proportion to its size.
+        """
+        self._by_client.admit(index, self._now(), num_bytes // _BYTES_PER_REQUEST)
+
+    def enrolment(self, address: str) -> None:
+        """Count an enrolment, or refuse it (``rate_limited``)."""
+        self._enrolments.admit(address, self._now())
+
+    def failed(self, address: str) -> None:
+        """Count a failed authentication; one above the limit does not extend the wait."""
+        now = self._now()
+        if self._failures.wait_s(address, now) <= 0:
+            self._failures.take(address, now)
+
+    def _is_proxy(self, address: IPv4Address | IPv6Address) -> bool:
+        return any(address in network for network in self._proxies)
+
+
+LIMITER: web.AppKey[Limiter] = web.AppKey("limiter", Limiter)
+
+
+def guarding(
+    limiter: Limiter, known: Callable[[web.Request], bool], *, free: Iterable[str] = ()
+) -> Middleware:
+    """Return the middleware that applies the limits, to run inside of `problems`.
+
+    A request of a `known` client has a limit of its own. Probes at the `free` paths have none.
+    """
+    free = frozenset(free)
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in free:
+            return await handler(request)
+        address = limiter.address(request)
+        if not known(request):
+            limiter.unknown_caller(address)
+        if request.path.startswith("/v1/"):
+            check_protocol(request.headers.get(PROTOCOL_HEADER))
+        try:
+            return await handler(request)
+        except ProblemError as exc:
+            if exc.code == "unauthorized":
+                limiter.failed(address)
+            raise
+
+    return guard
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        found = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+@lru_cache(maxsize=4096)
+def _network_key(address: IPv4Address | IPv6Address) -> str:
+    if isinstance(address, IPv4Address):
+        return str(address)
+    # An IPv6 host usually controls its whole /64.
+    return str(IPv6Network((address, 64), strict=False))
+
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+_METHODS = "GET, POST"
+_SENT = ("Authorization", "Content-Type", PROTOCOL_HEADER, "X-Request-ID")
+_READ = ("Retry-After", "Date", PROTOCOL_HEADER, "X-Request-ID")
+_MAX_AGE_S = 7200
+"""Lifetime of a preflight in the browser's cache: Chromium's maximum."""
+
+
+def _origin(text: str) -> str:
+    lowered = text.lower()
+    if not _ORIGIN.fullmatch(lowered):
+        raise ValueError(
+            "must be an origin as a browser sends it, such as https://app.example or "
+            f"capacitor://localhost: no path, and no * (got {text!r})"
+        )
+    scheme, _, _ = lowered.partition(":")
+    return lowered.removesuffix(_DEFAULT_PORTS.get(scheme, " "))
+
+
+class CorsConfig(Spec):
+    """Origins of web pages that may take part as devices.
+
+    Attributes:
+        origins: Scheme, host and port of each; none by default. Wildcards are not supported.
+    """
+
+    origins: Annotated[
+        tuple[Annotated[str, AfterValidator(_origin)], ...], Field(max_length=1000)
+    ] = ()
+
+
+NO_PAGES = CorsConfig()
+"""No cross-origin requests."""
+
+
+class Cors:
+    """Answers preflights and sets the CORS headers.
+
+    Browser credentials (cookies) are not allowed: pages send tokens in ``Authorization``.
+    """
+
+    def __init__(self, config: CorsConfig, reachable: Collection[Handler]) -> None:
+        self._origins = frozenset(config.origins)
+        self._reachable = reachable
+
+    def install(self, app: web.Application) -> None:
+        """Add the CORS headers to all responses, if origins are configured."""
+        if self._origins:
+            app.on_response_prepare.append(self._stamp)
+
+    @property
+    def middlewares(self) -> list[Middleware]:
+        """The middleware that answers preflights, to run before authentication.
+
+        Empty if no origins are configured.
+        """
+
+        @web.middleware
+        async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+            wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD, "")
+            if request.method != "OPTIONS" or not wanted or not self._origin_of(request):
+                return await handler(request)
+            found = await request.app.router.resolve(request.clone(method=wanted))
+            if not self._is_shared(found):
+                return await handler(request)
+            headers = {
+                hdrs.ACCESS_CONTROL_ALLOW_METHODS: _METHODS,
+                hdrs.ACCESS_CONTROL_ALLOW_HEADERS: ", ".join(_SENT),
+                hdrs.ACCESS_CONTROL_MAX_AGE: str(_MAX_AGE_S),
+                hdrs.ACCESS_CONTROL_ALLOW_ORIGIN: self._origin_of(request),
+            }
+            return web.Response(status=204, headers=headers)
+
+        return [preflight] if self._origins else []
+
+    async def _stamp(self, request: web.Request, response: web.StreamResponse) -> None:
+        # Also for other origins: a cache must not reuse the response for an allowed one.
+        response.headers.add(hdrs.VARY, hdrs.ORIGIN)
+        origin = self._origin_of(request)
+        if origin and self._is_shared(request.match_info):
+            response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
+            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = ", ".join(_READ)
+
+    def _is_shared(self, found: web.UrlMappingMatchInfo) -> bool:
+        # Of a path without a route the page reads a 404, instead of a failure of the network.
+        refusal = found.http_exception
+        return found.handler in self._reachable or getattr(refusal, "status", 0) == 404
+
+    def _origin_of(self, request: web.Request) -> str:
+        """Return the request's origin if it is allowed, else an empty string."""
+        origin = request.headers.get(hdrs.ORIGIN, "")
+        return origin if origin in self._origins else ""
+
+
+_log = structlog.get_logger(__name__)
+
+
+class TlsConfig(Spec):
+    """TLS 1.2 or newer; TLS 1.3 with client certificates.
+
+    Attributes:
+        certificate: PEM file with the certificate and its chain.
+        key: PEM file with its private key.
+        client_ca: PEM file with the authorities of client certificates; null requests none.
+        require_client_certificate: Whether devices without a certificate are refused. A certificate
+            does not replace the credential.
+    """
+
+    certificate: str
+    key: str
+    client_ca: str | None = None
+    require_client_certificate: bool = True
+
+    @model_validator(mode="after")
+    def _check_authorities(self) -> Self:
+        if self.client_ca is None and "require_client_certificate" in self.model_fields_set:
+            raise ValueError("require_client_certificate: needs client_ca")
+        return self
+
+    def open(self, folder: Path) -> ServerTls:
+        """Load the files; a `SpecError` if they cannot be used."""
+        return ServerTls(self, folder)
+
+
+class ServerTls:
+    """A TLS context whose certificates can be reloaded.
+
+    New connections use the newest valid set of files; open connections keep theirs.
+
+    Raises:
+        SpecError: The files cannot be used.
+    """
+
+    def __init__(self, config: TlsConfig, folder: Path) -> None:
+        self._config = config
+        self._certificate = folder / user_path(config.certificate)
+        self._key = folder / user_path(config.key)
+        self._client_ca = None if config.client_ca is None else folder / user_path(config.client_ca)
+        self._seen = self._stamps()
+        self._newest = self._load()
+        self.context = self._load()
+        # Per connection, so that removed authorities take effect.
+        self.context.sni_callback = self._give_newest
+        if self._client_ca is not None:
+            # A resumed session skips the certificate check. Python cannot disable resumption for
+            # TLS 1.2, hence TLS 1.3.
+            self.context.minimum_version = ssl.TLSVersion.TLSv1_3
+            self.context.num_tickets = 0
+
+    def reload(self) -> bool:
+        """Reload the files if they have changed; return whether new files are in use.
+
+        Invalid files are logged and the old ones are kept.
+        """
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return False
+        try:
+            newest = self._load()
+        except SpecError as exc:
+            # The files may be half written; the next check tries again.
+            _log.error("the changed TLS files cannot be used", reason=exc.problems[0])
+            return False
+        self._seen = stamps
+        self._newest = newest
+        _log.info("TLS files read again", certificate=str(self._certificate))
+        return True
+
+    @asynccontextmanager
+    async def watching(self, *, every_s: float = 5.0) -> AsyncIterator[None]:
+        """Reload changed files while the body runs."""
+        watcher = asyncio.create_task(self._watch(every_s), name="TLS files")
+        try:
+            yield
+        finally:
+            watcher.cancel()
+
+    async def _watch(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            await asyncio.to_thread(self.reload)
+
+    def _give_newest(
+        self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext
+    ) -> None:
+        connection.context = self._newest
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self._certificate, self._key)
+        except (OSError, ssl.SSLError) as exc:
+            raise SpecError(f"tls: the certificate or key cannot be used: {exc}") from exc
+        if self._client_ca is not None:
+            try:
+                context.load_verify_locations(self._client_ca)
+            except (OSError, ssl.SSLError) as exc:
+                raise SpecError(f"tls.client_ca: cannot be used: {exc}") from exc
+            required = self._config.require_client_certificate
+            context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+        return context
+
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        files = (self._certificate, self._key, self._client_ca)
+        return [None if file is None else _stamp(file) for file in files]
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

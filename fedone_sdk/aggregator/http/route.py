@@ -1,0 +1,371 @@
+"""Declaration of routes, and the OpenAPI 3.1 document that is generated from them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal
+
+from aiohttp import web
+from pydantic import TypeAdapter
+
+from fedone_sdk import __version__
+from fedone_sdk.errors import PROBLEMS
+from fedone_sdk.messages import Problem
+
+JSON = "application/json"
+"""Content type of messages."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+"""Maximal size of a message: an alpha of 2^22 float32 in base64 is 22 MiB."""
+
+SMALL_BODY_BYTES = 64 * 1024
+"""Maximal size of a small message."""
+
+Access = Literal["public", "enrolment", "device", "member", "viewer", "operator", "admin"]
+"""Required access: none, an enrolment token, a device's credential, a credential or a viewer's
+token, or a user's token with at least this role."""
+
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "run_id": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"},
+    "assignment_id": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+    "client_id": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+    "token_name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$"},
+}
+"""JSON Schema of each path parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route of the HTTP API.
+
+    Attributes:
+        handler: The handler; its docstring is the description.
+        answers: HTTP status -> message type, media type, a tuple of these, or None for no body.
+        tag: Group in the documentation.
+        request: Message type or media type of the body, or None.
+        max_body: Maximal size of the body, bytes.
+        problems: Problem codes specific to this route; those of its access, path and body are
+            added.
+        headers: HTTP status -> response header -> description.
+        waits: Whether the handler is cancelled when the caller disconnects. Other handlers that
+            change state run to completion.
+        query: Query parameters: name -> JSON Schema.
+    """
+
+    endpoint: str
+    handler: Handler
+    _: KW_ONLY
+    access: Access
+    answers: Mapping[int, Any]
+    tag: str
+    request: Any = None
+    max_body: int = SMALL_BODY_BYTES
+    problems: tuple[str, ...] = ()
+    headers: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    waits: bool = False
+    query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        """HTTP method."""
+        return self.endpoint.partition(" ")[0]
+
+    @property
+    def path(self) -> str:
+        """Path with parameters in braces."""
+        return self.endpoint.partition(" ")[2]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the path parameters."""
+        return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """All problem codes, in the order of `fedone_sdk.errors.PROBLEMS`."""
+        codes = {"internal", "store_unavailable", *self.problems}
+        if self.path.startswith("/v1/"):
+            codes |= {"upgrade_required", "rate_limited"}
+        if self.access != "public":
+            codes.add("unauthorized")
+        if self.access in ("viewer", "operator", "admin"):
+            codes.add("forbidden")
+        if self.names:
+            codes.add("not_found")
+        if self.query:
+            codes.add("invalid_message")
+        if self.request is not None:
+            codes |= {"body_too_large", "request_timeout", "unsupported_encoding"}
+            if not isinstance(self.request, str):
+                codes |= {"invalid_message", "not_json"}
+        return tuple(code for code in PROBLEMS if code in codes)
+
+
+class RouteTable:
+    """The routes of one group. As a decorator, it adds a route to the function below.
+
+    Example:
+        ```python
+        @route("GET /v1/me", "viewer", Me)
+        async def me(request): ...
+        ```
+    """
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self.routes: list[Route] = []
+
+    def __call__(
+        self, endpoint: str, access: Access, answers: Any, **options: Any
+    ) -> Callable[[Handler], Handler]:
+        """Return the decorator of a handler.
+
+        Args:
+            endpoint: Method and path.
+            access: As in `Route`.
+            answers: As in `Route`, or only that of status 200.
+            options: Other fields of `Route`.
+        """
+        if not isinstance(answers, Mapping):
+            answers = {200: answers}
+
+        def add(handler: Handler) -> Handler:
+            route = Route(
+                endpoint, handler, access=access, answers=answers, tag=self._tag, **options
+            )
+            self.routes.append(route)
+            return handler
+
+        return add
+
+
+# OpenAPI
+
+_SECURITY: dict[Access, tuple[str, ...]] = {
+    "public": (),
+    "enrolment": ("enrolment",),
+    "device": ("device",),
+    "member": ("device", "person"),
+    "viewer": ("person",),
+    "operator": ("person",),
+    "admin": ("person",),
+}
+
+_SCHEMES = {
+    "enrolment": "An enrolment token",
+    "device": "The credential of an enrolled device",
+    "person": "A user's token with the required role",
+}
+
+_TAGS = {
+    "devices": "Routes for edge clients",
+    "runs": "Start, watch and control runs",
+    "access": "Enrolment tokens and clients",
+    "machines": "Health, metrics and this document",
+}
+
+_PROBLEM_HEADERS = {
+    401: {"WWW-Authenticate": "The authentication scheme"},
+    429: {"Retry-After": "Seconds after which to retry"},
+    503: {"Retry-After": "Seconds after which to retry"},
+}
+
+_ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+
+_Key = tuple[Any, Literal["validation", "serialization"]]
+
+
+def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
+    """Return the OpenAPI document of the routes."""
+    routes = tuple(routes)
+    schemas, components = _schemas(routes)
+    paths: dict[str, Any] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
+    _adapt(paths, components)
+    used = {route.tag for route in routes}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "FedOne aggregator",
+            "version": __version__,
+            "description": "Devices poll the server; the server never calls them. Errors are "
+            "RFC 9457 problems with a stable `code`.",
+        },
+        "servers": [{"url": "/"}],
+        "tags": [
+            {"name": name, "description": text} for name, text in _TAGS.items() if name in used
+        ],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                name: {"type": "http", "scheme": "bearer", "description": text}
+                for name, text in _SCHEMES.items()
+                if any(name in _SECURITY[route.access] for route in routes)
+            },
+        },
+    }
+
+
+def _schemas(routes: Iterable[Route]) -> tuple[dict[_Key, Any], dict[str, Any]]:
+    """Return the schema of each message, and the definitions that they refer to.
+
+    Fields with a default are optional in requests and always present in responses. If the schemas
+    differ, pydantic names them ``-Input`` and ``-Output``.
+    """
+    keys = dict.fromkeys(key for route in routes for key in _messages(route))
+    found, document = TypeAdapter.json_schemas(
+        [(index, mode, TypeAdapter(model)) for index, (model, mode) in enumerate(keys)],
+        ref_template="#/components/schemas/{model}",
+    )
+    by_key = {key: found[index, key[1]] for index, key in enumerate(keys)}
+    components = document["$defs"]
+    for key, schema in by_key.items():
+        if "discriminator" in schema:  # A union gets a class of its own.
+            components[schema["title"]] = schema
+            by_key[key] = {"$ref": f"#/components/schemas/{schema['title']}"}
+    for schema in components.values():
+        for one in schema.get("properties", {}).values():
+            one.pop("title", None)
+        _adapt(schema, components)
+        _describe(schema)
+    return by_key, dict(sorted(components.items()))
+
+
+_FORMATS = {"integer": "int64", "number": "double"}
+_FIXED = {"const", "enum"}
+
+
+def _adapt(schema: object, components: dict[str, Any]) -> None:
+    """Write a schema so that generators of clients understand it.
+
+    Numbers get a width; without it, generators take 32 bits, or any precision. A tuple becomes a
+    list with the type of its last element, which covers the others: few know ``prefixItems``. A
+    value that may be null has two types instead of two schemas. The members of a union require the
+    field that tells them apart.
+    """
+    if isinstance(schema, list | dict):
+        for one in schema if isinstance(schema, list) else schema.values():
+            _adapt(one, components)
+    if not isinstance(schema, dict):
+        return
+    match schema:
+        case {"type": ("integer" | "number") as kind}:
+            schema.setdefault("format", _FORMATS[kind])
+        case {"prefixItems": [*_, last]}:
+            del schema["prefixItems"]
+            schema["items"] = last
+        case {"anyOf": [{"type": str(kind), **rest}, {"type": "null"}]} if not rest.keys() & _FIXED:
+            del schema["anyOf"]
+            schema |= {**rest, "type": [kind, "null"]}
+        case {"discriminator": {"propertyName": name}, "oneOf": members}:
+            for member in members:
+                found = components[member["$ref"].rpartition("/")[2]]
+                names = {*found.get("required", ()), name}
+                found["required"] = [each for each in found["properties"] if each in names]
+
+
+def _describe(schema: dict[str, Any]) -> None:
+    """Move the attribute descriptions of a docstring to the properties."""
+    text, _, attributes = schema.get("description", "").partition("\n\nAttributes:\n")
+    properties = schema.get("properties", {})
+    for name, description in _ATTRIBUTE.findall(attributes):
+        if name in properties:
+            properties[name]["description"] = " ".join(description.split())
+    if text:
+        schema["description"] = text
+
+
+def _messages(route: Route) -> Iterator[_Key]:
+    yield Problem, "serialization"
+    if _is_message(route.request):
+        yield route.request, "validation"
+    for answer in route.answers.values():
+        for kind in _kinds(answer):
+            if _is_message(kind):
+                yield kind, "serialization"
+
+
+def _kinds(answer: Any) -> tuple[Any, ...]:
+    if answer is None:
+        return ()
+    return answer if isinstance(answer, tuple) else (answer,)
+
+
+def _is_message(kind: object) -> bool:
+    return kind is not None and not isinstance(kind, str)
+
+
+def _operation(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
+    text = inspect.getdoc(route.handler) or ""
+    operation: dict[str, Any] = {
+        "operationId": route.handler.__name__,
+        "tags": [route.tag],
+        "summary": text.partition("\n")[0].rstrip("."),
+        "description": text,
+        "security": [{scheme: []} for scheme in _SECURITY[route.access]],
+    }
+    if route.access in ("viewer", "operator", "admin"):
+        operation["x-fedone-role"] = route.access
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": PARAMETERS[name]}
+        for name in route.names
+    ] + [
+        {"name": name, "in": "query", "required": False, "schema": dict(schema)}
+        for name, schema in route.query.items()
+    ]
+    if parameters:
+        operation["parameters"] = parameters
+    if route.request is not None:
+        content: dict[str, Any] = {str(route.request): {"schema": {"type": "string"}}}
+        if _is_message(route.request):
+            content = {JSON: {"schema": schemas[route.request, "validation"]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    operation["responses"] = _responses(route, schemas)
+    return operation
+
+
+def _responses(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
+    responses: dict[int, dict[str, Any]] = {}
+    for status, model in route.answers.items():
+        content: dict[str, Any] = {}
+        for kind in _kinds(model):
+            if _is_message(kind):
+                content[JSON] = {"schema": schemas[kind, "serialization"]}
+            else:
+                content[kind] = {"schema": {"type": "string"}}
+        text = "Done" if status < 300 else "As before" if status == 304 else "Not now"
+        responses[status] = _response(text, content)
+        _add_headers(responses[status], route.headers.get(status, {}))
+    problem = schemas[Problem, "serialization"]
+    by_status: dict[int, list[str]] = {}
+    for code in route.refusals:
+        by_status.setdefault(PROBLEMS[code][0], []).append(code)
+    for status, codes in by_status.items():
+        text = "; ".join(f"`{code}`: {PROBLEMS[code][1]}" for code in codes)
+        content = {"application/problem+json": {"schema": problem}}
+        if status in responses:  # The status also has a non-error response.
+            responses[status]["content"] |= content
+            responses[status]["description"] += f"; {text}"
+        else:
+            responses[status] = _response(text, content)
+        _add_headers(responses[status], _PROBLEM_HEADERS.get(status, {}))
+    return {str(status): responses[status] for status in sorted(responses)}
+
+
+def _response(description: str, content: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description} | ({"content": content} if content else {})
+
+
+def _add_headers(response: dict[str, Any], headers: Any) -> None:
+    for name, text in headers.items():
+        response.setdefault("headers", {})[name] = {
+            "description": text,
+            "schema": {"type": "integer" if name == "Retry-After" else "string"},
+        }

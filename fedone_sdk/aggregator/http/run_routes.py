@@ -1,0 +1,448 @@
+"""Routes for users: start, read, watch, monitor and control runs."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from fedone_sdk.aggregator.access.tokens import AdminToken
+from fedone_sdk.aggregator.http.requests import (
+    CONTEXT,
+    SERVICE,
+    RequestContext,
+    answer,
+    message_of,
+    person_of,
+    query_number,
+    run_of,
+    streamed,
+)
+from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, RouteTable
+from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.state import RunState
+from fedone_sdk.aggregator.runs.changes import Feed
+from fedone_sdk.aggregator.runs.run_view import export_run
+from fedone_sdk.aggregator.runs.served_run import ServedRun
+from fedone_sdk.aggregator.runtime import in_thread
+from fedone_sdk.aggregator.service import Service
+from fedone_sdk.algorithms.defence import ledger
+from fedone_sdk.budget import Budget
+from fedone_sdk.candidates import InstructionsSource, LabelsSource
+from fedone_sdk.errors import BackendError, DataError, MissingExtraError, ProblemError, SpecError
+from fedone_sdk.messages import (
+    ClientInfluence,
+    LostWork,
+    Message,
+    PositionProbabilities,
+    PromptReport,
+    Quarantine,
+    Removal,
+    RollBack,
+    RunEntry,
+    RunResult,
+    RunSummary,
+    SeatReport,
+    Seats,
+    TokenProbabilities,
+    TokenProbability,
+)
+from fedone_sdk.spec import OwnMethodSpec, RunSpec, validate_spec
+from fedone_sdk.vocabulary import ListVocabulary, Vocabulary
+
+route = RouteTable("runs")
+
+_INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
+_JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+_LISTED: TypeAdapter[Sequence[RunSummary | RunEntry]] = TypeAdapter(Sequence[RunSummary | RunEntry])
+
+_POSTED = (ListVocabulary, InstructionsSource, LabelsSource)
+"""Sources of candidates that read neither files nor texts."""
+
+_RESUMING = ("run_conflict", "backend_blocked", "backend_unavailable")
+_MOST_TOKENS, _TOKENS = 32, 8
+"""Number of tokens per position: at most, and by default."""
+
+_KEEPALIVE_S = 15.0
+"""Comment that prevents proxies from closing an idle stream."""
+
+
+@route(
+    "POST /v1/runs",
+    "operator",
+    {201: RunResult},
+    request=RunSpec,
+    max_body=MAX_BODY_BYTES,
+    headers={201: {"Location": "Path of the run"}},
+    problems=("invalid_run", "run_conflict"),
+)
+async def add_run(request: web.Request) -> web.Response:
+    """Start a run. Its vocabulary must be a list; its backend is the server's."""
+    service = request.app[SERVICE]
+    document = await message_of(request, _JSON.validate_python)
+    try:
+        spec = validate_spec(RunSpec, document, source="run").served()
+        if spec.data is not None:
+            raise SpecError("data: clients bring their own; leave it out", source="run")
+        for key, source in spec.prompt.sources:
+            # A path in a posted run would expose files of the server.
+            if not isinstance(source, _POSTED):
+                allowed = "list" if spec.prompt.vocabulary else "list, instructions or labels"
+                raise SpecError(f"{key}.kind: must be {allowed} in a posted run", source="run")
+        if isinstance(spec.method, OwnMethodSpec):
+            # It would import what a stranger names.
+            raise SpecError(
+                "method.name: cannot be own in a posted run; name the run file in the server's "
+                "config (runs)",
+                source="run",
+            )
+        if spec.prompt.proposer is not None:
+            raise SpecError("prompt.proposer: is not supported in a posted run", source="run")
+        if spec.backend != RunSpec.model_fields["backend"].default:
+            raise SpecError("backend: is the server's; leave it out", source="run")
+        if not CONTEXT.get().may_see(spec.name):
+            raise ProblemError("forbidden", f"your token is not valid for runs named {spec.name!r}")
+        if spec.name in service.runs or spec.name in service.registry.stored:
+            raise ProblemError("run_conflict", f"there is a run {spec.name!r} already")
+        run = await service.add_run(spec)
+    except (SpecError, DataError, BackendError, MissingExtraError) as exc:
+        raise ProblemError("invalid_run", str(exc)) from exc
+    response = answer(run.result(), status=201)
+    response.headers["Location"] = f"/v1/runs/{run.run_id}"
+    return response
+
+
+@route("GET /v1/runs", "member", list[RunSummary | RunEntry])
+async def runs(request: web.Request) -> web.Response:
+    """List the runs that the caller may access, in order of creation.
+
+    Devices get the name, state and rounds of each.
+    """
+    found = listed(request.app[SERVICE], CONTEXT.get())
+    return web.Response(body=_LISTED.dump_json(found), content_type="application/json")
+
+
+@route(
+    "GET /v1/runs/{run_id}",
+    "viewer",
+    RunResult,
+    query={"history": {"type": "boolean", "default": True}},
+)
+async def run(request: web.Request) -> web.Response:
+    """Return the current or final result of a run.
+
+    `history=false` omits its rounds. Viewers get `reason` without the words of the model's provider
+    and of devices, and `devices` without the reasons of unfit ones.
+    """
+    history = _flag(request, "history", default=True)
+    result = result_of(request.app[SERVICE], await run_of(request), person_of(request))
+    return answer(result if history else result.model_copy(update={"history": ()}))
+
+
+@route("GET /v1/runs/{run_id}/prompt", "member", PromptReport)
+async def prompt(request: web.Request) -> web.Response:
+    """Return the current deployable prompt."""
+    return answer((await run_of(request)).prompt())
+
+
+@route("GET /v1/runs/{run_id}/log", "operator", "application/jsonl")
+async def log(request: web.Request) -> web.StreamResponse:
+    """Return a run as JSON lines: its description, its log from the oldest line on, its result."""
+    pieces = export_run(request.app[SERVICE].store, await run_of(request))
+    return await streamed(request, pieces, content_type="application/jsonl")
+
+
+@route("GET /v1/runs/{run_id}/events", "viewer", "text/event-stream")
+async def events(request: web.Request) -> web.StreamResponse:
+    """Stream a run as server-sent events: `round` for every past and future round, then `end`.
+
+    A round is sent again once its metric is known. A stream without `end` was interrupted; a new
+    connection gets all rounds again.
+    """
+    service = request.app[SERVICE]
+    watched = await run_of(request)
+    response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
+    response.content_type = "text/event-stream"
+    with Feed(watched, service.listeners) as feed:
+        await response.prepare(request)
+        while not service.draining:
+            for report in feed.take():
+                await _event(response, "round", report)
+            if feed.has_more:
+                continue
+            if not watched.state.running:
+                await _event(response, "end", result_of(service, watched, person_of(request)))
+                return response
+            try:
+                async with asyncio.timeout(_KEEPALIVE_S):
+                    await feed.changed()
+            except TimeoutError:
+                await response.write(b": keep-alive\n\n")
+    return response
+
+
+async def _event(response: web.StreamResponse, name: str, message: Message) -> None:
+    await response.write(f"event: {name}\ndata: {message.model_dump_json()}\n\n".encode())
+
+
+@route("POST /v1/runs/{run_id}/stop", "operator", RunResult, problems=("run_conflict",))
+async def stop(request: web.Request) -> web.Response:
+    """Stop a run and keep its result."""
+    stopped = await run_of(request)
+    await request.app[SERVICE].stop_run(stopped)
+    return answer(stopped.result())
+
+
+@route("POST /v1/runs/{run_id}/resume", "operator", RunResult, problems=_RESUMING)
+async def resume(request: web.Request) -> web.Response:
+    """Resume a stopped or paused run, with the current model."""
+    resumed = await run_of(request)
+    await request.app[SERVICE].resume_run(resumed)
+    return answer(resumed.result())
+
+
+@route("POST /v1/runs/{run_id}/budget", "operator", RunResult, request=Budget, problems=_RESUMING)
+async def raise_caps(request: web.Request) -> web.Response:
+    """Raise caps of a run; a run with an exhausted budget continues.
+
+    Omitted caps stay the same. Caps can only be raised, so the same body again has no effect.
+    """
+    raised = await run_of(request)
+    caps = await message_of(request, Budget.model_validate)
+    await request.app[SERVICE].raise_caps(raised, caps)
+    return answer(raised.result())
+
+
+@route(
+    "DELETE /v1/runs/{run_id}",
+    "admin",
+    Removal,
+    query={"dry_run": {"type": "boolean", "default": False}},
+    problems=("run_conflict",),
+)
+async def delete_run(request: web.Request) -> web.Response:
+    """Delete an ended run with its log and all its data.
+
+    Its name stays reserved: a new run of this name would spend its budget again. `dry_run=true`
+    deletes nothing and returns what would be deleted.
+    """
+    dry = _flag(request, "dry_run", default=False)
+    run = await run_of(request)
+    return answer(await request.app[SERVICE].delete_run(run, dry=dry))
+
+
+def _flag(request: web.Request, name: str, *, default: bool) -> bool:
+    given = request.query.get(name, str(default).lower())
+    if given not in ("true", "false"):
+        raise ProblemError("invalid_message", f"{name}: must be true or false")
+    return given == "true"
+
+
+@route(
+    "POST /v1/runs/{run_id}/rollback",
+    "operator",
+    RunResult,
+    request=RollBack,
+    problems=("run_conflict",),
+)
+async def roll_back(request: web.Request) -> web.Response:
+    """Roll a run back to an earlier round. Spending of later rounds stays counted."""
+    rolled = await run_of(request)
+    message = await message_of(request, RollBack.model_validate)
+    await request.app[SERVICE].roll_back(rolled, message.to_round, message.reason)
+    return answer(rolled.result())
+
+
+@route(
+    "POST /v1/runs/{run_id}/clients/{client_id}/quarantine",
+    "operator",
+    {204: None},
+    request=Quarantine,
+    problems=("run_conflict",),
+)
+async def quarantine(request: web.Request) -> web.Response:
+    """Put a client of a run in quarantine: it gets no seats and its open work is discarded."""
+    watched = await run_of(request)
+    message = await message_of(request, Quarantine.model_validate)
+    client_id = request.match_info["client_id"]
+    await request.app[SERVICE].quarantine(watched, client_id, message.reason)
+    return web.Response(status=204)
+
+
+@route(
+    "POST /v1/runs/{run_id}/clients/{client_id}/release",
+    "operator",
+    {204: None},
+    problems=("run_conflict",),
+)
+async def release(request: web.Request) -> web.Response:
+    """Release a client from quarantine."""
+    client_id = request.match_info["client_id"]
+    await request.app[SERVICE].release(await run_of(request), client_id)
+    return web.Response(status=204)
+
+
+# Monitoring
+
+
+@route("GET /v1/runs/{run_id}/seats", "viewer", Seats)
+async def seats(request: web.Request) -> web.Response:
+    """Return the seats of the current round, the waiting clients, and the newest lost work."""
+    run = await run_of(request)
+    service, state = request.app[SERVICE], run.state
+    now = service.clock.now()
+    busy = {seat.client for seat in state.seats if seat.phase != "done"}
+    waiting = service.dispatcher.available(run).keys() - busy
+    names = await service.access.names([seat.client for seat in state.seats])
+    found = [
+        SeatReport(
+            slot=seat.slot,
+            client_id=name,
+            phase=seat.phase,
+            step=seat.step,
+            due_in_s=None if seat.phase == "done" else round(max(seat.due - now, 0.0), 3),
+        )
+        for seat, name in zip(state.seats, names, strict=True)
+    ]
+    return answer(
+        Seats(
+            round=state.round,
+            waiting=len(waiting),
+            seats=tuple(found),
+            lost=lost_work_of(run, person_of(request)),
+        )
+    )
+
+
+@route(
+    "GET /v1/runs/{run_id}/probabilities",
+    "viewer",
+    TokenProbabilities,
+    query={"top": {"type": "integer", "minimum": 1, "maximum": _MOST_TOKENS}},
+)
+async def probabilities(request: web.Request) -> web.Response:
+    """Return the most probable tokens of each position of a run."""
+    top = query_number(request, "top", _TOKENS, least=1, most=_MOST_TOKENS)
+    run = await run_of(request)
+    state = run.state
+    # Up to four million numbers.
+    positions = await in_thread(likeliest, state.method.alpha, run.vocabulary, top)
+    return answer(
+        TokenProbabilities(
+            round=state.round,
+            vocab_size=len(run.vocabulary),
+            positions=positions,
+            labels=tuple(run.spec.task.labels),
+        )
+    )
+
+
+@route("GET /v1/runs/{run_id}/clients", "viewer", list[ClientInfluence])
+async def run_clients(request: web.Request) -> web.Response:
+    """Return each client's influence on a run, by its defences and privacy accounting."""
+    run = await run_of(request)
+    lines = client_influences(run.machine, run.state)
+    names = await request.app[SERVICE].access.names(list(lines))
+    found = [
+        line.model_copy(update={"client_id": name})
+        for line, name in zip(lines.values(), names, strict=True)
+    ]
+    return web.Response(body=_INFLUENCES.dump_json(found), content_type="application/json")
+
+
+def listed(service: Service, context: RequestContext) -> Sequence[RunSummary | RunEntry]:
+    """Return the caller's runs, in order of creation."""
+    found = [one for one in service.registry.summaries if context.may_see(one.run_id)]
+    if context.person is None:
+        return [one.entry for one in found]
+    return [_with_devices(service, one) for one in found]
+
+
+def _with_devices(service: Service, summary: RunSummary) -> RunSummary:
+    """Return a summary with the number of available devices while the run is running."""
+    run = service.runs.get(summary.run_id)
+    if run is None or not run.state.running:
+        return summary
+    devices = service.dispatcher.count_devices(run, reasons=False)
+    return summary.model_copy(update={"devices": devices})
+
+
+def result_of(service: Service, run: ServedRun, person: AdminToken) -> RunResult:
+    """Return the current or final result of a run."""
+    result, all_words = run.result(), person.allows("operator")
+    if run.state.running:
+        devices = service.dispatcher.count_devices(run, reasons=all_words)
+        result = result.model_copy(update={"devices": devices})
+    if all_words:
+        return result
+    proposer = result.proposer and result.proposer.model_copy(update={"failure": None})
+    shown = {"reason": run.state.summary or result.reason, "proposer": proposer}
+    return result.model_copy(update=shown)
+
+
+def lost_work_of(run: ServedRun, person: AdminToken) -> tuple[LostWork, ...]:
+    """Return the newest lost assignments of a run, oldest first."""
+    if person.allows("operator"):
+        return tuple(run.lost)
+    return tuple(one.model_copy(update={"said": None}) for one in run.lost)
+
+
+def likeliest(
+    alpha: NDArray[np.float32], vocabulary: Vocabulary, top: int
+) -> tuple[PositionProbabilities, ...]:
+    """Return the `top` most probable tokens of every position.
+
+    Normalised rows of `alpha`, shape (n, N), are the token probabilities; for Gumbel-Softmax, their
+    limit at temperature 0. They are 0 for candidates that a position does not have.
+    """
+    weights = alpha.astype(np.float64)
+    shares = weights / weights.sum(axis=1, keepdims=True)
+    # Candidates with probability 0 contribute nothing to the entropy.
+    logs = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
+    entropies = -(shares * logs).sum(axis=1)
+    order = np.argsort(-shares, axis=1, kind="stable")[:, :top]
+    positions = []
+    for position, (entropy, row, known) in enumerate(zip(entropies, order, shares, strict=True)):
+        candidates = vocabulary.of_position(position)
+        positions.append(
+            PositionProbabilities(
+                entropy=abs(round(float(entropy), 6)),
+                tokens=tuple(
+                    TokenProbability(
+                        token=candidates[index], probability=round(float(known[index]), 6)
+                    )
+                    for index in row.tolist()
+                    if index < len(candidates)
+                ),
+            )
+        )
+    return tuple(positions)
+
+
+def client_influences(machine: RoundMachine, state: RunState) -> dict[int, ClientInfluence]:
+    """Return each client's contribution, quarantine and privacy loss, by enrolment index."""
+    judged = {line.client: line for line in ledger(state.defence)}
+    movement = math.fsum(line.movement for line in judged.values())
+    found = {}
+    for client in sorted(judged.keys() | state.quarantined | state.releases.keys()):
+        of_defence: dict[str, float] = {}
+        if (line := judged.get(client)) is not None:
+            of_defence = {**asdict(line), "share": line.movement / movement if movement else 0.0}
+            del of_defence["client"]
+        releases, noised = state.releases.get(client, 0), machine.releases
+        found[client] = ClientInfluence.model_validate(
+            {
+                **of_defence,
+                "quarantined": client in state.quarantined,
+                "releases": releases,
+                "epsilon": None if noised is None else noised.accountant.epsilon(releases),
+            }
+        )
+    return found

@@ -1,0 +1,3 @@
+"""What asks a language model for a run: the gateway, evaluation, the proposer."""
+
+__all__: list[str] = []

@@ -1,0 +1,372 @@
+"""Calls of the model that a run pays for: checks, reservations, retries, bugs of backends."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+import uuid
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import structlog
+
+from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.spending import Payee, reserve_evaluation, settle_evaluation
+from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator.runs.run_view import reasons
+from fedone_sdk.aggregator.runs.served_run import ServedRun
+from fedone_sdk.backends import Answer, LLMBackend, Query, query_for, score_all
+from fedone_sdk.backends.judge import Judge
+from fedone_sdk.backends.label_words import check_label_words
+from fedone_sdk.budget import NOTHING, Lease, Usage
+from fedone_sdk.candidates import label_checks, no_prompt
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    BudgetExhausted,
+    FedOneError,
+    ProblemError,
+    SpecError,
+)
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.task import ScoreFunction
+from fedone_sdk.vocabulary import Vocabulary
+
+T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
+
+_RETRY_S = 1.0
+
+_MAX_BUGS = 3
+"""Number of consecutive calls with a bug after which the run pauses."""
+
+
+class CallBudget:
+    """Payer of the requests of one call, from its run's account.
+
+    The first grant covers one attempt at each request. Retries reserve more before they are sent.
+    Each reservation has its own id, so that each is settled once. Other replicas charge the
+    reservations of a replica that they consider dead. If it is alive, it gets a new id and reserves
+    under that, so that nothing is charged twice.
+
+    Args:
+        run: The run that pays.
+        reserve: Reserves an amount of its account under an id, or raises `ProblemError`.
+
+    Attributes:
+        spent: The amount spent; a pending request, or one of unknown outcome, counts in full.
+        granted: The amount that is reserved, or being reserved.
+        refusal: Why more was refused.
+    """
+
+    def __init__(self, run: ServedRun, reserve: Callable[[str, Usage], Awaitable[object]]) -> None:
+        self.spent = self.granted = NOTHING
+        self.refusal: ProblemError | None = None
+        self._run = run
+        self._reserve = reserve
+        # None if the store failed: it may exist or not.
+        self._reservations: dict[str, Usage | None] = {}
+
+    @property
+    def name(self) -> str:
+        """Id of the run."""
+        return self._run.run_id
+
+    async def grant(self, worst: Usage) -> None:
+        """Reserve an amount, or raise the refusal."""
+        attempt = f"{self._run.replica}/{uuid.uuid4().hex}"
+        # Added before the await: a concurrent request must not use the same amount.
+        self.granted += worst
+        self._reservations[attempt] = None
+        try:
+            await self._reserve(attempt, worst)
+        except BaseException as exc:
+            self.granted -= worst
+            if isinstance(exc, ProblemError):
+                del self._reservations[attempt]
+            raise
+        self._reservations[attempt] = worst
+
+    def shares(self, spent: Usage) -> Iterator[tuple[str, Usage]]:
+        """Yield the part of `spent` that each reservation pays; the last one pays any excess."""
+        granted = [one for one, worst in self._reservations.items() if worst is not None]
+        for attempt, worst in self._reservations.items():
+            is_last = attempt in granted[-1:]
+            share = spent if is_last else spent - spent.beyond(worst or NOTHING)
+            spent -= share
+            yield attempt, share
+
+    @asynccontextmanager
+    async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
+        """Reserve `worst` while the body runs, then charge the amount that the body settles.
+
+        Raises:
+            BudgetExhausted: The run's budget does not cover it; the body does not run.
+        """
+        lease = Lease(uuid.uuid4().hex, worst)
+        self.spent += worst
+        missing = self.spent.beyond(self.granted)
+        if missing != NOTHING:
+            try:
+                await self.grant(missing)
+            except BaseException as exc:
+                self.spent -= worst
+                if isinstance(exc, ProblemError):
+                    self.refusal = exc
+                    raise BudgetExhausted(exc.detail) from exc
+                raise
+        try:
+            yield lease
+        finally:
+            self.spent = self.spent - worst + lease.charge
+
+
+async def query_as_evaluation(
+    run: ServedRun, backend: LLMBackend, queries: Sequence[Query], *, payee: Payee | None = None
+) -> list[Answer]:
+    """Query the model outside training and charge the run's evaluation account.
+
+    The cost of a `payee` is shown apart, and counts no queries.
+
+    Raises:
+        BackendError: The model refused a query.
+        BudgetExhausted: The budget does not cover a retry.
+        ProblemError: The caps do not cover the queries; none was sent.
+    """
+    call = CallBudget(
+        run, lambda lease_id, worst: run.apply(reserve_evaluation, lease_id=lease_id, worst=worst)
+    )
+    queries = [replace(query, scope=(run.run_id,), payer=call) for query in queries]
+    quotes = [await backend.quote(query) for query in queries]
+    worst = sum((quote.without_queries() for quote in quotes), NOTHING)
+    count = Usage(queries=len(queries)) if payee is None else NOTHING
+    asked = NOTHING
+    try:
+        await call.grant(worst + count)
+        asked = count
+        return await score_all(backend, queries)
+    except BudgetExhausted as exc:
+        # Tells the run's budget from a budget of the backend.
+        raise call.refusal or exc from None
+    except BackendBlocked:
+        asked = NOTHING
+        raise
+    finally:
+        # Also after a cancellation during `grant`, which may have opened a lease.
+        for lease_id, used in call.shares(call.spent + asked):
+            settle = partial(
+                run.apply, settle_evaluation, lease_id=lease_id, used=used, payee=payee
+            )
+            await persist(run, settle)
+
+
+async def persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None:
+    """Store a result, with retries until the store is available: an open lease blocks budget."""
+    while True:
+        try:
+            await keep()
+        except ProblemError:
+            return  # No such lease: refused, or already charged in full.
+        except FedOneError:
+            _log.error(
+                "an evaluation cannot be stored",
+                run_id=run.run_id,
+                traceback=traceback.format_exc(),
+            )
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                return  # The next start of the server charges it in full.
+            await asyncio.sleep(_RETRY_S)
+        else:
+            return
+
+
+def charged_to(run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
+    """Return the score function; a judge's calls are charged to the run."""
+    if not isinstance(score, Judge):
+        return score
+    return replace(score, ask=partial(query_as_evaluation, run, score.backend, payee="judge"))
+
+
+class Companion(ABC):
+    """Work of the server for a run outside its training, such as evaluation."""
+
+    def __init__(self, run: ServedRun) -> None:
+        self._run = run
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @abstractmethod
+    def on_change(self, change: Change) -> None:
+        """Begin the work that a change of the run requires."""
+
+    def on_restart(self) -> None:  # noqa: B027 (optional)
+        """Begin the work that a resumed run requires."""
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work, name=f"{type(self).__name__.lower()} {self._run.run_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _begin_alone(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin some work, unless earlier work is not done."""
+        if self._tasks:
+            work.close()
+        else:
+            self._begin(work)
+
+    async def wait_idle(self) -> None:
+        """Wait until the work is done and charged."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def aclose(self) -> None:
+        """Cancel the work; pending calls are charged in full."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class BugCounter:
+    """Counts consecutive calls that raise an unexpected exception, and pauses their run.
+
+    A retry would raise again, and each attempt is charged in full.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._in_a_row: Counter[str] = Counter()  # Per run.
+
+    def reset(self, run: ServedRun) -> None:
+        """Record a call without an unexpected exception."""
+        self._in_a_row.pop(run.run_id, None)
+
+    async def add(self, run: ServedRun, bug: Exception) -> bool:
+        """Record a call that raised; return whether the run is paused."""
+        # Formatted here: some log renderers print local variables, which contain texts.
+        lines = "".join(traceback.format_exception(bug))
+        _log.error(f"{self._what} has a bug", run_id=run.run_id, traceback=lines)
+        self._in_a_row[run.run_id] += 1
+        times = self._in_a_row[run.run_id]
+        if times < _MAX_BUGS:
+            return False
+        self.reset(run)
+        reason = (
+            f"{self._what} failed {times} times in a row with {type(bug).__name__}: see the "
+            "server's log"
+        )
+        await run.pause(reason)
+        return True
+
+
+class ModelChecks:
+    """Checks the gateway's model for runs, and sets it in their machines."""
+
+    def __init__(self, backend: LLMBackend | None) -> None:
+        self._backend = backend
+
+    def reset(self) -> None:
+        """Query a model again that has refused all requests."""
+        if self._backend is not None:
+            self._backend.reset()
+
+    def machine(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
+        """Return the machine of a run, before the model is known."""
+        gateway_model = None if self._backend is None else ""
+        try:
+            return RoundMachine.of(run_id, spec, vocabulary, gateway_model=gateway_model)
+        except ValueError as exc:
+            raise SpecError(f"method: {exc}") from exc
+
+    async def with_model(self, machine: RoundMachine, vocabulary: Vocabulary) -> RoundMachine:
+        """Check that the model supports a run; return the machine with the model's facts.
+
+        Raises:
+            SpecError: The model does not support the run.
+            BackendError: The model is not available.
+        """
+        spec, backend = machine.spec, self._backend
+        if backend is None:
+            spec.check_caps({"queries"})
+            if spec.participation.model is None:
+                raise SpecError(
+                    "participation.model: is missing; a run without a backend of the server names "
+                    "the fingerprint of the devices' model"
+                )
+            return machine
+        # First: some backends know their capabilities only after a request.
+        for words, form in label_checks(spec.task, vocabulary):
+            await check_label_words(backend, words, form)
+        spec.check_caps(backend.bounds)
+        # Reports an unsupported template once, rather than in every query.
+        nothing = dict.fromkeys(spec.task.fields, "")
+        bare = no_prompt(spec.task, vocabulary)
+        query = query_for(spec.task, bare, [nothing], backend=backend, references=["a"])
+        await backend.quote(query)
+        return machine.with_model(backend.fingerprint, _worst_query(spec, backend))
+
+    async def probe(self, run: ServedRun) -> None:
+        """Check the model for a run that is served, and use what it reports.
+
+        Raises:
+            SpecError: The model does not support the run, or is not the required one.
+            BackendError: The model is not available.
+        """
+        run.base = await self.with_model(run.base, run.vocabulary)
+        check_required_model(run.base)
+
+    async def ensure(self, run: ServedRun) -> None:
+        """Check the model of a run that was loaded while the model was unavailable.
+
+        Another replica may have resumed the run since. If the model's bills have raised its quotes,
+        later leases cover that.
+
+        Raises:
+            ProblemError: The model is still unavailable.
+        """
+        base = run.base
+        if base.gateway_model == "":
+            try:
+                await self.probe(run)
+            except (BackendError, SpecError) as exc:
+                # The cause is only logged: the response goes to devices.
+                _log.warning("the model is not available", run_id=run.run_id, reason=str(exc))
+                raise ProblemError(
+                    "backend_unavailable", "the model is not available at the moment"
+                ) from exc
+        elif self._backend is not None and base.gateway_model is not None:
+            worst_query = _worst_query(run.spec, self._backend)
+            if worst_query != base.worst_query:
+                run.base = base.with_model(base.gateway_model, worst_query)
+
+    async def check_available(self, run: ServedRun) -> None:
+        """Check the model of a run that a user resumes.
+
+        Raises:
+            ProblemError: ``backend_blocked`` or ``backend_unavailable``.
+        """
+        try:
+            await self.probe(run)
+        except (BackendError, SpecError) as exc:
+            passes = isinstance(exc, BackendUnavailable)
+            code = "backend_unavailable" if passes else "backend_blocked"
+            raise ProblemError(code, reasons(exc)[0]) from exc
+
+
+def _worst_query(spec: RunSpec, backend: LLMBackend) -> Usage:
+    return backend.worst_case(spec.method.batch_size, spec.task.max_written)
+
+
+def check_required_model(machine: RoundMachine) -> None:
+    """Refuse a run whose ``participation.model`` is not the server's model."""
+    required, served = machine.spec.participation.model, machine.gateway_model
+    if served is not None and required not in (None, served):
+        raise SpecError(f"participation.model: is {required!r}, the server's model is {served!r}")

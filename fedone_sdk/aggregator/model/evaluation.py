@@ -1,0 +1,269 @@
+"""Evaluation of deployable prompts on held-out examples, billed separately from training."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
+
+import structlog
+
+from fedone_sdk.aggregator.model.calls import (
+    BugCounter,
+    Companion,
+    charged_to,
+    persist,
+    query_as_evaluation,
+)
+from fedone_sdk.aggregator.rounds.lifecycle import record_metric
+from fedone_sdk.aggregator.rounds.state import RunState
+from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator.runs.served_run import ServedRun
+from fedone_sdk.aggregator.runtime import in_thread
+from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, prediction_queries
+from fedone_sdk.backends.asking import texts_of
+from fedone_sdk.backends.judge import Judge
+from fedone_sdk.candidates import no_prompt
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BudgetExhausted,
+    FedOneError,
+    ProblemError,
+    SpecError,
+    StoreUnavailable,
+)
+from fedone_sdk.evaluation.outcomes import Outcomes, curve_examples
+from fedone_sdk.evaluation.verdict import measured, no_prompt_biased, preference
+from fedone_sdk.messages import Preference, Verdict
+from fedone_sdk.metrics import MetricFunction
+from fedone_sdk.task import Bias, Example, ScoreFunction, TaskSpec
+
+_log = structlog.get_logger(__name__)
+
+_RETRY_S = 1.0
+
+
+class _ShownPrompt(NamedTuple):
+    prompt: Sequence[int] | None = None
+    bias: Bias | None = None
+
+
+class Evaluation(Companion):
+    """Measures a run's prompts on its dev split, concurrently with training.
+
+    Results do not influence training, and queries are charged to a separate account.
+
+    Args:
+        is_leader: Whether this replica measures whole dev splits; one replica does.
+    """
+
+    def __init__(
+        self,
+        run: ServedRun,
+        backend: LLMBackend,
+        examples: Sequence[Example],
+        score: ScoreFunction | None = None,
+        measure: MetricFunction | None = None,
+        *,
+        is_leader: Callable[[], bool] = lambda: True,
+    ) -> None:
+        super().__init__(run)
+        self._is_leader = is_leader
+        self._backend = backend
+        self._examples = examples
+        self._score = charged_to(run, score)
+        self._metric = measure
+        self._subset = curve_examples(run.spec, examples)
+        # Prompts are captured at the end of their rounds; training does not wait.
+        self._points: asyncio.Queue[tuple[int, _ShownPrompt, int] | None] = asyncio.Queue()
+        self._is_waiting = False
+        self._bugs = BugCounter("the evaluation")
+
+    def on_change(self, change: Change) -> None:
+        """Queue measurements after a round or the end of the run."""
+        every = self._run.spec.evaluation.every
+        report = None if change.finished is None else change.finished.report
+        if report is not None and every and (report.round + 1) % every == 0:
+            shown, rollbacks = self._deployable(self._run.state), self._run.state.rollbacks
+            self._points.put_nowait((report.round, shown, rollbacks))
+        if change.ended or (change.reloaded and not self._run.state.running and self._is_waiting):
+            self._points.put_nowait(None)  # The run has ended on some replica.
+
+    def on_restart(self) -> None:
+        """Measure the run, unless a measurement is pending."""
+        self._begin_alone(self._measure_run())
+
+    async def _measure_run(self) -> None:
+        """Measure "no prompt" and the untrained prompt, then the curve, then the final prompt.
+
+        Returns when the run has ended or paused. After a pause, call it again.
+        """
+        run = self._run
+        if not run.state.running and run.state.metric.after is not None:
+            return  # The run had ended before a restart.
+        has_baselines = await self._measure_baselines()
+        while not run.state.paused:
+            if run.state.running or not self._points.empty():
+                self._is_waiting = True
+                point = await self._points.get()
+                self._is_waiting = False
+                if point is not None:  # None: the run has ended, or had ended before a resume.
+                    await self._measure_point(*point)
+            else:
+                at = run.state.round, run.state.rollbacks
+                await self._wait_for_leadership()
+                has_baselines = has_baselines or await self._measure_baselines()
+                await self._measure_whole("after", self._deployable(run.state), at)
+                if not run.state.running and at == (run.state.round, run.state.rollbacks):
+                    return
+
+    async def _measure_baselines(self) -> bool:
+        """Measure the baselines if this replica is the leader; return whether it is.
+
+        A previous leader may have exited before it measured them.
+        """
+        if not self._is_leader():
+            return False
+        await self._measure_whole("no_prompt", _ShownPrompt())
+        untrained = self._deployable(self._run.base.initial_state())
+        await self._measure_whole("before", _ShownPrompt(untrained.prompt))
+        return True
+
+    async def _wait_for_leadership(self) -> None:
+        """Wait until this replica is the leader, or another one has measured the final prompt."""
+        state = self._run.state
+        while not (self._is_leader() or state.running or state.metric.after is not None):
+            await asyncio.sleep(_RETRY_S)
+            state = self._run.state
+
+    def _deployable(self, state: RunState) -> _ShownPrompt:
+        machine = self._run.machine
+        return _ShownPrompt(machine.method.prompt(state.method).tolist(), machine.bias(state))
+
+    async def _measure_point(self, round_number: int, shown: _ShownPrompt, rollbacks: int) -> None:
+        if self._run.state.rollbacks != rollbacks:
+            return
+        found = await self._measure(shown, self._subset)
+        if found is not None:
+            # After a rollback the round number belongs to another round.
+            if self._run.state.rollbacks == rollbacks:
+                await persist(self._run, partial(self._run.record_metric, round_number, found[0]))
+        elif self._run.state.paused:
+            self._points.put_nowait((round_number, shown, rollbacks))
+
+    async def _measure_whole(
+        self,
+        which: Literal["no_prompt", "before", "after"],
+        shown: _ShownPrompt,
+        at: tuple[int, int] | None = None,
+    ) -> None:
+        if getattr(self._run.state.metric, which) is not None:
+            return
+        found = await self._measure(shown, self._examples)
+        if found is not None:
+            # Stored before the metric: a prompt with a metric is not measured again.
+            metric, prediction = found
+            outcomes = Outcomes.of(which, prediction)
+            await persist(self._run, partial(self._run.record_outcomes, outcomes))
+            verdict = biased = None
+            if which == "no_prompt":
+                biased = await in_thread(self._biased, outcomes)
+            if which == "after":
+                await self._measure_cheapest()
+                verdict = await self._verdict(shown)
+            recorded = partial(
+                self._run.apply,
+                record_metric,
+                which=which,
+                value=metric,
+                biased=biased,
+                at=at,
+                verdict=verdict,
+            )
+            await persist(self._run, recorded)
+
+    def _biased(self, bare: Outcomes) -> float | None:
+        task = self._run.spec.task
+        plain = no_prompt_biased(task, bare, None)
+        return None if plain is None else measured(task, plain.outcomes, self._metric)[0]
+
+    async def _measure_cheapest(self) -> None:
+        """Measure a prompt that costs less at every call and may be as good, if there is one."""
+        short = await in_thread(self._run.cheapest)
+        found = short and await self._measure(_ShownPrompt(*short), self._examples)
+        if found:
+            outcomes = Outcomes.of("cheapest", found[1])
+            await persist(self._run, partial(self._run.record_outcomes, outcomes))
+
+    async def _verdict(self, tuned: _ShownPrompt) -> Verdict | None:
+        """Return whether tuning improved the metric; None if that is unknown."""
+        run = self._run
+        try:
+            found = await in_thread(run.compute_verdict, await run.outcomes(), self._metric)
+        except Exception:
+            # The metric is valid without a verdict.
+            _log.error("no verdict", run_id=run.run_id, traceback=traceback.format_exc())
+            return None
+        if isinstance(self._score, Judge) and found.conclusion != "no_prompt":
+            preferred = await self._preferred(self._score, tuned)
+            found = found.model_copy(update={"preference": preferred})
+        return found
+
+    async def _preferred(self, judge: Judge, tuned: _ShownPrompt) -> Preference | None:
+        """Compare the tuned prompt's texts with those of no prompt; known answers cost nothing."""
+        try:
+            ones, others = [
+                texts_of(*(await self._answered(one, self._examples))[1:])
+                for one in (tuned, _ShownPrompt())
+            ]
+            return preference(await judge.preferences(ones, others, self._examples), ones, others)
+        except FedOneError as exc:
+            _log.warning("no comparison in pairs", run_id=self._run.run_id, reason=str(exc))
+            return None
+
+    async def _measure(
+        self, shown: _ShownPrompt, examples: Sequence[Example]
+    ) -> tuple[float, Prediction] | None:
+        """Measure a prompt: metric and predictions; None without budget or if the model fails."""
+        run = self._run
+        if run.state.paused:
+            return None
+        try:
+            task, queries, answers = await self._answered(shown, examples)
+            found = await Prediction.of(
+                task, queries, answers, examples, score=self._score, measure=self._metric
+            )
+            self._bugs.reset(run)
+            return None if found.metric is None else (found.metric, found)
+        except (BackendError, BudgetExhausted, SpecError) as exc:
+            _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
+            if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):
+                await run.pause(exc)
+        except ProblemError as exc:
+            _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
+        except StoreUnavailable as exc:
+            _log.error("evaluation failed", run_id=run.run_id, reason=str(exc))
+        except Exception as exc:
+            # Training continues until the bug repeats: each measurement is charged in full.
+            await persist(run, partial(self._bugs.add, run, exc))
+        return None
+
+    async def _answered(
+        self, shown: _ShownPrompt, examples: Sequence[Example]
+    ) -> tuple[TaskSpec, Sequence[Query], Sequence[Answer]]:
+        """Return the task with the prompt's label bias, and the model's answers to the prompt."""
+        run, task = self._run, self._run.spec.task
+        if shown.bias is not None:
+            task = task.with_bias(shown.bias)
+        if shown.prompt is None:
+            prompt = no_prompt(task, run.vocabulary)
+        else:
+            prompt = run.shown(shown.prompt)
+        size = run.spec.method.batch_size
+        queries = prediction_queries(self._backend, task, prompt, examples, size)
+        answers = await query_as_evaluation(run, self._backend, queries)
+        await run.record_answers(answers)
+        return task, queries, answers

@@ -1,0 +1,350 @@
+"""The model gateway: devices without a model query the server's, under their lease."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+from fedone_sdk.aggregator.model.calls import BugCounter, CallBudget
+from fedone_sdk.aggregator.model.reflections import is_proposable
+from fedone_sdk.aggregator.rounds.spending import (
+    new_queries,
+    reserve_call,
+    return_queries,
+    settle_call,
+)
+from fedone_sdk.aggregator.rounds.state import Seat
+from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator.runs.served_run import ServedRun
+from fedone_sdk.aggregator.runtime import in_thread_if_large
+from fedone_sdk.backends import (
+    Answer,
+    LLMBackend,
+    Query,
+    check_answer,
+    query_for,
+    rows_of,
+    score_all,
+)
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    BudgetExhausted,
+    DataError,
+    FedOneError,
+    MissingExtraError,
+    ProblemError,
+    SpecError,
+)
+from fedone_sdk.messages import Score, Scores, Tensor
+from fedone_sdk.messages.tensor import from_wire
+from fedone_sdk.vocabulary import are_prompts
+
+_UNEXPECTED = (DataError, MissingExtraError)
+"""Exceptions that indicate a bug in a backend."""
+
+
+_MOST_IN_VAIN = 8
+"""Calls of an assignment that may be sent and fail temporarily. A text on which a model always
+fails must not take more and more of the cap."""
+
+
+class Refused(NamedTuple):
+    """The model refused a query for good: an answer without scores."""
+
+    reason: str
+
+
+Call = asyncio.Task[Scores | Refused]
+
+
+@dataclass(eq=False, slots=True)
+class _Work:
+    """What the gateway keeps of an open assignment.
+
+    Attributes:
+        calls: By the digest of their bodies, without those that failed.
+        num_quoting: New queries of calls that are admitted, but not reserved yet.
+        num_in_vain: Calls that were sent and failed temporarily.
+    """
+
+    run: ServedRun
+    calls: dict[str, Call] = field(default_factory=dict)
+    num_quoting: int = 0
+    num_in_vain: int = 0
+
+
+class ModelGateway:
+    """Scores prompts for clients, with a reservation before and a settlement after each call.
+
+    The lease admits a call before its texts are rendered and counted, which happens in threads.
+    A repeated request is answered from memory and its queries count once, also if the model refused
+    it. After a restart or a temporary failure it goes to the backend again, within the same lease;
+    after `_MOST_IN_VAIN` such failures the model counts as refusing.
+    """
+
+    def __init__(self, backend: LLMBackend) -> None:
+        self.backend = backend
+        self._open: dict[str, _Work] = {}
+        self._pending: dict[Call, ServedRun] = {}
+        self._bugs = BugCounter("the model's backend")
+
+    async def score(self, run: ServedRun, seat: Seat, message: Score, body_sha256: str) -> Scores:
+        """Score a client's request.
+
+        Raises:
+            ProblemError: The request does not fit the assignment, or the model failed.
+        """
+        assignment_id = message.assignment_id
+        if run.state.seat_with(assignment_id) is None:
+            raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
+        work = self._open.setdefault(assignment_id, _Work(run))
+        call = work.calls.get(body_sha256)
+        # No await from here to the task: the same request sent twice at once is one call.
+        if call is None or _failed(call):
+            call = work.calls[body_sha256] = asyncio.create_task(
+                self._query_model(work, seat, message, body_sha256), name=f"gateway {assignment_id}"
+            )
+            self._pending[call] = run
+            call.add_done_callback(partial(self._on_call_done, work, body_sha256))
+        # Shielded: the answer is paid for and kept for a retry.
+        found = await asyncio.shield(call)
+        if isinstance(found, Refused):
+            raise ProblemError("backend_failed", found.reason)
+        return found
+
+    def on_change(self, run: ServedRun, change: Change) -> None:
+        """Discard the answers of closed assignments."""
+        closed = [one.assignment_id for one in change.closed]
+        if change.reloaded:  # Some may be closed on another replica.
+            of_run = [work_id for work_id, work in self._open.items() if work.run is run]
+            closed += [work_id for work_id in of_run if run.state.seat_with(work_id) is None]
+        for assignment_id in closed:
+            self._open.pop(assignment_id, None)
+
+    async def wait_idle(self, run: ServedRun) -> None:
+        """Wait until the pending calls of a run have ended."""
+        calls = [task for task, owner in self._pending.items() if owner is run]
+        if calls:
+            await asyncio.wait(calls)
+
+    async def stop(self) -> None:
+        """Cancel the pending calls; they are charged in full."""
+        calls = list(self._pending)
+        for task in calls:
+            task.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def _on_call_done(self, work: _Work, body_sha256: str, call: Call) -> None:
+        del self._pending[call]
+        # Retrieves the exception of a call without a waiter. Failures are not kept: a retry queries
+        # the model again, and the traceback would hold the request's texts in memory.
+        if _failed(call) and work.calls.get(body_sha256) is call:
+            del work.calls[body_sha256]
+
+    async def _on_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
+        """Return the refusal of a call that failed with a bug in the backend."""
+        if not await self._bugs.add(run, bug):
+            return ProblemError("backend_failed", "the model's backend has a bug")
+        return ProblemError("run_conflict", "the run is paused")
+
+    @staticmethod
+    def _num_queries(run: ServedRun, seat: Seat, message: Score) -> int:
+        """Check the shape of a request's prompts; return their number."""
+        if message.proposal is not None:
+            if message.prompts is not None or not seat.reflects:
+                raise ProblemError("invalid_message", "proposal: the assignment asks for none")
+            if message.proposal.parent >= seat.num_samples:
+                raise ProblemError("invalid_message", "proposal.parent: is no prompt of it")
+            return 1
+        if message.prompts is None:
+            if run.spec.participation.exchange != "losses":
+                raise ProblemError("invalid_message", "prompts: are required in this exchange")
+            return seat.num_samples
+        array, length = message.prompts, run.spec.prompt.length
+        is_integer = not array.dtype.startswith("float")
+        if not is_integer or len(array.shape) != 2 or array.shape[1] != length:
+            raise ProblemError(
+                "invalid_message",
+                f"prompts: are {array.dtype} {list(array.shape)}, must be integers [P, {length}]",
+            )
+        leased = seat.num_samples * seat.num_steps
+        if array.shape[0] > leased:
+            raise ProblemError(
+                "lease_exhausted", f"{array.shape[0]} queries requested, the lease has {leased}"
+            )
+        if not array.shape[0]:
+            raise ProblemError("invalid_message", "prompts: are empty")
+        return array.shape[0]
+
+    @staticmethod
+    async def _prompts(run: ServedRun, seat: Seat, array: Tensor | None) -> list[list[int]]:
+        if array is None:
+            drawn: list[list[int]] = run.machine.candidates(run.state, seat).prompts.tolist()
+            return drawn
+        rows: list[list[int]] = from_wire(array).tolist()
+        layout = run.vocabulary.layout(run.spec.prompt.length)
+        if not await in_thread_if_large(8 * math.prod(array.shape), are_prompts, rows, layout):
+            raise ProblemError(
+                "invalid_message", "prompts: an index is not one of its position's candidates"
+            )
+        return rows
+
+    def _queries(
+        self, run: ServedRun, seat: Seat, message: Score, rows: Sequence[Sequence[int]]
+    ) -> list[Query]:
+        return [
+            query_for(
+                run.spec.task,
+                run.shown(row, None if message.proposal is None else message.proposal.text),
+                message.examples,
+                backend=self.backend,
+                references=message.references,
+                scope=(run.run_id, str(seat.client)),
+            )
+            for row in rows
+        ]
+
+    @staticmethod
+    def _check(run: ServedRun, message: Score) -> None:
+        task, batch_size = run.spec.task, run.spec.method.batch_size
+        if len(message.examples) > batch_size:
+            raise ProblemError(
+                "invalid_message",
+                f"examples: {len(message.examples)} were sent, a mini-batch has at most "
+                f"{batch_size}",
+            )
+        for number, example in enumerate(message.examples):
+            if example.keys() != set(task.fields):
+                given = sorted(name[:100] for name in example)  # They may be 32 MiB long.
+                raise ProblemError(
+                    "invalid_message",
+                    f"examples.{number}: has the fields {given}, the task's are "
+                    f"{list(task.fields)}",
+                )
+        wanted = len(message.examples) if task.loss == "nll" else 0
+        if len(message.references) != wanted:
+            raise ProblemError(
+                "invalid_message",
+                f"references: {len(message.references)} were sent, loss {task.loss} takes {wanted}",
+            )
+
+    async def _query_model(
+        self, work: _Work, seat: Seat, message: Score, call: str
+    ) -> Scores | Refused:
+        run, assignment_id = work.run, message.assignment_id
+        call_budget = CallBudget(
+            run,
+            lambda attempt, worst: run.apply(
+                reserve_call, assignment_id=assignment_id, call=call, attempt=attempt, worst=worst
+            ),
+        )
+        try:
+            num_queries = self._num_queries(run, seat, message)
+            self._check(run, message)
+            try:
+                queries = await self._admitted(work, seat, message, call, num_queries, call_budget)
+                answers = await score_all(
+                    self.backend, [replace(query, payer=call_budget) for query in queries]
+                )
+            except BackendBlocked:
+                await run.apply(
+                    return_queries, assignment_id=assignment_id, call=call, queries=num_queries
+                )
+                raise
+            finally:
+                for attempt, used in call_budget.shares(call_budget.spent):
+                    await run.apply(
+                        settle_call, assignment_id=assignment_id, attempt=attempt, used=used
+                    )
+            size = 8 * num_queries * len(message.examples) * max(len(run.spec.task.labels), 1)
+            model = self.backend.fingerprint
+            scores = await in_thread_if_large(size, _scores, queries, answers, model)
+        except BackendUnavailable as exc:
+            work.num_in_vain += bool(call_budget.spent.requests)
+            if work.num_in_vain >= _MOST_IN_VAIN:
+                return Refused(exc.summary)
+            raise ProblemError(
+                "backend_unavailable", exc.summary, retry_after_s=exc.retry_after_s
+            ) from exc
+        except (BackendBlocked, BudgetExhausted, SpecError) as exc:
+            refusal = call_budget.refusal
+            if refusal is not None and isinstance(exc, BudgetExhausted):
+                raise ProblemError(refusal.code, refusal.detail) from exc
+            # A budget of the backend is exhausted, which only an operator can raise.
+            await run.pause(exc)
+            raise ProblemError("run_conflict", "the run is paused") from exc
+        except BackendError as exc:
+            return Refused(exc.summary)
+        except Exception as exc:
+            if isinstance(exc, FedOneError) and not isinstance(exc, _UNEXPECTED):
+                raise  # The store is unavailable, or the run refuses the reservation.
+            raise await self._on_bug(run, exc) from exc
+        self._bugs.reset(run)
+        await run.record_answers(answers)
+        return scores
+
+    async def _admitted(
+        self, work: _Work, seat: Seat, message: Score, call: str, count: int, payer: CallBudget
+    ) -> list[Query]:
+        """Return the queries of a call that the lease admits, with their cost reserved."""
+        run = work.run
+        new = new_queries(run.state, message.assignment_id, call, count, work.num_quoting)
+        work.num_quoting += new
+        try:
+            rows = await self._prompts(run, seat, message.prompts)
+            if message.proposal is not None:
+                if not await is_proposable(run, message.proposal.text, self.backend):
+                    raise ProblemError("invalid_message", "proposal.text: is no candidate")
+                rows = [rows[message.proposal.parent]]
+            size = _rendered_size(run, message) * count
+            queries = await in_thread_if_large(size, self._queries, run, seat, message, rows)
+            quotes = [await self.backend.quote(query) for query in queries]
+            worst = sum((quote.without_queries() for quote in quotes), NOTHING)
+            await payer.grant(worst + Usage(queries=count))
+        finally:
+            work.num_quoting -= new
+        return queries
+
+
+def _rendered_size(run: ServedRun, message: Score) -> int:
+    """Return the size of a request's texts with their templates, roughly, bytes."""
+    around = sum(len(template) for _, template in run.spec.task.messages)
+    texts = sum(len(text) for example in message.examples for text in example.values())
+    return texts + len(message.examples) * around
+
+
+def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scores:
+    """Return answers as a message; a ``ValueError`` if they do not fit the queries."""
+    for asked, answer in zip(queries, answers, strict=True):
+        check_answer(asked, answer)
+    failed = tuple(
+        (p, b)
+        for p, answer in enumerate(answers)
+        for b, row in enumerate(rows_of(queries[0], answer))
+        if row is None
+    )
+    query = queries[0]
+    if query.want == "text":
+        texts = tuple(tuple(str(row or "") for row in rows_of(query, answer)) for answer in answers)
+        return Scores(texts=texts, failed=failed, model=model)
+    num_values = len(query.label_words) or 1
+    nothing = (0.0,) * num_values
+    rows = (row or nothing for answer in answers for row in answer.log_probs)
+    shape = (len(answers), len(query.inputs), num_values)
+    return Scores(
+        log_probs=Tensor.pack(itertools.chain.from_iterable(rows), shape, "float32"),
+        failed=failed,
+        model=model,
+    )
+
+
+def _failed(call: Call) -> bool:
+    return call.done() and (call.cancelled() or call.exception() is not None)

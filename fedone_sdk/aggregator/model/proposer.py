@@ -1,0 +1,121 @@
+"""The proposer: a language model that writes new candidates during a run."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import structlog
+
+from fedone_sdk.aggregator.model.calls import Companion, persist, query_as_evaluation
+from fedone_sdk.aggregator.rounds.lifecycle import count_call, propose
+from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator.runs.served_run import ServedRun
+from fedone_sdk.algorithms.observations import standings
+from fedone_sdk.backends import LLMBackend, Query, written_query
+from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals, texts_in
+from fedone_sdk.errors import FedOneError, SpecError
+from fedone_sdk.spec.prompt import ProposerSpec
+from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS
+
+_log = structlog.get_logger(__name__)
+
+
+class Proposer(Companion):
+    """Generates new candidates every few rounds.
+
+    Its prompt has the task's description, templates and label words, and candidates with their mean
+    losses: aggregates, which are noised in private runs. The run continues after a failed proposal.
+
+    Args:
+        run: A run with a proposer.
+        backend: The model that writes.
+        model: The gateway's model, whose special tokens no candidate may hold.
+
+    Raises:
+        SpecError: The proposer writes no text.
+    """
+
+    def __init__(self, run: ServedRun, backend: LLMBackend, *, model: LLMBackend | None) -> None:
+        proposer, slot = run.spec.prompt.proposer, run.spec.prompt.proposed_slot
+        if proposer is None or slot is None:
+            raise ValueError("the run has no proposer")
+        if "text" not in backend.answers:
+            raise SpecError(
+                f"prompt.proposer.backend: {backend.fingerprint} writes no text; kinds openai, "
+                "llama_cpp, transformers and vllm do"
+            )
+        super().__init__(run)
+        self._backend = backend
+        self._model = model or backend
+        self._spec: ProposerSpec = proposer
+        self._slot = slot
+
+    def on_change(self, change: Change) -> None:
+        """Start a proposal after a round, if one is due."""
+        finished = change.finished
+        if finished and (finished.report.round + 1) % self._spec.every == 0 and self._room():
+            self._begin_alone(self._propose())
+
+    def _room(self) -> bool:
+        state = self._run.state
+        return state.running and len(state.added) < self._spec.max_candidates
+
+    async def _propose(self) -> None:
+        run, spec = self._run, self._run.spec
+        try:
+            messages = proposal_messages(
+                spec.task, self._slot, self._scored(), count=self._spec.count
+            )
+            written = await self._write(written_query(messages, self._spec.max_tokens))
+            texts = read_proposals(
+                written,
+                known=run.vocabulary.candidates_of(self._slot),
+                count=self._spec.count,
+                max_chars=MAX_PROPOSAL_CHARS,
+                labels=spec.task.labels,
+            )
+            texts = tuple([text for text in texts if not await self._model.special_tokens(text)])
+            dropped = len(texts_in(written)) - len(texts)
+            await run.apply(propose, slot=self._slot, texts=texts, dropped=dropped)
+            _log.info("candidates proposed", run_id=run.run_id, slot=self._slot, count=len(texts))
+        except FedOneError as exc:
+            _log.warning("no candidates proposed", run_id=run.run_id, reason=str(exc))
+        except Exception:
+            # A bug in a backend: the run continues.
+            _log.error("the proposer failed", traceback=traceback.format_exc())
+
+    async def _write(self, query: Query) -> str:
+        """Return the model's text, and count the call.
+
+        It is charged to evaluation, but not counted as an evaluation query.
+        """
+        failure: str | None = None
+        try:
+            (answer,) = await query_as_evaluation(
+                self._run, self._backend, [query], payee="proposer"
+            )
+        except Exception as exc:
+            failure = str(exc) if isinstance(exc, FedOneError) else type(exc).__name__
+            raise
+        finally:
+            await persist(self._run, partial(self._run.apply, count_call, failure=failure))
+        return answer.text
+
+    def _scored(self) -> Iterator[ScoredCandidate]:
+        run = self._run
+        position = run.machine.proposed_position
+        candidates = run.vocabulary.of_position(position)
+        found = standings(run.state.method.memory, position, len(candidates))
+        labels = tuple(run.spec.task.labels)
+        for text, loss, classes in zip(candidates, found.losses, found.by_class, strict=True):
+            if math.isfinite(loss):
+                by_class = (
+                    dict(zip(labels, classes.tolist(), strict=True))
+                    if len(classes) == len(labels) and np.isfinite(classes).all()
+                    else {}
+                )
+                yield ScoredCandidate(text=text, mean_loss=float(loss), class_losses=by_class)

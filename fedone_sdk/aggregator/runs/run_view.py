@@ -1,0 +1,471 @@
+"""A run as this process sees it: its state and history, its reports, and its export."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.state import RunState, decode
+from fedone_sdk.aggregator.runtime import in_thread_if_large
+from fedone_sdk.algorithms import alpha_sha256
+from fedone_sdk.algorithms.observations import standings
+from fedone_sdk.algorithms.search import PromptSearch
+from fedone_sdk.backends import price_of
+from fedone_sdk.budget import NOTHING
+from fedone_sdk.candidates import no_prompt, prompt_of
+from fedone_sdk.clock import Clock, SystemClock
+from fedone_sdk.errors import BackendError, ResultError, SpecError, one_line
+from fedone_sdk.evaluation.outcomes import Outcomes, Which, seeks_cheapest
+from fedone_sdk.evaluation.verdict import judge, not_measured, sentence, with_lengths
+from fedone_sdk.messages import (
+    CacheReport,
+    Cap,
+    CensoringReport,
+    Compared,
+    LostWork,
+    PromptReport,
+    Reflection,
+    RoundReport,
+    RunResult,
+    RunSummary,
+    RunTask,
+    Standing,
+    Traffic,
+    Verdict,
+    VocabularyList,
+    Written,
+)
+from fedone_sdk.metrics import MetricFunction
+from fedone_sdk.spec import OwnMethodSpec, RunSpec
+from fedone_sdk.stores import LogEntry, RunRecord, Store, log_pages
+from fedone_sdk.task import Bias, TaskSpec, TextPrompt
+from fedone_sdk.vocabulary import Vocabulary
+
+_MAX_LOST = 200
+"""Number of lost assignments kept in memory; the log has all."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counters of traffic and answers, saved with the next event.
+
+    A crash, or a commit whose outcome is unknown, loses the newest.
+
+    Attributes:
+        censored: Number of those that are only upper bounds.
+    """
+
+    communication: Traffic = field(default_factory=Traffic)
+    gateway: Traffic = field(default_factory=Traffic)
+    cache_hits: int = 0
+    values: int = 0
+    censored: int = 0
+    unpriced: int = 0
+
+    def plus(self, other: Counters) -> Counters:
+        """Return the sum."""
+        names = ("cache_hits", "values", "censored", "unpriced")
+        return Counters(
+            communication=self.communication.sum(other.communication),
+            gateway=self.gateway.sum(other.gateway),
+            **{name: getattr(self, name) + getattr(other, name) for name in names},
+        )
+
+
+_COUNTERS = TypeAdapter(Counters)
+
+
+_Line = tuple[LogEntry, Any]
+"""A line of the log, and its content if the run keeps it in memory."""
+
+
+def _parse_lines(entries: Iterable[LogEntry]) -> list[_Line]:
+    return [(entry, _parse_line(entry)) for entry in entries]
+
+
+def _parse_line(entry: LogEntry) -> Any:
+    match entry.kind:
+        case "lost":
+            return LostWork.model_validate_json(entry.body)
+        case "round":
+            return RoundReport.model_validate(json.loads(entry.body)["report"])
+        case "rollback" | "metric":
+            return json.loads(entry.body)
+    return None
+
+
+class RunView:
+    """A copy of a run, and the reports that are made from it.
+
+    Attributes:
+        base: The machine of the run's initial candidates. Another one of the same run replaces it
+            once the gateway's model is known.
+        described: The initial candidates, as the run's file describes them.
+        vocabulary: The current candidates.
+        state: This replica's copy of the state.
+        version: Version of the copy.
+        history: One report per round.
+        lost: The newest lost assignments, oldest first.
+    """
+
+    def __init__(self, machine: RoundMachine, vocabulary: Vocabulary, clock: Clock) -> None:
+        self.base = machine
+        self.described = vocabulary
+        self._proposed: tuple[tuple[str, str], ...] = ()
+        self.vocabulary = vocabulary
+        self._clock = clock
+        self.state = machine.initial_state()
+        self.version = 0
+        self._stored_counters = Counters()
+        self._logged = -1
+        self._created_at: float | None = None
+        self._active_at: float | None = None
+        self.history: list[RoundReport] = []
+        self.lost: deque[LostWork] = deque(maxlen=_MAX_LOST)
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run."""
+        return self.base.run_id
+
+    @property
+    def spec(self) -> RunSpec:
+        """Spec of the run."""
+        return self.base.spec
+
+    @property
+    def machine(self) -> RoundMachine:
+        """The machine of the current candidates."""
+        return self.base.at(self.state)
+
+    @property
+    def live(self) -> bool:
+        """Whether the run must be served: it is running or paused, or has open work."""
+        state = self.state
+        open_work = state.seats or state.account.leases or state.evaluation.leases
+        return state.running or state.paused or bool(open_work)
+
+    @property
+    def counters(self) -> Counters:
+        """Traffic, cache hits and scored values."""
+        return self._stored_counters
+
+    async def read(self, record: RunRecord, log: AsyncIterable[Iterable[LogEntry]]) -> None:
+        """Replace the copy by a stored version; `log` has the pages that were not read yet."""
+        # All steps that can fail come before any change.
+        lines: list[_Line] = []
+        async for page in log:
+            page = [entry for entry in page if entry.version <= record.version]
+            size = sum(len(entry.body) for entry in page)
+            lines += await in_thread_if_large(size, _parse_lines, page)
+        document = json.loads(record.document)
+        counters = _COUNTERS.validate_python(document.pop("counters"))
+        state = await in_thread_if_large(len(record.arrays), decode, document, record.arrays)
+        self._stored_counters, self.state = counters, state
+        self.version, self._created_at = record.version, record.created_at
+        self._on_new_state()
+        self._add_lines(lines)
+
+    def _on_new_state(self) -> None:
+        if self._proposed != self.state.proposed:
+            self._proposed = self.state.proposed
+            self.vocabulary = self.described.with_candidates(self._proposed)
+
+    def _add_lines(self, lines: Iterable[_Line]) -> None:
+        for entry, content in lines:
+            match entry.kind:
+                case "round":
+                    self.history.append(content)
+                case "lost":
+                    self.lost.append(content)
+                case "rollback":
+                    del self.history[content["round"] :]
+                case "metric":
+                    self._add_metric(content["round"], content["value"])
+            self._logged = entry.version
+
+    def _add_metric(self, round_number: int, value: float) -> None:
+        self.history = [
+            report.model_copy(update={"metric": value}) if report.round == round_number else report
+            for report in self.history
+        ]
+
+    @property
+    def summary(self) -> RunSummary:
+        """Summary of the run."""
+        state = self.state
+        return RunSummary(
+            run_id=self.run_id,
+            status=state.status,
+            round=state.round,
+            rounds=self.spec.rounds,
+            cap=Cap.of(state.account.cap),
+            spent=state.account.spent,
+            priced=not self.counters.unpriced,
+            created_at=self._created_at,
+            ended_at=state.ended_at,
+            metric=self._newest_metric,
+            metric_name=state.metric.name,
+            active_at=self._active_at,
+        )
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """The newest measurements; those of the verdict, once there is one."""
+        state = self.state
+        if state.verdict is not None and state.verdict.standings:
+            return state.verdict.standings
+        return state.metric.model_copy(update={"after": self._newest_metric}).standings
+
+    @property
+    def _newest_metric(self) -> float | None:
+        if self.state.metric.after is not None:
+            return self.state.metric.after
+        measured = (r.metric for r in reversed(self.history) if r.metric is not None)
+        return next(measured, self.state.metric.before)
+
+    @property
+    def task(self) -> RunTask:
+        """Description of the run for clients."""
+        method = self.spec.method
+        return RunTask(
+            task=self._task_for_devices,
+            task_crc32=self.spec.task.crc32,
+            method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
+            prompt_len=self.spec.prompt.length,
+            vocab_size=self.machine.vocab_size,
+            blank=self.vocabulary.blank,
+            layout=self.machine.layout,
+            vocabulary_sha256=self.vocabulary.sha256,
+            vocabulary_version=len(self.state.proposed),
+            gateway=self.machine.gateway_model is not None,
+            model=self.state.model,
+            loss_clip=self.machine.loss_clip,
+            privacy=self.spec.privacy,
+            calibration=self.spec.calibration,
+            reflection=self._reflection,
+        )
+
+    @property
+    def _task_for_devices(self) -> TaskSpec:
+        """Return the task without what devices do not use: often the description, and the score."""
+        reflects = self.spec.prompt.reflects
+        description = self.spec.task.description if reflects else None
+        return self.spec.task.model_copy(update={"description": description, "score": None})
+
+    @property
+    def _reflection(self) -> Reflection | None:
+        prompt = self.spec.prompt
+        if prompt.proposer is None or prompt.proposed_slot is None or not prompt.reflects:
+            return None
+        return Reflection(slot=prompt.proposed_slot, gateway=prompt.proposer.backend is not None)
+
+    def vocabulary_list(self, after: int = 0) -> VocabularyList:
+        """Return all candidates, or only those added after a version."""
+        proposed = self.state.proposed
+        if after:
+            return VocabularyList(appended=proposed[after:], version=len(proposed))
+        found = self.vocabulary
+        return VocabularyList(candidates=found.candidates, slots=found.slots, version=len(proposed))
+
+    def prompt(self, state: RunState | None = None) -> PromptReport:
+        """Return the deployable prompt of a state, by default the current one."""
+        state = state or self.state
+        bias = self.machine.bias(state)
+        indices = self.machine.method.prompt(state.method).tolist()
+        return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
+
+    def shown(self, indices: Sequence[int], proposed: str | None = None) -> TextPrompt:
+        """Return the prompt of candidate indices, with `proposed` as text of the proposed slot."""
+        changed = None if proposed is None else {self.spec.prompt.proposed_slot or "": proposed}
+        return prompt_of(self.spec.task, self.vocabulary, indices, changed)
+
+    def result(self) -> RunResult:
+        """Return the current or final result of the run."""
+        state, counters = self.state, self.counters
+        # What open work has sent to the gateway is spent, though its lease is not closed.
+        asked = sum(
+            (one.used + one.max_pending for one in state.seats if one.phase == "working"), NOTHING
+        )
+        began = state.started_at
+        until = state.ended_at if state.ended_at is not None else self._clock.now()
+        return RunResult(
+            run_id=self.run_id,
+            name=self.spec.name,
+            status=state.status,
+            reason=state.reason,
+            rounds=state.round,
+            cap=Cap.of(state.account.cap),
+            spent=state.account.spent + asked,
+            leased=state.account.leased.beyond(asked),
+            cache=CacheReport(hits=counters.cache_hits),
+            censoring=CensoringReport(values=counters.values, censored=counters.censored),
+            evaluation=state.evaluation.spent,
+            proposer=state.proposer,
+            lineage=tuple(self._lineage()),
+            judge=state.judge,
+            communication=counters.communication,
+            gateway=counters.gateway,
+            priced=not counters.unpriced,
+            metric=state.metric,
+            verdict=self._verdict(),
+            history=tuple(self.history),
+            prompt=self.prompt(),
+            alpha_sha256=alpha_sha256(state.method.alpha),
+            model=state.model,
+            models=state.models,
+            privacy=self.machine.releases and self.machine.releases.report(state.releases),
+            quarantined=len(state.quarantined),
+            wall_s=0.0 if began is None else round(until - began, 3),
+            seed=self.spec.seed,
+        )
+
+    def _lineage(self) -> Iterator[Written]:
+        slot, lineage = self.spec.prompt.proposed_slot, self.state.lineage
+        if slot is None or not lineage:
+            return
+        texts, position = self.vocabulary.candidates_of(slot), self.machine.proposed_position
+        losses = standings(self.state.method.memory, position, len(texts)).losses
+        for one in lineage:
+            gain = math.nan
+            if one.text in texts:  # Else it waits for the end of the round.
+                gain = float(losses[one.parent] - losses[texts.index(one.text)])
+            yield Written(
+                text=one.text,
+                client=one.client,
+                parent=texts[one.parent],
+                gain=gain if math.isfinite(gain) else None,
+            )
+
+    def compute_verdict(
+        self, outcomes: Mapping[Which, Outcomes], measure: MetricFunction | None = None
+    ) -> Verdict:
+        """Return whether tuning improved the metric."""
+        found = judge(
+            self.spec.task,
+            outcomes,
+            plain_bias=self.machine.plain_bias(self.state),
+            empty=self._is_blank,
+            measure=measure,
+        )
+        method, bare = self.machine.method, no_prompt(self.spec.task, self.vocabulary)
+        prompts: dict[Compared, TextPrompt] = {
+            "no_prompt": bare,
+            "no_prompt_biased": bare,
+            "untrained": self.shown(method.prompt(method.init()).tolist()),
+            "tuned": self._deployable,
+        }
+        reports = dict[Compared, PromptReport]()
+        if (short := self.cheapest()) is not None:
+            prompts["cheapest"] = self.shown(short[0])
+            reports["cheapest"] = PromptReport.of(self.spec.task, self.vocabulary, *short)
+        return self._with_text(with_lengths(found, prompts, price_of(self.spec.backend), reports))
+
+    def cheapest(self) -> tuple[list[int], Bias | None] | None:
+        """Return the shortest prompt that may be as good as the deployable one, and its bias.
+
+        None if prompts have no known price, or if it is the deployable prompt.
+        """
+        method = self.machine.method
+        if not seeks_cheapest(self.spec) or not isinstance(method, PromptSearch):
+            return None
+        row, bias = method.cheapest(
+            self.state.method, lambda row: self.vocabulary.length(row.tolist())
+        )
+        found = row.tolist()
+        if self.shown(found) in (self._deployable, no_prompt(self.spec.task, self.vocabulary)):
+            return None
+        return found, None if bias is None else tuple(bias.tolist())
+
+    @property
+    def _deployable(self) -> TextPrompt:
+        return self.shown(self.machine.method.prompt(self.state.method).tolist())
+
+    @property
+    def _is_blank(self) -> bool:
+        return self._deployable == no_prompt(self.spec.task, self.vocabulary)
+
+    def _verdict(self) -> Verdict | None:
+        state = self.state
+        if state.verdict is not None:
+            return self._with_text(state.verdict)
+        if state.running or state.paused or state.metric.after is not None:
+            return None
+        if state.metric.no_prompt is None and state.metric.before is None:
+            if state.evaluation.spent != NOTHING:
+                return not_measured("the model answered no dev row")
+            return not_measured("the server has no dev rows of this run (data.dev)")
+        return not_measured("the final prompt is not evaluated yet")
+
+    def _with_text(self, verdict: Verdict) -> Verdict:
+        state, priced = self.state, not self.counters.unpriced
+        text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
+        return verdict.model_copy(update={"text": text})
+
+
+def reasons(cause: Exception | str) -> tuple[str, str | None]:
+    """Return why a run pauses: for operators, and without the provider's text for viewers."""
+    if isinstance(cause, str):
+        return cause, None
+    if isinstance(cause, SpecError):
+        return one_line("; ".join(cause.problems)), None
+    summary = cause.summary if isinstance(cause, BackendError) else str(cause)
+    return one_line(cause), one_line(summary)
+
+
+# Export: the first line has the kind ``run``: the description, the candidates and the untrained
+# prompt. The lines of the run's log follow, oldest first, each with its kind. The last line has the
+# kind ``result`` and the keys of a `RunResult`.
+
+
+async def open_run(store: Store, run_id: str) -> RunView:
+    """Return a stored run that this process does not serve; a `ResultError` if there is none."""
+    record = await store.run(run_id)
+    if record is None:
+        raise ResultError(f"there is no run {run_id!r} in the store")
+    vocabulary = Vocabulary.parse(record.candidates)
+    machine = RoundMachine.of(run_id, RunSpec.model_validate_json(record.spec), vocabulary)
+    run = RunView(machine, vocabulary, SystemClock())
+    await run.read(record, log_pages(store, run_id))
+    return run
+
+
+async def exported_run(store: Store, run_id: str) -> bytes:
+    """Return the export of a stored run; a `ResultError` if there is none."""
+    run = await open_run(store, run_id)
+    return b"".join([piece async for piece in export_run(store, run)])
+
+
+async def export_run(store: Store, run: RunView) -> AsyncIterator[bytes]:
+    """Yield a run as JSON lines, at its current version."""
+    result, version = run.result(), run.version
+    untrained = run.prompt(run.machine.initial_state())
+    # With the first page, so that a store that is away is an error and not a cut answer.
+    waiting = _line(
+        kind="run",
+        created_at=run.summary.created_at,
+        spec=run.spec.model_dump(mode="json"),
+        candidates=json.loads(run.vocabulary.dump()),
+        untrained=untrained.model_dump(mode="json"),
+    )
+    async for page in log_pages(store, run.run_id):
+        entries = [entry for entry in page if entry.version <= version]
+        size = sum(len(entry.body) for entry in entries)
+        yield waiting + await in_thread_if_large(size, _lines, entries)
+        waiting = b""
+    yield waiting + _line(kind="result", **result.model_dump(mode="json"))
+
+
+def _lines(entries: Iterable[LogEntry]) -> bytes:
+    return b"".join(_line(kind=entry.kind, **json.loads(entry.body)) for entry in entries)
+
+
+def _line(**document: Any) -> bytes:
+    return f"{json.dumps(document, ensure_ascii=False)}\n".encode()

@@ -1,0 +1,502 @@
+"""A served run: applies handlers to its state, one transaction per handler."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import structlog
+
+from fedone_sdk.aggregator.access.clients import Access
+from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.lifecycle import (
+    charge_lost_replicas,
+    pause,
+    record_model,
+    roll_back,
+    stop,
+)
+from fedone_sdk.aggregator.rounds.seats import assign, fill
+from fedone_sdk.aggregator.rounds.state import (
+    Closed,
+    Result,
+    RunState,
+    Seat,
+    arrays_of,
+    decode_snapshot,
+    encode_arrays,
+    encode_document,
+    encode_snapshot,
+)
+from fedone_sdk.aggregator.rounds.updates import accept
+from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator.runs.run_view import Counters, RunView, reasons
+from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large, run_shielded
+from fedone_sdk.aggregator.signals import RunChanged
+from fedone_sdk.algorithms import State, dump_memory, load_memory
+from fedone_sdk.backends import Answer
+from fedone_sdk.clock import Clock
+from fedone_sdk.errors import MethodError, ProblemError
+from fedone_sdk.evaluation.outcomes import OUTCOMES, Outcomes, Which, newest_outcomes
+from fedone_sdk.messages import LostWork
+from fedone_sdk.stores import (
+    SERVER,
+    ClosedWork,
+    Commit,
+    LogEntry,
+    RunRecord,
+    Store,
+    StoredMemory,
+    VersionConflict,
+    log_pages,
+)
+from fedone_sdk.vocabulary import Vocabulary
+
+_log = structlog.get_logger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Handler = Callable[..., Result[Any]]
+
+_SLOW: frozenset[Handler] = frozenset({assign, accept, stop, roll_back})
+"""Handlers that may ask or tell the method."""
+
+
+class ServedRun(RunView):
+    """Applies handlers to a run, commits their results to the store and notifies listeners.
+
+    Several replicas may serve a run. Each has a copy of its state, and commits a result on top of
+    the version that the handler was applied to. If another replica commits first, the copy is
+    reloaded and the handler is applied again.
+
+    Args:
+        available: Returns the clients that can take a seat: enrolment index -> number of examples.
+        listener: Receives every change after its commit.
+
+    Attributes:
+        model_checked: Cleared during the check of the model after a restart; until it is set, the
+            run neither assigns work nor accepts updates.
+        was_stopped: Whether the run was stopped, paused or failed when it was loaded.
+        may_be_stale: Whether there may be commits without a signal.
+        due: The next deadline of any replica's assignments, seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        machine: RoundMachine,
+        *,
+        vocabulary: Vocabulary,
+        store: Store,
+        clock: Clock,
+        available: Callable[[ServedRun], Mapping[int, int]],
+        access: Access,
+        listener: Callable[[ServedRun, Change], None],
+        priced: Callable[[], bool],
+    ) -> None:
+        super().__init__(machine, vocabulary, clock)
+        self.ended = asyncio.Event()
+        self.model_checked = asyncio.Event()
+        self.model_checked.set()
+        self.was_stopped = False
+        self._new_counters = Counters()
+        self._store = store
+        self._available = available
+        self._access = access
+        self._listener = listener
+        self._priced = priced
+        self._lock = asyncio.Lock()
+        self._arrays = arrays_of(self.state)
+        self._known_version = 0
+        self.may_be_stale = False
+        self.due: float | None = None
+
+    @property
+    def replica(self) -> str:
+        """Id of this replica."""
+        return self._store.replica
+
+    @property
+    def counters(self) -> Counters:
+        """Traffic, cache hits and scored values."""
+        return self._stored_counters.plus(self._new_counters)
+
+    async def create(self) -> None:
+        """Store a new run; a ``ValueError`` if there is one of this name."""
+        self._created_at = self._clock.now()
+        await self._store.add_run(
+            RunRecord(
+                run_id=self.run_id,
+                spec=self.spec.model_dump_json(),
+                candidates=self.described.dump(),
+                document=encode_document(self.state, counters=self._stored_counters),
+                arrays=encode_arrays(self._arrays),
+                version=0,
+                created_at=self._created_at,
+            )
+        )
+
+    async def load(self, record: RunRecord) -> None:
+        """Load a stored run."""
+        await self._load_record(record)
+        self.was_stopped = self.state.can_resume
+
+    # Commits of other replicas
+
+    def on_remote_commit(self, changed: RunChanged) -> None:
+        """Record another replica's commit; `catch_up` loads it."""
+        if changed.version > self._known_version:
+            # After a missed signal, its offers are unknown.
+            self.may_be_stale |= changed.version > self._known_version + 1
+            self._known_version, self.due = changed.version, changed.due
+
+    def on_remote_version(self, version: int) -> None:
+        """Record that the store has this version."""
+        if version > self._known_version:
+            self._known_version, self.may_be_stale = version, True
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the store may have a newer version than this copy."""
+        return self.may_be_stale or self._known_version > self.version
+
+    async def catch_up(self) -> None:
+        """Reload the state if it is stale."""
+        if self.is_stale:
+            await run_shielded(self._catch_up(), of=self._store)
+
+    async def _catch_up(self) -> None:
+        async with self._lock:
+            if self.is_stale:
+                before = self.state.round
+                await self._reload()
+                if self.state.round > before:  # By another replica.
+                    self._active_at = self._clock.now()
+
+    async def _reload(self) -> None:
+        # Cleared first: signals during the read may be newer than its result.
+        self.may_be_stale = False
+        try:
+            record = await self._store.run(self.run_id)
+            if record is None:
+                raise ProblemError("not_found", f"run {self.run_id!r} was deleted")
+            await self._load_record(record)
+        except BaseException:
+            self.may_be_stale = True
+            raise
+        self._listener(self, Change(reloaded=True))
+
+    async def _load_record(self, record: RunRecord) -> None:
+        await self.read(record, log_pages(self._store, self.run_id, after=self._logged))
+        self._arrays = arrays_of(self.state)
+
+    def _on_new_state(self) -> None:
+        super()._on_new_state()
+        self._known_version = max(self._known_version, self.version)
+        if self._known_version == self.version:  # Else a signal had a newer deadline.
+            self.due = self.state.next_deadline
+        if self.state.running:
+            self.ended.clear()
+        else:
+            self.ended.set()
+
+    # Handlers
+
+    async def apply(
+        self,
+        handler: Callable[Concatenate[RoundMachine, RunState, float, P], Result[T]],
+        *args: P.args,
+        **data: P.kwargs,
+    ) -> T:
+        """Apply a handler of the round machine and commit its result in one transaction.
+
+        Returns:
+            The reply, after the commit and the call of the listener.
+
+        Raises:
+            ProblemError: The handler refused.
+        """
+        result = await run_shielded(self._apply(handler, data), of=self._store)
+        if result.refusal is not None:
+            raise result.refusal
+        reply: T = result.reply
+        return reply
+
+    async def _apply(self, handler: Handler, data: Mapping[str, Any]) -> Result[Any]:
+        async with self._lock:
+            while True:
+                if self.is_stale:
+                    await self._reload()
+                try:
+                    result = await self._step(handler, await self._completed(handler, data))
+                except MethodError as exc:
+                    result = self._failed(exc)
+                except ProblemError:
+                    if await self._has_newer_version():
+                        continue  # The refusal must come from the newest state.
+                    raise
+                if result.state is self.state:
+                    if result.reply is not None and await self._has_newer_version():
+                        continue
+                    return result
+                try:
+                    change = await self._commit(result)
+                    break
+                except VersionConflict:
+                    self.may_be_stale = True
+            if any(one.receipt is not None for one in change.closed):
+                self._active_at = self._clock.now()
+            change.write_log(self.run_id, self.state)
+            self._listener(self, change)
+        return result
+
+    def _failed(self, error: MethodError) -> Result[Any]:
+        """Return the run's end by an error of its own method; open work is kept for a resume."""
+        _log.error(
+            "a method failed",
+            run_id=self.run_id,
+            reason=str(error),
+            traceback="".join(traceback.format_exception(error)),
+        )
+        result = self.machine.step(
+            self.state, self._clock.now(), stop, status="failed", reason=str(error), keep=True
+        )
+        return replace(
+            result, refusal=ProblemError("run_conflict", "the run has failed; the work is kept")
+        )
+
+    async def _completed(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a handler's data with what others know, read no earlier than the state.
+
+        `charge_lost_replicas` gets replicas that have started since the list was read, because they
+        may have pending calls.
+        """
+        found: dict[str, Any] = {}
+        if handler is charge_lost_replicas:
+            found["alive"] = data["alive"] | await self._store.alive()
+        elif handler is roll_back and 0 < data["to_round"] <= self.state.round:
+            found["method"] = await self._snapshot(data["to_round"])
+        elif handler is assign and self.machine.remembers_clients:
+            saved = await self._store.memory(self.run_id, data["client"])
+            found["memory"] = None if saved is None else load_memory(saved)
+        if handler is assign and self.state.seat_of(data["client"]) is None:
+            found |= self._waiting()
+        return {**data, **found}
+
+    async def _step(self, handler: Handler, data: dict[str, Any]) -> Result[Any]:
+        """Return the result of a handler, with the offers of the seats that are vacant by it."""
+        now = self._clock.now()
+        if self.machine.is_slow and handler in _SLOW:  # Would block the event loop.
+            result = await in_thread(self.base.step, self.state, now, handler, **data)
+        else:
+            result = self.base.step(self.state, now, handler, **data)
+        if handler is fill or not self.base.at(result.state).needs_seating(result.state):
+            return result
+        seated = result.then(self.base.step(result.state, now, fill, **self._waiting()))
+        return replace(seated, reply=result.reply, refusal=result.refusal)
+
+    def _waiting(self) -> dict[str, Any]:
+        return {"available": self._available(self), "enrolled": self._access.num_clients}
+
+    async def pause(self, cause: Exception | str) -> None:
+        """Pause the run because of a failure."""
+        reason, summary = reasons(cause)
+        await self.apply(pause, reason=reason, summary=summary)
+
+    async def _snapshot(self, number: int) -> State:
+        every = self.base.snapshot_every
+        stored = None
+        if number % every == 0:
+            stored = await self._store.memory(self.run_id, SERVER, number)
+        if stored is None:
+            kept = "every round" if every == 1 else f"rounds 0, {every}, {2 * every}, ..."
+            raise ProblemError(
+                "run_conflict",
+                f"there is no snapshot of round {number}; the run keeps those of {kept}",
+            )
+        return await in_thread_if_large(len(stored), decode_snapshot, stored)
+
+    async def _has_newer_version(self) -> bool:
+        """Whether the store has a newer version that was not signalled yet."""
+        if not self._store.shared:
+            return False
+        if (await self._store.versions()).get(self.run_id, 0) <= self.version:
+            return False
+        self.may_be_stale = True
+        return True
+
+    async def prefetch_prompts(self, seat: Seat) -> None:
+        """Draw and cache the prompts of a seat in a thread if the draw is slow."""
+        machine = self.machine
+        if machine.losses_exchange and machine.is_slow:
+            await in_thread(machine.candidates, self.state, seat)
+
+    async def seat(self) -> None:
+        """Offer vacant seats to available clients."""
+        if self.machine.needs_seating(self.state):
+            await self.apply(fill, **self._waiting())
+
+    async def record_metric(self, round_number: int, value: float) -> None:
+        """Add a point to the metric's curve."""
+        body = json.dumps({"round": round_number, "value": value})
+        await run_shielded(self._append(LogEntry(kind="metric", body=body)), of=self._store)
+        self._add_metric(round_number, value)
+        self._listener(self, Change(measured=True))
+
+    async def record_outcomes(self, outcomes: Outcomes) -> None:
+        """Store the outcomes of a measurement in the log."""
+        body = outcomes.model_dump_json()
+        await run_shielded(self._append(LogEntry(kind=OUTCOMES, body=body)), of=self._store)
+
+    async def outcomes(self) -> dict[Which, Outcomes]:
+        """Return the newest stored outcomes of each prompt; a `ResultError` if they are damaged."""
+        lines = [
+            entry async for page in log_pages(self._store, self.run_id, OUTCOMES) for entry in page
+        ]
+        return newest_outcomes(lines)
+
+    async def _append(self, entry: LogEntry) -> None:
+        async with self._lock:
+            while True:
+                if self.is_stale:
+                    await self._reload()
+                try:
+                    await self._store_commit(self.state, Change(), log=(entry,))
+                    return
+                except VersionConflict:
+                    self.may_be_stale = True
+
+    async def _commit(self, result: Result[Any]) -> Change:
+        """Store a result in one transaction; return the change."""
+        before, state, finished = self.state, result.state, result.finished
+        without = [one for one in result.closed if one.receipt is None]
+        concerned = [one.client for one in without] + list(finished.clients if finished else ())
+        names = dict(zip(concerned, await self._access.names(concerned), strict=True))
+        # In the round before the event, which may also end the round.
+        lost = [
+            LostWork(
+                round=before.round,
+                client_id=names[one.client],
+                reason=one.reason,
+                said=one.said,
+                at=self._clock.now(),
+            )
+            for one in without
+        ]
+        log = [LogEntry(kind="lost", body=one.model_dump_json()) for one in lost]
+        every = self.base.snapshot_every
+        # The first round of which there is a snapshot with the clients' new memories.
+        kept_at = -(-state.round // every) * every
+        memories = [
+            StoredMemory(client_index=client, round=kept_at, value=dump_memory(memory))
+            for client, memory in result.memories.items()
+        ]
+        if finished is not None:
+            clients = ",".join(names[client] for client in finished.clients)
+            report = finished.report.model_copy(update={"client_id": clients})
+            finished = replace(finished, report=report)
+            body = {"report": report.model_dump(), **finished.record}
+            text = await in_thread_if_large(self._num_bytes, json.dumps, body)
+            log.append(LogEntry(kind="round", body=text))
+            if state.round == kept_at:
+                snapshot = await in_thread_if_large(self._num_bytes, encode_snapshot, state)
+                memories.append(StoredMemory(client_index=SERVER, round=kept_at, value=snapshot))
+        log += [LogEntry(kind=kind, body=json.dumps(record)) for kind, record in result.log]
+        change = Change.of(before, replace(result, finished=finished))
+        await self._store_commit(
+            state,
+            change,
+            closed=tuple(self._closed_work(one) for one in result.closed),
+            log=tuple(log),
+            memories=tuple(memories),
+            back_to=change.back_to,
+        )
+        if change.back_to is not None:
+            del self.history[change.back_to :]
+        if finished is not None:
+            self.history.append(finished.report)
+        self.lost.extend(lost)
+        return change
+
+    def _closed_work(self, closed: Closed) -> ClosedWork:
+        receipt = closed.receipt
+        return ClosedWork(
+            assignment_id=closed.assignment_id,
+            run_id=self.run_id,
+            client_index=closed.client,
+            outcome=closed.reason,
+            body_sha256=None if receipt is None else receipt.body_sha256,
+            receipt=None if receipt is None else receipt.model_dump_json(),
+        )
+
+    async def _store_commit(self, state: RunState, change: Change, **changes: Any) -> None:
+        arrays = arrays_of(state)
+        same = arrays.keys() == self._arrays.keys() and all(
+            arrays[name] is self._arrays[name] for name in arrays
+        )
+        encoded = None
+        if not same:
+            size = sum(array.nbytes for array in arrays.values())
+            encoded = await in_thread_if_large(size, encode_arrays, arrays)
+        counters, fresh = self.counters, self._new_counters
+        self._new_counters = Counters()
+        commit = Commit(
+            document=encode_document(state, counters=counters),
+            arrays=encoded,
+            signal=change.signal(self.run_id, self.version + 1, state)
+            if self._store.shared
+            else None,
+            **changes,
+        )
+        try:
+            await self._store.commit(self.run_id, self.version, commit)
+        except KeyError:
+            raise ProblemError("not_found", f"run {self.run_id!r} was deleted") from None
+        except VersionConflict:
+            self._new_counters = fresh.plus(self._new_counters)
+            raise
+        except BaseException:
+            # The outcome is unknown if the store became unavailable: reload before the next event.
+            self.may_be_stale = True
+            raise
+        self.version += 1
+        self._stored_counters = counters
+        self.state, self._arrays = state, arrays
+        self._on_new_state()
+        if commit.log:
+            self._logged = self.version
+
+    @property
+    def _num_bytes(self) -> int:
+        """Size of the state's arrays; a round's log line is about as large."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    async def record_answers(self, answers: Iterable[Answer]) -> None:
+        """Update the counters from answers; a new model name pauses the run."""
+        models = dict[str, None]()
+        for answer in answers:
+            self._new_counters.cache_hits += answer.cached
+            self._new_counters.values += sum(
+                len(row) for row in answer.log_probs if row is not None
+            )
+            self._new_counters.censored += answer.censored
+            self._new_counters.unpriced += 0 if self._priced() else answer.usage.requests
+            if answer.model is not None:
+                models[answer.model] = None
+        for model in models:
+            if model not in self.state.models:
+                _log.info("the provider reports its model", run_id=self.run_id, model=model)
+                await self.apply(record_model, model=model)
+
+    def count_traffic(self, upload: int, download: int, *, gateway: bool) -> None:
+        """Add the sizes of a request and a response body to the run's traffic."""
+        if gateway:
+            self._new_counters.gateway = self._new_counters.gateway.plus(upload, download)
+        else:
+            self._new_counters.communication = self._new_counters.communication.plus(
+                upload, download
+            )

@@ -1,0 +1,289 @@
+"""Encoders of rendered inputs: token ids, truncated to a model's maximum length."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedone_sdk.backends import chat
+from fedone_sdk.backends.base import Query
+from fedone_sdk.backends.tokens import CHARS_PER_TOKEN, Span, fit, load_tokenizer, special_names
+from fedone_sdk.errors import BackendError, LabelWordError
+from fedone_sdk.task import Part, Rendered
+
+__all__ = ["CausalEncoder", "Cloze", "ClozeEncoder", "Encoding"]
+
+
+class Cloze(NamedTuple):
+    """Token ids of a masked model's input, and the mask's place."""
+
+    ids: list[int]
+    mask_index: int
+
+
+class Encoding(NamedTuple):
+    """Token ids of a text, and the characters that each token covers."""
+
+    ids: list[int]
+    offsets: list[Span]
+
+    @classmethod
+    def spread(cls, text: str, ids: list[int]) -> Encoding:
+        """Return the encoding of a tokeniser that does not show which characters a token covers.
+
+        Offsets are spread evenly. That suffices for truncation, which measures the result again.
+        """
+        borders = [index * len(text) // len(ids) for index in range(len(ids))]
+        return cls(ids, list(zip(borders, [*borders[1:], len(text)], strict=True)))
+
+
+class _Encoder:
+    # Text before a continuation, for tokenisers that tokenise the start of a text differently.
+    _anchor = ""
+    # Whether label words may have several tokens, and what allows them.
+    _several, _way_out = False, ""
+
+    def __init__(self, tokenizer_file: Path, max_length: int) -> None:
+        self._tokenizer = load_tokenizer(tokenizer_file)
+        self._max_length = max_length
+        self._place_special_tokens(tokenizer_file)
+        # "<mask>" in a user's text is plain text.
+        self._tokenizer.encode_special_tokens = True
+        # Special tokens are placed here by id; what is left to post-process is that offsets must
+        # cover the spaces too, for cutting.
+        from tokenizers.processors import ByteLevel
+
+        self._tokenizer.post_processor = ByteLevel(trim_offsets=False)
+
+    def _place_special_tokens(self, tokenizer_file: Path) -> None:
+        """Read the special tokens while the tokeniser still inserts them."""
+        raise NotImplementedError
+
+    def special_names(self, text: str) -> list[str]:
+        """Return the special tokens that a text, or a piece of a frame, contains."""
+        return special_names(self._tokenizer, text)
+
+    def _tokenise(self, text: str) -> Any:
+        # Text by text: `encode_batch` is no faster on short texts, and starts a thread pool of its
+        # own that ignores the backend's.
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as exc:
+            raise BackendError("an input is not valid Unicode (it has a lone surrogate)") from exc
+
+    def _continued(self, text: str) -> Any:
+        """Return the tokens of a text that continues another one."""
+        if not self._anchor:
+            return self._tokenise(text)
+        anchor = self._tokenise(self._anchor).ids
+        whole = self._tokenise(self._anchor + text)
+        if whole.ids[: len(anchor)] != anchor:
+            raise BackendError(f"cannot tell how {text!r} is tokenised after another text")
+        offsets = whole.offsets[len(anchor) :]
+        shift = len(self._anchor)
+        return Encoding(
+            list(whole.ids[len(anchor) :]), [(begin - shift, end - shift) for begin, end in offsets]
+        )
+
+    def continuation(self, text: str) -> list[int]:
+        """Return the token ids of a text that continues another one; its leading space is kept."""
+        return list(self._continued(text).ids)
+
+    def spelled(self, label_words: Sequence[str], like: Rendered) -> tuple[str, ...]:
+        """Return the label words as the answer to an input, or to the task's form, spells them."""
+        return (*label_words,)
+
+    def label_ids(self, label_words: Sequence[str], like: Rendered = ()) -> list[list[int]]:
+        """Return the token ids of each label word, in its spelling after an input (`spelled`)."""
+        words = self.spelled(label_words, like)
+        labels: list[list[int]] = []
+        for word in words:
+            ids = self.continuation(word)
+            if not ids or (len(ids) > 1 and not self._several):
+                names = [self._tokenizer.id_to_token(token) for token in ids]
+                raise LabelWordError(word, names, self._way_out)
+            if ids in labels:
+                raise BackendError(
+                    f"label words {words[labels.index(ids)]!r} and {word!r} are the same token of "
+                    "this model: choose others"
+                )
+            labels.append(ids)
+        return labels
+
+    def _special_id(self, text: str) -> int:
+        return int(self._tokenizer.token_to_id(text))
+
+    def _fitted(self, parts: Rendered, num_extra: int, mask_id: int | None = None) -> list[int]:
+        """Return the token ids of a rendered input, truncated to max_length - `num_extra`."""
+        borders = [index for index, part in enumerate(parts) if part.kind in ("mask", "special")]
+        placed = [
+            mask_id if parts[index].kind == "mask" else self._special_id(parts[index].text)
+            for index in borders
+        ]
+        masks = [side for side, index in enumerate(borders) if parts[index].kind == "mask"]
+        # Each side of a border is one text: tokens may span two parts.
+        pairs = pairwise([-1, *borders, len(parts)])
+        sides = [parts[before + 1 : border] for before, border in pairs]
+        encodings: list[Any] = []
+
+        def offsets(sides: Sequence[Rendered]) -> list[Sequence[Span]]:
+            texts = ["".join(part.text for part in side) for side in sides]
+            # <mask> swallows the space before it (`lstrip`), as it did in the model's training.
+            for side in masks:
+                texts[side] = texts[side].rstrip()
+            encodings[:] = [self._tokenise(texts[0]), *map(self._continued, texts[1:])]
+            return [encoding.offsets for encoding in encodings]
+
+        most = self._max_length - len(placed) - num_extra
+        _, num_tokens = fit(sides, most, offsets, chars=self._max_length * CHARS_PER_TOKEN)
+        if num_tokens > most:
+            raise BackendError(
+                f"the input is {num_tokens + self._max_length - most} tokens without its text "
+                f"fields, the model takes {self._max_length}: shorten the prompt or the template"
+            )
+        ids = list(encodings[0].ids)
+        for between, encoding in zip(placed, encodings[1:], strict=True):
+            ids += [between, *encoding.ids]
+        return ids
+
+
+class ClozeEncoder(_Encoder):
+    """Inputs of masked language models of the RoBERTa family.
+
+    The text fields of an input that is too long are truncated at their ends, the longest first;
+    prompt, template text and mask are not. Special tokens in a text are plain text.
+    """
+
+    pad_id: int
+    mask_id: int
+
+    def _place_special_tokens(self, tokenizer_file: Path) -> None:
+        special = [self._tokenizer.token_to_id(name) for name in ("<s>", "<pad>", "</s>", "<mask>")]
+        if None in special:
+            raise BackendError(f"{tokenizer_file}: needs the tokens <s>, <pad>, </s> and <mask>")
+        self._start, self.pad_id, self._end, self.mask_id = special
+
+    def encode(self, parts: Rendered) -> Cloze:
+        """Tokenises an input, and shortens its fields until it fits."""
+        chat.refuse_chat(parts, chat.MASKED)
+        num_masks = sum(part.kind == "mask" for part in parts)
+        if num_masks != 1:
+            raise BackendError(
+                f"the template needs {{mask}} exactly once for a masked language model; "
+                f"this input has it {num_masks} times"
+            )
+        ids = [self._start, *self._fitted(parts, 2, self.mask_id), self._end]
+        return Cloze(ids, ids.index(self.mask_id))
+
+
+class CausalEncoder(_Encoder):
+    """Inputs of causal language models, which answer at the end.
+
+    They start with the tokeniser's start tokens, if it has any, and are truncated like those of
+    `ClozeEncoder`. A chat has the frame of the model's chat template instead; frames are cached by
+    the roles of their messages. Special tokens in a text are plain text.
+    """
+
+    frames: dict[tuple[str, ...], chat.ChatFrame]
+    _way_out = "set multi_token_labels: true"
+
+    def __init__(
+        self,
+        tokenizer_file: Path,
+        max_length: int,
+        apply_template: chat.ApplyTemplate | None = None,
+        *,
+        start: list[int] | None = None,
+        multi_token_labels: bool = False,
+    ) -> None:
+        super().__init__(tokenizer_file, max_length)
+        self._several = multi_token_labels
+        if start is not None:
+            self._start = start
+        self._apply_template = apply_template
+        self.frames = {}
+
+    def _place_special_tokens(self, tokenizer_file: Path) -> None:
+        def ids(text: str, *, special: bool = False) -> list[int]:
+            return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+        # The special tokens that the tokeniser puts before a text, without those after it.
+        plain, whole = ids("a"), ids("a", special=True)
+        starts = [
+            index for index in range(len(whole)) if whole[index : index + len(plain)] == plain
+        ]
+        if not plain or not starts:
+            raise BackendError(f"{tokenizer_file}: cannot tell which special tokens start a text")
+        self._start = whole[: starts[0]]
+        # Some tokenisers (SentencePiece) put a space before every text, but not after a line break.
+        self._anchor = "" if ids("\na") == ids("\n") + plain else "\n"
+
+    def cut(self, piece: str) -> Rendered:
+        """Return a piece of a frame: its special tokens, and the text between them."""
+        names = sorted(self.special_names(piece), key=len, reverse=True)
+        special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        parts: list[Part] = []
+        end = 0
+        for match in special.finditer(piece):
+            parts += [Part("text", piece[end : match.start()]), Part("special", match[0])]
+            end = match.end()
+        return tuple(part for part in (*parts, Part("text", piece[end:])) if part.text)
+
+    def frame(self, roles: tuple[str, ...]) -> chat.ChatFrame:
+        """Return the frame of the model's chat template for messages of these roles."""
+        if roles not in self.frames:
+            if self._apply_template is None:
+                raise BackendError(
+                    "the task is a chat, but the model has no chat template: "
+                    "write the task as a template, or take an instruct model"
+                )
+            bare, spaced = map(self._apply_template, chat.probes(roles))
+            self.frames[roles] = chat.chat_frame(roles, bare, spaced, self.cut)
+        return self.frames[roles]
+
+    def framed(self, parts: Rendered) -> Rendered:
+        """Return a chat in the frame of the model's template; other inputs are unchanged."""
+        if not chat.is_chat(parts):
+            return parts
+        messages = chat.messages_of(parts)
+        frame = self.frame(tuple(message.role for message in messages))
+        framed: list[Part] = []
+        for piece, strips, message in zip(frame.pieces, frame.strips, messages, strict=False):
+            framed += [*piece, *chat.unpadded(message.parts, strips)]
+        return (*framed, *frame.pieces[-1])
+
+    def spelled(self, label_words: Sequence[str], like: Rendered) -> tuple[str, ...]:
+        """Return the label words as the answer to an input, or to the task's form, spells them."""
+        if not chat.is_chat(like):
+            return (*label_words,)
+        return chat.answer_words(label_words, self.framed(like))
+
+    def endings(self, query: Query) -> list[list[list[int]]]:
+        """Return per input the token ids of the texts to score: label words, or its reference."""
+        if query.want != "reference":
+            return [self.label_ids(query.label_words, query.inputs[0])] * len(query.inputs)
+        references = [self.continuation(text) for text in query.references]
+        if not all(references):
+            raise BackendError("a reference text is empty")
+        return [[ids] for ids in references]
+
+    def encode(self, parts: Rendered, *, reserve: int = 0) -> list[int]:
+        """Tokenises an input, and shortens its fields until it and `reserve` tokens fit."""
+        if any(part.kind == "mask" for part in parts):
+            raise BackendError(
+                "the template has {mask}, but a causal language model answers at the end: "
+                "take {mask} and what follows it out of the template"
+            )
+        # A chat template includes the start token, if the model has one.
+        start = [] if chat.is_chat(parts) else self._start
+        ids = self._fitted(self.framed(parts), len(start) + reserve)
+        if not start and not ids:
+            raise BackendError("an input is empty, and this model has no token that starts a text")
+        return [*start, *ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

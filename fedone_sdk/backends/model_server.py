@@ -1,0 +1,506 @@
+"""A server with OpenAI's HTTP API: requests, errors, keys, rate limits and usage."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import math
+import os
+import re
+import ssl
+import time
+import urllib.request
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+import aiohttp
+
+from fedone_sdk.backends.base import P, PreparingBackend, RateLimits, setting_error
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendRefused,
+    BackendUnavailable,
+    one_line,
+)
+from fedone_sdk.messages import is_sendable
+
+OPENAI_URL = "https://api.openai.com/v1"
+"""URL of OpenAI's API."""
+
+ONE_REQUEST = Usage(requests=1)
+"""The cost of a refused request."""
+
+_QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
+# Refusals of `service_tier: flex`, which are not billed.
+_NO_CAPACITY = frozenset({"resource_unavailable", "resource_unavailable_error"})
+_CAPACITY_S = 30.0
+_RETRYABLE = frozenset({408, 409, 425, 429})
+# Sent by proxies; the server behind one may have processed the request.
+_OUTCOME_UNKNOWN = frozenset({502, 504, *range(520, 528)})
+_NOT_SENT = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ClientHttpProxyError,
+    aiohttp.ConnectionTimeoutError,
+)
+# The connection broke in use; other TLS errors come from its configuration.
+_TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+_CONNECT_S = 10.0
+_SECRET_NAME = re.compile(r"(?i)(^|_)(api_?keys?|keys?|tokens?|secrets?|credentials?)(_|$)|passw")
+_LEAST_CHARS = 8
+_SECRET_SHAPE = re.compile(
+    r"(?i:\bbearer\s+)(?=\S*\d)[^\s\"',;]+"
+    r"|\b(?i:(?:sk|pk|rk|gsk|xai)[-_]|hf_)[^\s\"',;]{6,}"
+    r"|(?i:\b(?:api[-_ ]?key|token|password|secret)\s*[=:]\s*)[^\s\"',;]{6,}"
+    r"|(?<=://)[^\s/@]+(?=@)"
+)
+_MAX_BYTES = 64 * 1024 * 1024
+"""Maximal length of an answer: a list of inputs, each with the log-probabilities of many tokens."""
+_MAX_TOKENS = 2**32
+"""Maximal number of tokens that one answer can report, so that sums of reports stay exact."""
+_MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[a-z/!][^>]*>")
+_SAYING = (
+    *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
+    *("raw", "reason", "error_msg", "error_message"),
+)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_STATED_WAIT = re.compile(
+    r"(?i)(?:retryDelay\W+|try again in |retry after )((?:[\d.]+(?:ms|[smh])?)+)"
+)
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+class Reply(NamedTuple):
+    """What a server answers to one request.
+
+    Attributes:
+        status: The HTTP status; of an error in place of an answer, the status that it names.
+        body: The parsed JSON; a text if it is not JSON.
+    """
+
+    status: int
+    body: Any
+    headers: Mapping[str, str]
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the server refused the request, or failed."""
+        return self.status >= 300
+
+    def error_field(self, name: str) -> str:
+        """Return a field of the error, such as its ``code``."""
+        body = self.body if isinstance(self.body, dict) else {}
+        error = body.get("error")
+        return str((error if isinstance(error, dict) else body).get(name))
+
+    @property
+    def codes(self) -> set[str]:
+        """The error's ``code`` and ``type``."""
+        return {self.error_field("code"), self.error_field("type")}
+
+
+class ModelServer:
+    """A server, for one of its models.
+
+    Attributes:
+        url: The base URL of requests, without a query.
+
+    Args:
+        model: The server's name of the model.
+        base_url: URL with its ``/v1``, or an address of Azure with its query; None is OpenAI's own.
+        api_key_env: Environment variable that holds the key; None sends no key.
+        timeout_s: Time limit of a request, in seconds; connecting has half of it, at most 10 s.
+        max_bytes: Maximal length of an answer. A longer one is not read.
+
+    Raises:
+        SpecError: The URL, the key, or the environment's proxy cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None,
+        api_key_env: str | None,
+        timeout_s: float,
+        max_bytes: int = _MAX_BYTES,
+    ) -> None:
+        self.model, self.timeout_s, self._key_env = model, timeout_s, api_key_env
+        self.url, self._query = _address(base_url or OPENAI_URL)
+        self._proxy = _proxy_for(self.url)
+        self._max_bytes = max_bytes
+        # An answer is never decompressed: a small answer stays small.
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if api_key_env is not None:
+            key = read_key(api_key_env)
+            self._headers["Authorization"] = f"Bearer {key}"
+            if (urlsplit(self.url).hostname or "").endswith(".azure.com"):
+                self._headers["api-key"] = key
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(self, path: str, body: Mapping[str, Any] | None = None) -> Reply:
+        """Send one request, GET without a body, and return the reply, which may be an error.
+
+        Args:
+            path: Relative to `url`.
+            body: Sent as JSON.
+
+        Raises:
+            BackendUnavailable: There is no reply, or it is cut off or too long.
+            BackendBlocked: TLS failed.
+            BackendError: The body is not valid Unicode.
+        """
+        try:
+            content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError as exc:
+            raise BackendError(
+                "an input is not valid Unicode (it has a lone surrogate)", usage=NOTHING
+            ) from exc
+        if self._session is None:  # Created here, because a session belongs to its event loop.
+            self._session = aiohttp.ClientSession(
+                # Servers close idle connections after 5 s or more. A request sent at that moment
+                # is lost, at unknown cost, so idle connections expire earlier here.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
+                # The connect timeout expires first, and proves that nothing was sent.
+                timeout=aiohttp.ClientTimeout(connect=min(_CONNECT_S, self.timeout_s / 2)),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        request = self._session.request(
+            "GET" if content is None else "POST",
+            self.url + path,
+            data=content,
+            headers=self._headers,
+            params=self._query,
+            proxy=self._proxy,
+            allow_redirects=False,  # The new address would get the texts.
+        )
+        received = bytearray()
+        try:
+            async with asyncio.timeout(self.timeout_s), request as response:
+                async for chunk in response.content.iter_any():
+                    received += chunk
+                    if len(received) > self._max_bytes:
+                        problem = f"the answer is longer than {self._max_bytes} bytes"
+                        raise BackendUnavailable(problem, url=self.url)
+        except (aiohttp.ClientError, OSError) as exc:
+            raise self._connection_error(exc) from exc
+        return _parsed(response.status, bytes(received), response.headers)
+
+    async def call(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Send one request, GET without a body, and return the JSON object of its answer.
+
+        Raises:
+            BackendError: As of `send` and `error_of`.
+        """
+        reply = await self.send(path, body)
+        if reply.is_error:
+            raise self.error_of(reply)
+        if not isinstance(reply.body, dict):
+            raise self.unreadable()
+        return reply.body
+
+    def blocked(self, problem: str) -> BackendBlocked:
+        """Return an error that names the server."""
+        return BackendBlocked(problem, url=self.url)
+
+    def unreadable(self) -> BackendUnavailable:
+        """Return the error for an answer of another form, of unknown cost."""
+        return BackendUnavailable(
+            "the answer is cut off or not a completion (if that stays so, check base_url and api)",
+            url=self.url,
+        )
+
+    def message_of(self, reply: Reply) -> str:
+        """Return what an error says: one bounded line without the key."""
+        return _short(_words(reply.body), self._key_env)
+
+    def error_of(self, reply: Reply) -> BackendError:
+        """Return the SDK's error for an error of the server.
+
+        Returns:
+            `BackendUnavailable` for 408, 409, 425, 429 and 5xx; `BackendBlocked` for 401, 402, 404,
+            405, a redirect, and no quota left; else `BackendRefused`.
+        """
+        status, said = reply.status, self.message_of(reply)
+        facts: dict[str, Any] = {"url": self.url, "said": said, "usage": ONE_REQUEST}
+        if status == 401:  # Servers may repeat the key.
+            change = "set api_key_env" if self._key_env is None else "put a valid one in its place"
+            facts |= {"said": "", "key_env": self._key_env}
+            return BackendBlocked(f"the key is missing or not valid: {change}", **facts)
+        if status == 402 or _QUOTA_CODES & reply.codes:
+            problem = "the account has no quota left: add credit or raise its limit"
+            return BackendBlocked(problem, **facts)
+        if status in (404, 405) or status < 400:
+            return BackendBlocked(
+                f"HTTP {status}: there is no model {self.model!r} here, or the key has no access "
+                "to it: check model and base_url",
+                **facts,
+            )
+        problem = f"HTTP {status}"
+        if status in _RETRYABLE or status >= 500:
+            if status in _OUTCOME_UNKNOWN:
+                facts["usage"] = None
+            wait_s = retry_after_s(reply.headers, str(reply.body))
+            if _NO_CAPACITY & reply.codes:
+                wait_s = _CAPACITY_S if wait_s is None else wait_s
+                problem += ": service_tier flex has no capacity now; without it, calls cost more"
+            return BackendUnavailable(problem, retry_after_s=wait_s, **facts)
+        if status == 403:
+            problem += f": the text is not allowed, or the key may not use model {self.model!r}"
+            return BackendRefused(problem, key_env=self._key_env, **facts)
+        return BackendRefused(f"{problem}: the request was refused", **facts)
+
+    def _connection_error(self, exc: Exception) -> BackendError:
+        facts: dict[str, Any] = {"url": self.url, "usage": None}
+        if isinstance(exc, _NOT_SENT):
+            facts["usage"] = NOTHING
+        if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+            reason = getattr(exc.certificate_error, "verify_message", exc.certificate_error)
+            return BackendBlocked(
+                f"the server's certificate is not accepted ({reason}): check base_url, or trust "
+                "its authority through SSL_CERT_FILE",
+                **facts,
+            )
+        cause = exc.os_error if isinstance(exc, aiohttp.ClientConnectorError) else exc
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, _TLS_BROKEN):
+            return BackendBlocked(
+                f"TLS failed ({cause.reason}): check http or https, and the port, in base_url",
+                **facts,
+            )
+        if isinstance(exc, TimeoutError):
+            return BackendUnavailable("no answer in time", **facts)
+        facts["said"] = _short(str(exc), self._key_env) or type(exc).__name__
+        sent = facts["usage"] is None
+        return BackendUnavailable("the connection broke" if sent else "no connection", **facts)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+class ServerBackend(PreparingBackend[P]):
+    """Base of the backends for servers, which are dialects of one API."""
+
+    def __init__(self, server: ModelServer) -> None:
+        super().__init__()
+        self._server = server
+
+    async def aclose(self) -> None:
+        """Close the connections and stop the thread."""
+        await super().aclose()
+        await self._server.aclose()
+
+
+def rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
+    """Parse the ``x-ratelimit-*`` headers, with durations such as ``1m30s`` or ``12ms``."""
+    limits = RateLimits(
+        requests=_count(headers.get("x-ratelimit-remaining-requests")),
+        requests_reset_s=_duration(headers.get("x-ratelimit-reset-requests")),
+        tokens=_count(headers.get("x-ratelimit-remaining-tokens")),
+        tokens_reset_s=_duration(headers.get("x-ratelimit-reset-tokens")),
+    )
+    return None if limits == RateLimits() else limits
+
+
+def retry_after_s(headers: Mapping[str, str], said: str = "") -> float | None:
+    """Return the requested pause in seconds: ``retry-after-ms``, ``Retry-After`` or the text's."""
+    milliseconds = _number(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    value = headers.get("retry-after")
+    if value is None:
+        stated = _STATED_WAIT.search(said)
+        return None if stated is None else _duration(stated[1].rstrip("."))
+    seconds = _number(value)
+    if seconds is not None:
+        return seconds
+    date = email.utils.parsedate_tz(value)
+    return None if date is None else max(0.0, email.utils.mktime_tz(date) - time.time())
+
+
+def usage_of(usage: object, quoted: Usage, least: Usage) -> Usage:
+    """Return the usage of one answered request.
+
+    Args:
+        usage: As the provider reports it.
+        quoted: The request's quote, which counts for tokens that are not reported.
+        least: What was certainly sent and written. A report below it is wrong, and counts as none.
+    """
+    prompt = _tokens(usage, "prompt_tokens")
+    completion = _tokens(usage, "completion_tokens")
+    total = _tokens(usage, "total_tokens")
+    if completion is None:
+        completion = quoted.completion_tokens
+    elif total is not None and prompt is not None:
+        # Some providers count reasoning tokens only in the total, and charge for them.
+        completion = max(completion, total - prompt)
+    if completion < least.completion_tokens:
+        completion = max(quoted.completion_tokens, least.completion_tokens)
+    if prompt is None or prompt < least.prompt_tokens:
+        prompt = quoted.prompt_tokens
+    return Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
+
+
+def cached_tokens(usage: object, prompt_tokens: int) -> int:
+    """Return how many of a request's prompt tokens the provider says were in its cache."""
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    found = _tokens(details, "cached_tokens") or _tokens(usage, "prompt_cache_hit_tokens") or 0
+    return min(found, prompt_tokens)
+
+
+def read_key(env: str) -> str:
+    """Return the key in an environment variable.
+
+    Raises:
+        SpecError: The variable is not set; or a header cannot carry its value, which the error does
+            not show.
+    """
+    # A newline at the end of a secret's file is common, and not allowed in a header.
+    key = os.environ.get(env, "").strip()
+    if not key:
+        raise setting_error(
+            f"api_key_env: the environment variable {env} is not set; put the key there, or name "
+            "another variable (null sends no key)",
+        )
+    if not is_sendable(key):
+        raise setting_error(
+            f"api_key_env: the environment variable {env} holds characters that no key has; "
+            "allowed is printable ASCII",
+        )
+    return key
+
+
+def without_secrets(text: str, key_env: str | None = None) -> str:
+    """Remove keys from a server's message, because servers may repeat the key of the request.
+
+    These are the value of `key_env`, those of variables with a secret's name, and text that looks
+    like a key.
+    """
+    secrets = {
+        value.strip()
+        for name, value in os.environ.items()
+        if name == key_env or _SECRET_NAME.search(name)
+    }
+    # Longest first: one key may be a prefix of another.
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _LEAST_CHARS:
+            text = text.replace(secret, "[removed]")
+    return _SECRET_SHAPE.sub("[removed]", text)
+
+
+def _address(base_url: str) -> tuple[str, dict[str, str]]:
+    """Return a URL without its query and its endpoint, and the query.
+
+    Users copy Azure's addresses with both.
+    """
+    try:
+        parts = urlsplit(base_url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # The port, or a bracket.
+        valid = False
+    if not valid or any(map(str.isspace, base_url)):
+        raise setting_error(
+            f"base_url: {without_secrets(base_url)!r} is no address; write http(s)://host:port/v1 "
+            "(a port is 1 to 65535)",
+        )
+    path = re.sub(r"/(chat/)?completions/*$", "", parts.path)
+    return parts._replace(path=path, query="", fragment="").geturl(), dict(parse_qsl(parts.query))
+
+
+def _proxy_for(url: str) -> str | None:
+    """Return the environment's proxy for a URL."""
+    # Not aiohttp's `trust_env`, which also reads passwords from ~/.netrc.
+    parts, named = urlsplit(url), urllib.request.getproxies()
+    if urllib.request.proxy_bypass(parts.netloc):
+        return None
+    proxy = named.get(parts.scheme) or named.get("all")
+    if proxy is None:
+        return None
+    try:
+        given = urlsplit(proxy)
+        valid = given.scheme in ("http", "https") and given.hostname and given.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise setting_error(
+            f"the environment's proxy for {parts.scheme} is not http(s)://[user:password@]host:port"
+            ": change HTTP_PROXY, HTTPS_PROXY, ALL_PROXY or NO_PROXY",
+        )
+    return proxy
+
+
+def _parsed(status: int, content: bytes, headers: Mapping[str, str]) -> Reply:
+    text = content.decode(errors="replace")
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        body = text
+    if status >= 300 or not isinstance(body, dict):
+        return Reply(status, body, headers)
+    # An error in place of an answer.
+    choices = body.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    first = first if isinstance(first, dict) else {}
+    error = body if body.get("object") == "error" else body.get("error") or first.get("error")
+    # OpenRouter reports "stop" for an answer that its provider broke off.
+    reasons = str(first.get("finish_reason")), str(first.get("native_finish_reason"))
+    ended = [reason for reason in reasons if "error" in reason]
+    if not error and not ended:
+        return Reply(status, body, headers)
+    if not isinstance(error, dict):
+        error = {"message": str(error or f"finish_reason: {ended[0]}")}
+    code = str(error.get("code"))
+    status = int(code) if re.fullmatch("[45][0-9][0-9]", code) else 500 if ended else 400
+    # 502 and 504 are a proxy's, which does not know whether the server has answered.
+    return Reply(min(status, 500), {"error": error}, headers)
+
+
+def _words(body: object) -> str:
+    """Return what an error's body says, whatever its form: JSON of any shape, text or HTML."""
+    if isinstance(body, str):
+        return _MARKUP.sub(" ", body)
+    if isinstance(body, dict):
+        found = [_words(body[name]) for name in _SAYING if name in body]
+    else:
+        found = [_words(each) for each in body] if isinstance(body, list) else []
+    return ": ".join(dict.fromkeys(filter(None, found)))
+
+
+def _short(text: str, key_env: str | None) -> str:
+    line = without_secrets(one_line(text), key_env)
+    return line if len(line) <= 300 else line[:297] + "..."
+
+
+def _number(value: str | None) -> float | None:
+    try:
+        number = float(value) if value is not None else math.nan
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _count(value: str | None) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
+
+def _duration(value: str | None) -> float | None:
+    if value is None:
+        return None
+    parts = _DURATION.findall(value)
+    if parts and "".join(number + unit for number, unit in parts) == value:
+        return math.fsum(float(number) * _SECONDS[unit] for number, unit in parts)
+    return _number(value)
+
+
+def _tokens(usage: object, name: str) -> int | None:
+    value = usage.get(name) if isinstance(usage, dict) else None
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return min(value, _MAX_TOKENS)
+    return None

@@ -1,0 +1,229 @@
+"""The form of requests to one server, adapted to what the server names in its refusals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import structlog
+
+from fedone_sdk.backends.base import Query
+from fedone_sdk.backends.model_server import ONE_REQUEST, ModelServer, Reply
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendRefused,
+    BackendUnavailable,
+    FormChanged,
+)
+
+_log = structlog.get_logger(__name__)
+
+WITHOUT = "set log_probs: false with loss: zero_one, or log_probs: {samples: 8}"
+"""What to change for a model without log-probabilities."""
+
+_TOP = 20  # OpenAI's maximum of top_logprobs.
+_SMALL_TOP = 5  # The maximum of many other servers.
+_OTHER_NAME = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
+_UNKNOWN = re.compile("un(supported|recognized|known|expected)|not (support|permit|allow)|extra")
+_NEVER = ("unsupported", "not support", "not allowed")
+_SYSTEM = (
+    *("system role", "system message", "system prompt", "system instruction", "'system'"),
+    *("developer instruction", "roles", ".role"),
+)
+_TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+_CONTINUING: Mapping[str, Mapping[str, Any]] = {
+    "llamacpp": {},
+    "vllm": {"add_generation_prompt": False, "continue_final_message": True},
+}
+"""Servers that continue a last message of the assistant, by the `owned_by` of their models, with
+the extra fields that their requests need."""
+
+Contents = Sequence[tuple[str, str]]
+"""One input as messages: (role, text) pairs."""
+
+
+class RequestForm:
+    """Builds the requests to a server, and adapts their form to its refusals.
+
+    A refusal may name the limit of completion tokens, the number of tokens to show, the number of
+    answers to one request, the temperature, or the form of messages. Each of these is changed once
+    and logged; the refusal is then a `FormChanged`.
+
+    Attributes:
+        at_once: Sampled answers that one request gives, at most.
+        continuing: Fields of a request that continues a message of the assistant; None if the
+            server is not known to support that.
+        shows_labels: Whether an answer has shown log-probabilities.
+    """
+
+    def __init__(
+        self,
+        server: ModelServer,
+        *,
+        api: Literal["chat", "completions"],
+        max_tokens_name: str,
+        reasoning_effort: str | None,
+        service_tier: str | None,
+        samples: int,
+    ) -> None:
+        self._server = server
+        self._is_chat = api == "chat"
+        self._effort, self._tier = reasoning_effort, service_tier
+        self.at_once = samples
+        self.continuing: Mapping[str, Any] | None = None
+        self.shows_labels = False
+        self._max_tokens_name = max_tokens_name
+        self._num_top = _TOP
+        self._changes: set[str] = set()
+
+    def identify(self, owner: object) -> None:
+        """Take the `owned_by` of the server's model."""
+        self.continuing = _CONTINUING.get(str(owner))
+
+    def body(
+        self, query: Query, contents: Contents, max_tokens: int, schema: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """Return the body of a request for one input."""
+        num_top = self._num_top if query.want == "labels" else None
+        body: dict[str, Any] = {"model": self._server.model, "service_tier": self._tier}
+        if "temperature" not in self._changes:
+            # Servers may scale log-probabilities by it; a written answer must not be random.
+            body["temperature"] = 0 if query.want in ("choice", "text") else 1
+        if not self._is_chat:
+            body |= {"prompt": contents[0][1], "max_tokens": max_tokens, "logprobs": num_top}
+            body["stop"] = list(query.stop) or None
+        else:
+            body |= {
+                "messages": self._messages(contents),
+                self._max_tokens_name: max_tokens,
+                "n": answers if (answers := min(query.samples, self.at_once)) > 1 else None,
+                "logprobs": num_top and True,
+                "top_logprobs": num_top,
+                "reasoning_effort": self._effort,
+            }
+            if contents[-1][0] == "assistant":
+                body |= self.continuing or {}
+            if schema is not None:
+                answer = {"name": "answer", "strict": True, "schema": schema}
+                body["response_format"] = {"type": "json_schema", "json_schema": answer}
+        return {name: value for name, value in body.items() if value is not None}
+
+    def _messages(self, contents: Contents) -> list[dict[str, Any]]:
+        if "system" in self._changes and contents[0][0] == "system":
+            (_, system), (role, text), *rest = contents
+            contents = [(role, f"{system}\n\n{text}"), *rest]
+        parts = "parts" in self._changes
+        return [
+            {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
+            for role, text in contents
+        ]
+
+    def adapt(self, reply: Reply, contents: Contents, samples: int) -> None:
+        """Change the form of the next requests to what a refusal names, each part once.
+
+        Args:
+            reply: The refusal.
+            contents: Of the refused request; a server may quote it.
+            samples: Answers that the query asked for.
+
+        Raises:
+            FormChanged: The next attempt has another form.
+            BackendRefused: The input does not fit the model.
+            BackendBlocked: A setting must change.
+        """
+        if reply.status not in (400, 403, 422):
+            return
+        said, param = self._server.message_of(reply), reply.error_field("param")
+        text, sent = f"{param} {said}".lower(), " ".join(text for _, text in contents).lower()
+        facts: dict[str, Any] = {"said": said, "usage": ONE_REQUEST}
+
+        def names(*words: str) -> bool:
+            return any(word == param or (word in text and word not in sent) for word in words)
+
+        if reply.codes & _TOO_LONG:
+            raise BackendRefused(
+                "an input is longer than the model's context: shorten the template or the prompt, "
+                "lower max_input_tokens (a tokenizer counts them exactly), or start the server "
+                "with a longer context",
+                **facts,
+            )
+        if names("output limit was reached"):
+            raise self.only_reasons()
+        if names("logprobs", "top_logprobs"):
+            code = reply.error_field("code")
+            if self._num_top == _TOP and not any(word in f"{code} {text}" for word in _NEVER):
+                self._num_top = _SMALL_TOP
+                raise self._changed(f"it shows at most {_SMALL_TOP} tokens")
+            raise self.no_log_probs()
+        # Some servers name it in refusals of an input that is too long.
+        other = _OTHER_NAME[self._max_tokens_name]
+        renamed = (other in text or _UNKNOWN.search(text)) and "context" not in text
+        if names(self._max_tokens_name) and renamed and self._once("max_tokens"):
+            self._max_tokens_name = other
+            raise self._changed(f"it expects {other}")
+        if self.at_once > 1 and (param == "n" or re.search(r"\bn\b|candidate_?count", text)):
+            self.limit_answers(max(min(samples, self.at_once) // 2, 1))
+            raise self._changed(f"at most {self.at_once} answers to one request")
+        if names("temperature") and self._once("temperature"):
+            raise self._changed("without temperature, so written answers are random")
+        if contents[0][0] == "system" and names(*_SYSTEM) and self._once("system"):
+            raise self._changed("the system message is the beginning of the user's")
+        if names("array", "list") and names("content", "messages") and self._once("parts"):
+            raise self._changed("messages are lists of parts")
+        if names("response_format", "json_schema"):
+            raise BackendBlocked(
+                f"model {self._server.model!r} offers no JSON schema: set structured: false",
+                **facts,
+            )
+        if self._effort is not None and names("reasoning"):
+            raise BackendBlocked(
+                f"model {self._server.model!r} does not take reasoning_effort {self._effort!r}: "
+                "change it or leave it out",
+                **facts,
+            )
+
+    def limit_answers(self, at_once: int) -> None:
+        """Take how many answers the server gives to one request."""
+        self.at_once = at_once
+        url = self._server.url
+        _log.warning("samples need more requests", url=url, answers_per_request=at_once)
+
+    def no_log_probs(self, *, sometimes: bool = False) -> BackendUnavailable | BackendBlocked:
+        """Return the error for an answer without log-probabilities.
+
+        A retry may succeed if the model has shown them, or shows them `sometimes`: services with
+        several servers differ per answer.
+        """
+        if sometimes or self.shows_labels:
+            return BackendUnavailable("an answer without log-probabilities", usage=ONE_REQUEST)
+        effort = ""
+        if self._is_chat and self._effort is None:
+            effort = " (a reasoning model may show them with reasoning_effort: none)"
+        return BackendBlocked(
+            f"model {self._server.model!r} shows no log-probabilities: {WITHOUT}, or take another "
+            f"model{effort}",
+            usage=ONE_REQUEST,
+        )
+
+    def only_reasons(self) -> BackendRefused:
+        """Return the error for an answer that ends before its text begins."""
+        return BackendRefused(
+            f"model {self._server.model!r} reasons until its tokens are used up: set "
+            "reasoning_effort: none (or its lowest), or take another model",
+            usage=ONE_REQUEST,
+        )
+
+    def _once(self, change: str) -> bool:
+        if change in self._changes or not (self._is_chat or change == "temperature"):
+            return False
+        self._changes.add(change)
+        return True
+
+    def _changed(self, change: str) -> FormChanged:
+        url = self._server.url
+        _log.warning("requests are adapted to the model's server", url=url, change=change)
+        return FormChanged(
+            f"the server does not accept this form of request ({change}); the next attempt adapts",
+            usage=ONE_REQUEST,
+        )
