@@ -108,7 +108,7 @@ class StoreConfig(Spec):
                 raise SpecError("store.password: a SQLite file has none; name a URL")
             return SqlStore.sqlite(folder / self.url.get_secret_value(), serving=serving)
         try:
-            return SqlStore(self._sql_url(), serving=serving)
+            return SqlStore.at(self._sql_url(), serving=serving)
         except SpecError as exc:
             raise SpecError([f"store: {problem}" for problem in exc.problems]) from exc
 
