@@ -18,17 +18,18 @@ from fedone_sdk.client.privacy import PrivacyAccount
 from fedone_sdk.client.session import Condition, Lease, Session
 from fedone_sdk.client.state import DeviceState
 from fedone_sdk.errors import BackendError, BudgetError, MessageError, ProblemError, SpecError
+from fedone_sdk.losses import example_loss
 from fedone_sdk.messages import (
     MAX_LOSS,
     MIN_SCORED_SHARE,
     AlphaAssignment,
-    Array,
     LossesAssignment,
     Proposal,
     RunTask,
+    Tensor,
 )
 from fedone_sdk.scores import graded
-from fedone_sdk.task import Example, LogProbs, Score, TaskSpec, example_loss, form_of
+from fedone_sdk.task import Example, LogProbs, Score, TaskSpec, form_of
 from fedone_sdk.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -261,8 +262,8 @@ class Step:
     job: Job
     number: int
     batch: Minibatch
-    prompts: Array
-    biases: Array | None = None
+    prompts: Tensor
+    biases: Tensor | None = None
     proposal: Proposal | None = None
     _answered: dict[str, tuple[Answers, str]] = field(default_factory=dict)
 

@@ -13,8 +13,9 @@ from fedone_sdk.candidates import quotes, read_reflection, reflection_messages
 from fedone_sdk.client.examples import Declining, passed
 from fedone_sdk.client.job import Job, Step
 from fedone_sdk.errors import BackendError, BudgetError, ProblemError
-from fedone_sdk.messages import MAX_TEXT_CHARS, Case, Proposal, Reflect
-from fedone_sdk.task import Example, LogProbs, Score, TaskSpec, feedback, predicted, target_of
+from fedone_sdk.losses import feedback, predicted
+from fedone_sdk.messages import MAX_TEXT_CHARS, Judged, Proposal, Reflect
+from fedone_sdk.task import Example, LogProbs, Score, TaskSpec, target_of
 from fedone_sdk.vocabulary import MAX_PROPOSALS, Vocabulary
 
 _log = structlog.get_logger(__name__)
@@ -86,7 +87,7 @@ async def _better(step: Step, parent: int, slot: str, ask: Ask) -> Proposal | No
     return proposal if sum(gains) > 0 else None
 
 
-async def _written(job: Job, slot: str, current: str, parent: int, cases: Sequence[Case]) -> str:
+async def _written(job: Job, slot: str, current: str, parent: int, cases: Sequence[Judged]) -> str:
     """Return the text that the app's model writes, or the run's through the gateway."""
     device = job.device
     if device.reflect == "gateway" or device.reflect is None:
@@ -101,7 +102,7 @@ async def _written(job: Job, slot: str, current: str, parent: int, cases: Sequen
     return (await device.reflect.score(replace(query, payer=device.budget))).text
 
 
-def _cases(step: Step, parent: int) -> list[Case]:
+def _cases(step: Step, parent: int) -> list[Judged]:
     """Return the parent's worst examples and its best ones; none if it got all right.
 
     Written answers are those of this process: after a restart there are none.
@@ -120,7 +121,7 @@ def _cases(step: Step, parent: int) -> list[Case]:
     worst_first = sorted(answered, key=lambda one: -one[0])
     chosen = [*worst_first[:_FAILED], *worst_first[_FAILED:][-_GONE_WELL:]]
     return [
-        Case(example=texts, feedback=feedback(task, answer, example)[:MAX_TEXT_CHARS])
+        Judged(example=texts, feedback=feedback(task, answer, example)[:MAX_TEXT_CHARS])
         for _, answer, example, texts in chosen
     ]
 

@@ -13,22 +13,22 @@ import structlog
 from pydantic import ValidationError
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.calibration import class_means, loss_terms, num_groups
 from fedone_sdk.client.examples import Declining, Minibatch, reason_of
 from fedone_sdk.client.job import Answers, Job, Step
 from fedone_sdk.client.journal import memory_of
 from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.data.splitmix import draw_minibatch
 from fedone_sdk.errors import BackendError, needs_extra, one_line
+from fedone_sdk.losses import class_means, loss_terms, num_groups
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
-    Array,
     LossesAssignment,
     LossesUpdate,
     Score,
     Scored,
     Scores,
+    Tensor,
     first_error,
 )
 from fedone_sdk.spec.sections import PrivacySpec
@@ -97,7 +97,7 @@ class Work:
         if biases is not None and not self._fits(biases):
             raise Declining("the run's calibration does not fit its task")
 
-    def _fits(self, biases: Array) -> bool:
+    def _fits(self, biases: Tensor) -> bool:
         task, shape = self._job.run.task, (self._job.num_prompts, len(self._job.run.task.labels))
         return (
             task.loss == "cross_entropy"
@@ -137,7 +137,7 @@ class Work:
             from fedone_sdk.algorithms.method import clip_losses
             from fedone_sdk.algorithms.space import Space
             from fedone_sdk.client.noise import private_step
-            from fedone_sdk.messages.array import from_wire, prompts_to_wire, to_wire
+            from fedone_sdk.messages.tensor import from_wire, prompts_to_wire, to_wire
         run = self._job.run
         before = from_wire(assignment.alpha)
         with _declining("the assignment does not fit its run"):
@@ -198,7 +198,7 @@ class Work:
         return len(self._job.rows) if self._job.run.privacy is None else 1
 
     async def _step(
-        self, number: int, minibatch_seed: int, prompts: Array, biases: Array | None = None
+        self, number: int, minibatch_seed: int, prompts: Tensor, biases: Tensor | None = None
     ) -> Step:
         run = self._job.run
         drawn = draw_minibatch(len(self._job.rows), run.method.batch_size, minibatch_seed)
@@ -292,7 +292,7 @@ class Work:
             means = [class_means(own, targets, groups) for own in terms]
             counts = tuple(float(targets.count(label)) for label in range(labels))
         flat = itertools.chain.from_iterable(itertools.chain.from_iterable(means))
-        by_class = Array.pack(flat, (len(terms), groups, 2 + labels), "float32")
+        by_class = Tensor.pack(flat, (len(terms), groups, 2 + labels), "float32")
         return values, {"by_class": by_class, "class_counts": counts}
 
     @cached_property
