@@ -15,7 +15,6 @@ from fedone_sdk.aggregator.http.guards import NO_LIMITS, NO_PAGES, CorsConfig, L
 from fedone_sdk.aggregator.replicas import Retention
 from fedone_sdk.aggregator.runs.changes import Feed
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.runtime import Drain
 from fedone_sdk.aggregator.service import KEEP_ALL, Service
 from fedone_sdk.aggregator.telemetry import NO_OBSERVERS, Observers
 from fedone_sdk.algorithms import load_method
@@ -25,7 +24,6 @@ from fedone_sdk.messages import RunEvent, RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
-from fedone_sdk.stores.base import watched
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -78,8 +76,6 @@ class Aggregator:
         self._is_default_store = store is None
         store = store or MemoryStore()
         self._is_durable = not isinstance(store, MemoryStore)
-        if observers.metrics is not None or observers.tracing is not None:
-            store = watched(store, observers.commit)
         self.service = Service(
             store=store,
             clock=clock or SystemClock(),
@@ -90,12 +86,12 @@ class Aggregator:
             ),
             backend=backend,
             retention=retention,
+            observe_commit=observers.commit,
         )
         self._limits = limits
         self._cors = cors
         self._observers = observers
         self._drain_s = drain_s
-        self._drain = Drain()
         self._stack = AsyncExitStack()
         if observers.metrics is not None:
             observers.metrics.watch(self.service)
@@ -148,7 +144,6 @@ class Aggregator:
         Requests are answered until the end of the ``async with``.
         """
         self.service.drain()
-        self._drain.start()
 
     async def listen(
         self, *, host: str = "127.0.0.1", port: int = 0, ssl_context: ssl.SSLContext | None = None
@@ -167,7 +162,6 @@ class Aggregator:
             listening(
                 build_app(
                     self.service,
-                    drain=self._drain,
                     observers=self._observers,
                     limits=self._limits,
                     cors=self._cors,
@@ -253,6 +247,10 @@ class RunHandle:
     def result(self) -> RunResult:
         """Return the current or final result."""
         return self._run.result()
+
+    async def wait_ended(self) -> None:
+        """Wait until the run has ended; its final prompt may not be measured yet."""
+        await self._run.ended.wait()
 
     async def wait(self) -> RunResult:
         """Return the result once the run has ended and its final prompt is measured.

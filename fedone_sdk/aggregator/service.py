@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 
@@ -16,6 +17,7 @@ from fedone_sdk.aggregator.dispatch.open_work import OpenWork
 from fedone_sdk.aggregator.model.calls import (
     Companion,
     ModelChecks,
+    charged_to,
     check_required_model,
     query_as_evaluation,
 )
@@ -23,13 +25,13 @@ from fedone_sdk.aggregator.model.evaluation import Evaluation
 from fedone_sdk.aggregator.model.gateway import ModelGateway
 from fedone_sdk.aggregator.model.proposer import Proposer
 from fedone_sdk.aggregator.model.reflections import Reflections
-from fedone_sdk.aggregator.replicas import Replicas, Retention, Sweeper
+from fedone_sdk.aggregator.replicas import Replicas, Retention
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.lifecycle import raise_caps, resume, roll_back, stop
 from fedone_sdk.aggregator.rounds.seats import lift_quarantine, quarantine
 from fedone_sdk.aggregator.runs.changes import Change, Listener
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
-from fedone_sdk.aggregator.runs.served_run import ServedRun
+from fedone_sdk.aggregator.runs.served_run import ObserveCommit, ServedRun
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending
 from fedone_sdk.aggregator.signals import RunsChanged, publish
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
@@ -46,8 +48,6 @@ from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
 
-_LOADING = "loading runs"
-_SWEEP = "retention"
 _RETURN_TIMEOUT_S = 5.0
 """Maximal wait for updates whose queries are answered, when a run stops gently, seconds."""
 _START_TIMEOUT_S = 20.0
@@ -62,6 +62,7 @@ class Service:
 
     Args:
         backend: The gateway's model; None if clients query their own models.
+        observe_commit: Returns a context manager that surrounds a commit to the run of this id.
     """
 
     def __init__(
@@ -72,18 +73,20 @@ class Service:
         authority: Authority,
         backend: LLMBackend | None = None,
         retention: Retention = KEEP_ALL,
+        observe_commit: ObserveCommit = nullcontext,
     ) -> None:
         self.authority = authority
         self.access = Access(store=store, authority=authority, clock=clock)
         self.listeners: list[Listener] = []
         self.draining = False
+        self._observe_commit = observe_commit
         self.store = store
         self.clock = clock
         self._backend = backend = None if backend is None else _metered(backend)
         self._models = ModelChecks(backend)
         self._gateway = None if backend is None else ModelGateway(backend)
         self._companions: dict[str, list[Companion]] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._loading: asyncio.Task[None] | None = None
         self._adding = asyncio.Lock()
         self._open = asyncio.Event()
         self.registry = RunRegistry(
@@ -116,16 +119,9 @@ class Service:
             registry=self.registry,
             dispatcher=self.dispatcher,
             access=self.access,
-        )
-        self.sweeper = Sweeper(
             retention=retention,
-            store=store,
-            clock=clock,
-            runs=self.registry.all_heads,
             delete=self._delete,
-            retire=self.access.retire,
         )
-        self._sweeps = retention.active
 
     # Lifetime
 
@@ -152,19 +148,17 @@ class Service:
         await self.access.open()
         await self.registry.read_heads()
         await self.replicas.start()
-        self._tasks[_LOADING] = asyncio.create_task(self._load_live_runs(), name=_LOADING)
+        self._loading = asyncio.create_task(self._load_live_runs(), name="loading runs")
 
     async def wait_until_loaded(self) -> None:
         """Wait until all live runs are loaded and their models are checked."""
-        await asyncio.shield(self._tasks[_LOADING])
+        if self._loading is not None:
+            await asyncio.shield(self._loading)
 
     def admit_devices(self) -> None:
         """Admit devices; call it after all live runs are loaded or added."""
         self._open.set()
-        if self._sweeps:
-            self._tasks[_SWEEP] = asyncio.create_task(
-                self.sweeper.run(lambda: self.replicas.is_leader), name=_SWEEP
-            )
+        self.replicas.start_sweeps()
 
     @property
     def starting(self) -> bool:
@@ -188,10 +182,9 @@ class Service:
     async def stop(self) -> None:
         """Stop background tasks and close the store; runs continue at the next start."""
         self.drain()
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        self._tasks.clear()
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
         await self.registry.stop()
         for companion in chain(*self._companions.values()):
             await companion.aclose()
@@ -205,6 +198,9 @@ class Service:
         """Answer all polls at once from now on; open work can still be returned."""
         self.draining = True
         self.dispatcher.drain()
+        for run in self.runs.values():
+            for listener in self.listeners:
+                listener(run, Change(reloaded=True))  # Wakes event streams, which end.
 
     @property
     def trouble(self) -> str | None:
@@ -291,6 +287,7 @@ class Service:
             available=self.dispatcher.available,
             access=self.access,
             listener=self._on_change,
+            observe_commit=self._observe_commit,
             priced=lambda: self._backend is None or "usd" in self._backend.bounds,
         )
 
@@ -321,6 +318,10 @@ class Service:
         answers = await query_as_evaluation(run, self._backend, queries)
         await run.record_answers(answers)
         return answers
+
+    def charged(self, run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
+        """Return a run's score function; the calls of a judge are charged to the run."""
+        return charged_to(run, score)
 
     async def delete_run(self, run: ServedRun, *, dry: bool = False) -> Removal:
         """Delete a run with all its data; its name stays reserved. `dry` only reports it.
@@ -473,10 +474,7 @@ class Service:
     def _on_change(self, run: ServedRun, change: Change) -> None:
         self.dispatcher.on_change(run, change)
         if self._gateway is not None:
-            for closed in change.closed:
-                self._gateway.discard_answers(closed.assignment_id)
-            if change.reloaded:
-                self._gateway.prune(run)
+            self._gateway.on_change(run, change)
         self.replicas.on_run_changed()
         for companion in self._companions.get(run.run_id, ()):
             companion.on_change(change)

@@ -24,7 +24,7 @@ from fedone_sdk.errors import (
     StoreUnavailable,
     is_retryable,
 )
-from fedone_sdk.messages import Array, Scores
+from fedone_sdk.messages import Scores, Tensor
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import TaskSpec
@@ -120,9 +120,9 @@ async def bench() -> AsyncIterator[Bench]:
         yield Bench(stack)
 
 
-def prompts(rows: Sequence[Sequence[int]], dtype: Any = "uint8") -> Array:
+def prompts(rows: Sequence[Sequence[int]], dtype: Any = "uint8") -> Tensor:
     flat = [index for row in rows for index in row]
-    return Array.pack(flat, (len(rows), len(rows[0]) if rows else 0), dtype)
+    return Tensor.pack(flat, (len(rows), len(rows[0]) if rows else 0), dtype)
 
 
 async def turns(count: int = 30) -> None:
@@ -150,7 +150,7 @@ async def test_nothing_is_kept_for_an_assignment_that_closes_during_its_call(
 
     monkeypatch.setattr(bench.run, "prefetch_prompts", closing)
     assert (await device.refused()).code == "assignment_expired"
-    assert not bench.gateway._calls
+    assert not bench.gateway._open
 
 
 class TestCharges:
@@ -222,9 +222,9 @@ class TestRefusals:
             ({"examples": ({},)}, "has the fields []"),
             ({"prompts": prompts([[0, 3]])}, "an index is not one of its"),
             ({"prompts": prompts([[0, 1, 2]])}, "must be integers [P, 2]"),
-            ({"prompts": Array.pack([0, 1], (2,), "uint8")}, "must be integers [P, 2]"),
-            ({"prompts": Array.pack([0, 1], (1, 2), "float32")}, "must be integers [P, 2]"),
-            ({"prompts": Array.pack([], (0, 2), "uint8")}, "prompts: are empty"),
+            ({"prompts": Tensor.pack([0, 1], (2,), "uint8")}, "must be integers [P, 2]"),
+            ({"prompts": Tensor.pack([0, 1], (1, 2), "float32")}, "must be integers [P, 2]"),
+            ({"prompts": Tensor.pack([], (0, 2), "uint8")}, "prompts: are empty"),
             ({"prompts": None}, "are required in this exchange"),
         ],
         ids=str,
@@ -245,7 +245,7 @@ class TestRefusals:
         """Refused before a text is rendered: it costs the server nothing."""
         backend = ScriptedBackend()
         device = await bench.start(backend, spec_of("alpha"))
-        many = Array.from_bytes(bytes(2 * count), (count, 2), "uint8")
+        many = Tensor.from_bytes(bytes(2 * count), (count, 2), "uint8")
         assert (await device.refused(prompts=many)).code == "lease_exhausted"
         assert backend.asked == []
 
@@ -258,8 +258,8 @@ class TestRefusals:
             problem = await device.refused(examples=({"text": f"text {number}"},))
             assert problem.code == "lease_exhausted"
         assert device.service._gateway is not None
-        (calls,) = device.service._gateway._calls.values()
-        assert len(calls) == 1
+        (work,) = device.service._gateway._open.values()
+        assert len(work.calls) == 1
         # The one that was answered is answered from memory as before.
         assert await device.score() == scores
         assert len(backend.asked) == 4
@@ -300,7 +300,7 @@ class TestRefusals:
         await waiting
         assert bench.spent == Usage(queries=4, requests=4, prompt_tokens=8)
         assert device.service._gateway is not None
-        assert dict(device.service._gateway._calls) == {}
+        assert dict(device.service._gateway._open) == {}
 
     async def test_no_gateway(self, bench: Bench) -> None:
         device = await bench.start(None, spec_of())

@@ -124,7 +124,7 @@ class TestRetention:
         await server.aggregator.service.stop_run(run)
         before = await server.store.run("run"), await server.store.clients()
         server.clock.advance(1000 * DAY_S)
-        await server.aggregator.service.sweeper.sweep()
+        await server.aggregator.service.replicas.sweep()
         assert (await server.store.run("run"), await server.store.clients()) == before
 
     async def test_ended_runs_are_deleted_by_age(self, stack: AsyncExitStack) -> None:
@@ -136,10 +136,10 @@ class TestRetention:
         server.clock.advance(20 * DAY_S)
         await service.stop_run(await service.registry.run("new"))
         server.clock.advance(10 * DAY_S)
-        await service.sweeper.sweep()
+        await service.replicas.sweep()
         assert [run.run_id for run in service.registry.summaries] == ["old", "new", "live"]
         server.clock.advance(1)
-        await service.sweeper.sweep()
+        await service.replicas.sweep()
         assert [run.run_id for run in service.registry.summaries] == ["new", "live"]
         assert await server.store.deleted("old") == server.clock.now()
 
@@ -155,20 +155,20 @@ class TestRetention:
         for _ in range(2):
             _, work = await round_of(server, "done", token)
         server.clock.advance(8 * DAY_S)
-        await service.sweeper.sweep()
+        await service.replicas.sweep()
         assert len(await server.store.log("stopped")) == 1
         assert len(await server.store.log("done")) == 3
         assert (await server.update(token, work))[1]["code"] == "not_found"
         server.clock.advance(30 * DAY_S)
-        await service.sweeper.sweep()
+        await service.replicas.sweep()
         # A run that can be resumed keeps its log: it may be rolled back.
         assert len(await server.store.log("stopped")) == 1
         assert len(await server.store.log("done")) == 0
         before = (await service.registry.run("done")).result()
         assert before.status == "completed"
-        await service.sweeper.sweep()
+        await service.replicas.sweep()
         server.clock.advance(60 * DAY_S)
-        await service.sweeper.sweep()
+        await service.replicas.sweep()
         assert service.registry.summaries == []
 
     async def test_idle_clients_are_retired(self, stack: AsyncExitStack) -> None:
@@ -187,7 +187,7 @@ class TestRetention:
         await server.call("POST", "/v1/assignments/claim", claim, token=tokens[0])
         assert (await server.store.clients())[0].seen_at == server.clock.now()
         server.clock.advance(11 * DAY_S)
-        await server.aggregator.service.sweeper.sweep()
+        await server.aggregator.service.replicas.sweep()
         clients = await server.store.clients()
         # The first was seen; a run keeps the third out by its index, which it must not change.
         assert [client.revoked_at is None for client in clients] == [True, False, True]

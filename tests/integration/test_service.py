@@ -267,7 +267,7 @@ class TestRuns:
 
         class Impatient(ManualClock):
             def now(self) -> float:
-                self.advance(30)
+                self.advance(60)
                 return super().now()
 
         async with serving(clock=Impatient()) as service:

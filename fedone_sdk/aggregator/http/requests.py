@@ -26,7 +26,7 @@ from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, may_see
 from fedone_sdk.aggregator.http.guards import LIMITER
 from fedone_sdk.aggregator.http.route import JSON, Handler, Route
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.runtime import Drain, in_thread_if_large
+from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry import Observers
 from fedone_sdk.errors import ProblemError, StoreUnavailable
@@ -63,7 +63,6 @@ _SANE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HEADER = "X-Request-ID"
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
-DRAIN: web.AppKey[Drain] = web.AppKey("drain", Drain)
 METRICS: web.AppKey[Metrics | None] = web.AppKey("metrics")
 
 T = TypeVar("T")

@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 from fedone_sdk.aggregator.access.tokens import AdminToken
 from fedone_sdk.aggregator.http.requests import (
     CONTEXT,
-    DRAIN,
     SERVICE,
     RequestContext,
     answer,
@@ -167,13 +166,13 @@ async def events(request: web.Request) -> web.StreamResponse:
     A round is sent again once its metric is known. A stream without `end` was interrupted; a new
     connection gets all rounds again.
     """
-    service, drain = request.app[SERVICE], request.app[DRAIN]
+    service = request.app[SERVICE]
     watched = await run_of(request)
     response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
     response.content_type = "text/event-stream"
     with Feed(watched, service.listeners) as feed:
         await response.prepare(request)
-        while True:
+        while not service.draining:
             for report in feed.take():
                 await _event(response, "round", report)
             if feed.has_more:
@@ -183,10 +182,10 @@ async def events(request: web.Request) -> web.StreamResponse:
                 return response
             try:
                 async with asyncio.timeout(_KEEPALIVE_S):
-                    if await drain.unless_started(feed.changed()) is None:
-                        return response
+                    await feed.changed()
             except TimeoutError:
                 await response.write(b": keep-alive\n\n")
+    return response
 
 
 async def _event(response: web.StreamResponse, name: str, message: Message) -> None:

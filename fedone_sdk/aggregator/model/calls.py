@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -37,6 +37,8 @@ from fedone_sdk.errors import (
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
+
+T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
@@ -194,11 +196,11 @@ def charged_to(run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | N
 
 
 class Companion(ABC):
-    """Work of the server for a run outside its training, such as evaluation; one task at once."""
+    """Work of the server for a run outside its training, such as evaluation."""
 
     def __init__(self, run: ServedRun) -> None:
         self._run = run
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @abstractmethod
     def on_change(self, change: Change) -> None:
@@ -207,24 +209,30 @@ class Companion(ABC):
     def on_restart(self) -> None:  # noqa: B027 (optional)
         """Begin the work that a resumed run requires."""
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work, name=f"{type(self).__name__.lower()} {self._run.run_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _begin_alone(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin some work, unless earlier work is not done."""
-        if self._task is not None and not self._task.done():
+        if self._tasks:
             work.close()
         else:
-            name = f"{type(self).__name__.lower()} {self._run.run_id}"
-            self._task = asyncio.create_task(work, name=name)
+            self._begin(work)
 
     async def wait_idle(self) -> None:
         """Wait until the work is done and charged."""
-        if self._task is not None:
-            await asyncio.shield(self._task)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def aclose(self) -> None:
-        """Cancel the work; a pending call is charged in full."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """Cancel the work; pending calls are charged in full."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class BugCounter:
@@ -287,7 +295,7 @@ class ModelChecks:
         """
         spec, backend = machine.spec, self._backend
         if backend is None:
-            check_caps(spec, frozenset({"queries"}))
+            spec.check_caps({"queries"})
             if spec.participation.model is None:
                 raise SpecError(
                     "participation.model: is missing; a run without a backend of the server names "
@@ -297,7 +305,7 @@ class ModelChecks:
         # First: some backends know their capabilities only after a request.
         for words, form in label_checks(spec.task, vocabulary):
             await check_label_words(backend, words, form)
-        check_caps(spec, backend.bounds)
+        spec.check_caps(backend.bounds)
         # Reports an unsupported template once, rather than in every query.
         nothing = dict.fromkeys(spec.task.fields, "")
         bare = no_prompt(spec.task, vocabulary)
@@ -362,24 +370,3 @@ def check_required_model(machine: RoundMachine) -> None:
     required, served = machine.spec.participation.model, machine.gateway_model
     if served is not None and required not in (None, served):
         raise SpecError(f"participation.model: is {required!r}, the server's model is {served!r}")
-
-
-def check_caps(spec: RunSpec, bounds: frozenset[str]) -> None:
-    """Refuse caps in units for which the backend has no upper bound per query.
-
-    Raises:
-        SpecError: With the cap and possible remedies.
-    """
-    caps = spec.budget.model_dump(exclude_none=True) if spec.budget else {}
-    for unit in caps:
-        if unit in bounds:
-            continue
-        if unit == "usd" and {"prompt_tokens", "completion_tokens"} <= bounds:
-            raise SpecError(
-                "budget.usd: the price of this model is not known; set backend.prices "
-                "(prompt and completion, US dollars per million tokens), or cap tokens instead"
-            )
-        raise SpecError(
-            f"budget.{unit}: the server cannot bound this before it is spent (it can "
-            f"bound {', '.join(sorted(bounds))})"
-        )

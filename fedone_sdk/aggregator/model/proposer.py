@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -17,16 +17,11 @@ from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.algorithms.observations import standings
 from fedone_sdk.backends import LLMBackend, Query, written_query
 from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals, texts_in
-from fedone_sdk.description import Description
 from fedone_sdk.errors import FedOneError, SpecError
-from fedone_sdk.spec import RunSpec
 from fedone_sdk.spec.prompt import ProposerSpec
 from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS
 
 _log = structlog.get_logger(__name__)
-
-_SHOWN = 5
-"""Number of best and of worst candidates in the proposer's prompt."""
 
 
 class Proposer(Companion):
@@ -63,7 +58,7 @@ class Proposer(Companion):
         """Start a proposal after a round, if one is due."""
         finished = change.finished
         if finished and (finished.report.round + 1) % self._spec.every == 0 and self._room():
-            self._begin(self._propose())
+            self._begin_alone(self._propose())
 
     def _room(self) -> bool:
         state = self._run.state
@@ -72,8 +67,10 @@ class Proposer(Companion):
     async def _propose(self) -> None:
         run, spec = self._run, self._run.spec
         try:
-            query = proposal_query(spec, self._slot, list(self._scored()))
-            written = await self._write(query)
+            messages = proposal_messages(
+                spec.task, self._slot, self._scored(), count=self._spec.count
+            )
+            written = await self._write(written_query(messages, self._spec.max_tokens))
             texts = read_proposals(
                 written,
                 known=run.vocabulary.candidates_of(self._slot),
@@ -122,22 +119,3 @@ class Proposer(Companion):
                     else {}
                 )
                 yield ScoredCandidate(text=text, mean_loss=float(loss), class_losses=by_class)
-
-
-def proposal_query(spec: RunSpec, slot: str, scored: Sequence[ScoredCandidate]) -> Query:
-    """Return the query that asks a run's proposer for new candidates of a slot."""
-    proposer = spec.prompt.proposer
-    if proposer is None:
-        raise ValueError("the run has no proposer")
-    scored = sorted(scored, key=lambda one: one.mean_loss)
-    messages = proposal_messages(
-        description=spec.task.description or Description(),
-        labels=spec.task.labels,
-        slot_name=slot,
-        form=spec.task.messages,
-        best=scored[:_SHOWN],
-        worst=scored[_SHOWN:][-_SHOWN:],
-        count=proposer.count,
-        max_chars=MAX_PROPOSAL_CHARS,
-    )
-    return written_query(messages, proposer.max_tokens)

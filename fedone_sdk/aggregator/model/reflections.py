@@ -49,17 +49,6 @@ class Reflections(Proposer):
             if not call.done() or self._run.state.seat_with(assignment_id) is not None
         }
 
-    async def wait_idle(self) -> None:
-        """Wait until the pending calls are answered and charged."""
-        if self._calls:
-            await asyncio.wait(self._calls.values())
-
-    async def aclose(self) -> None:
-        """Cancel the pending calls; they are charged in full."""
-        for call in self._calls.values():
-            call.cancel()
-        await asyncio.gather(*self._calls.values(), return_exceptions=True)
-
     async def reflect(self, seat: Seat, message: Reflect) -> Reflected:
         """Let the model write a candidate from a device's cases, once per assignment.
 
@@ -74,9 +63,8 @@ class Reflections(Proposer):
             raise ProblemError("invalid_message", f"cases: must have the fields {sorted(fields)}")
         call = self._calls.get(message.assignment_id)
         if call is None:
-            call = self._calls[message.assignment_id] = asyncio.create_task(
-                self._written(seat, message), name=f"reflection {message.assignment_id}"
-            )
+            call = self._begin(self._written(seat, message))
+            self._calls[message.assignment_id] = call
         return await asyncio.shield(call)  # Paid for, and kept.
 
     async def _written(self, seat: Seat, message: Reflect) -> Reflected:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -17,7 +17,7 @@ from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, ProblemError, SpecError, StoreUnavailable
-from fedone_sdk.messages import Cap, RunSummary
+from fedone_sdk.messages import Cap, RunEntry, RunSummary
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, RunHead, RunRecord, Store
 from fedone_sdk.vocabulary import Vocabulary
@@ -158,6 +158,10 @@ class RunRegistry:
             raise ProblemError("not_found", f"there is no run {run_id!r}")
         return await self.run(run_id)
 
+    def runs_for(self, client: ClientRecord) -> list[RunEntry]:
+        """Return the runs that a client may access."""
+        return [one.entry for one in self.summaries if may_see(client.runs, one.run_id)]
+
     async def _read(self, run_id: str) -> ServedRun | None:
         record = await self.store.run(run_id)
         if record is None or run_id in self.served:
@@ -247,31 +251,23 @@ class RunRegistry:
         size = sum(len(head.document) + len(head.spec) for head in heads)
         return await in_thread_if_large(size, _stored_runs, heads)
 
-    def has_changes(self, versions: Mapping[str, int]) -> bool:
-        """Whether other replicas added, removed or resumed runs that are not served here."""
-        if (self.served.keys() | self.stored.keys()) - versions.keys():
-            return True
-        return any(self._is_change(run_id, version) for run_id, version in versions.items())
-
-    def _is_change(self, run_id: str, version: int) -> bool:
-        stored = self.stored.get(run_id)
-        return run_id not in self.served and (stored is None or stored.version != version)
-
     async def refresh(self) -> None:
         """Load the changes of other replicas."""
         known = self.served.keys() | self.stored.keys()
         versions = await self.store.versions()
         for run_id in known - versions.keys():
             await self.remove(run_id)
-        if any(self._is_change(run_id, version) for run_id, version in versions.items()):
+        stored = self.stored
+        others = versions.keys() - self.served.keys()
+        if any(run not in stored or stored[run].version != versions[run] for run in others):
             await self.read_heads()
         for run_id, version in versions.items():
-            run, stored = self.served.get(run_id), self.stored.get(run_id)
+            run, head = self.served.get(run_id), self.stored.get(run_id)
             try:
                 if run is not None:
                     run.on_remote_version(version)
                     await run.catch_up()
-                elif stored is None or stored.live:
+                elif head is None or head.live:
                     await self.get_or_load(run_id)
             except Exception as exc:
                 _log_unreadable(run_id, exc)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from structlog.contextvars import get_contextvars
 
@@ -26,26 +26,61 @@ class Observers:
     tracing: Tracing | None = None
     request_level: RequestLevel = "off"
 
+    @classmethod
+    def create(
+        cls,
+        *,
+        metrics: bool = False,
+        traces: bool = False,
+        endpoint: str | None = None,
+        request_level: RequestLevel = "off",
+    ) -> Self:
+        """Return the observers of a server; `close` them at its end.
+
+        Args:
+            metrics: Whether Prometheus metrics are collected.
+            traces: Whether OpenTelemetry traces are exported.
+            endpoint: URL of their collector; None uses OpenTelemetry's environment variables.
+            request_level: As the attribute.
+
+        Raises:
+            MissingExtraError: A package of them is not installed.
+        """
+        tracing = counted = None
+        if metrics:
+            from fedone_sdk.aggregator.telemetry.metrics import Metrics
+
+            counted = Metrics()
+        if traces:
+            from fedone_sdk.aggregator.telemetry.tracing import Tracing
+
+            tracing = Tracing.otlp(endpoint)
+        return cls(metrics=counted, tracing=tracing, request_level=request_level)
+
+    def close(self) -> None:
+        """Export the remaining spans; waits a few seconds."""
+        if self.tracing is not None:
+            self.tracing.close()
+
     @contextmanager
     def commit(self, run_id: str) -> Iterator[None]:
         """Observe a transaction of a run."""
-        with ExitStack() as stack:
-            if self.tracing is not None:
-                stack.enter_context(self.tracing.commit(run_id))
-            if self.metrics is not None:
-                stack.enter_context(self.metrics.commit())
+        with (
+            nullcontext() if self.tracing is None else self.tracing.commit(run_id),
+            nullcontext() if self.metrics is None else self.metrics.commit(),
+        ):
             yield
 
     @contextmanager
     def model_request(self, backend: LLMBackend, query: Query) -> Iterator[None]:
         """Observe a request to the model."""
-        with ExitStack() as stack:
-            if self.tracing is not None:
-                run_id = None if query.payer is None else query.payer.name
-                number = get_contextvars().get("round")  # Of the request that pays for it.
-                stack.enter_context(self.tracing.model_request(backend, query, run_id, number))
-            if self.metrics is not None:
-                stack.enter_context(self.metrics.model_request())
+        run_id = None if query.payer is None else query.payer.name
+        number = get_contextvars().get("round")  # Of the request that pays for it.
+        trace = self.tracing and self.tracing.model_request(backend, query, run_id, number)
+        with (
+            trace or nullcontext(),
+            nullcontext() if self.metrics is None else self.metrics.model_request(),
+        ):
             yield
 
 
