@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from fedone_sdk.candidates.prompt import label_placeholder
 from fedone_sdk.description import Description
 from fedone_sdk.task import Role
-from fedone_sdk.vocabulary import special_token
+from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS, special_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,6 @@ def proposal_messages(
     best: Iterable[ScoredCandidate] = (),
     worst: Iterable[ScoredCandidate] = (),
     count: int = 4,
-    max_chars: int = 400,
 ) -> list[tuple[Role, str]]:
     """Return the messages that ask a model for new candidates of a slot."""
     paragraphs = task_paragraphs(description, labels, form, slot_name)
@@ -63,7 +62,7 @@ def proposal_messages(
         "these.",
         "Find out what the good ones have in common and where the bad ones fail; where one class "
         "has a high loss, help that class. Make the candidates differ from each other.",
-        f"Each has at most {max_chars} characters.",
+        f"Each has at most {MAX_PROPOSAL_CHARS} characters.",
         "Name a label only by its placeholder; use no other braces."
         if labels
         else "Use no braces.",
@@ -121,7 +120,7 @@ _JOINERS = "\u200c\u200d"  # parts of words in Persian and of emoji
 
 
 def read_proposals(
-    text: str, *, known: Collection[str], count: int, max_chars: int, labels: Iterable[str] = ()
+    text: str, *, known: Collection[str], count: int, labels: Iterable[str] = ()
 ) -> tuple[str, ...]:
     """Return the new candidates in a model's answer.
 
@@ -131,14 +130,13 @@ def read_proposals(
         known: The slot's candidates. A text that differs from one only in case and white space is
             not new. New candidates get the white space that all of these start or end with.
         count: The largest number to return.
-        max_chars: Longer candidates are dropped.
         labels: The label values whose placeholders are allowed; a candidate with anything else in
             braces is dropped.
 
     Returns:
-        The candidates in the answer's order, unique and not blank. Candidates with control or
-        invisible characters are dropped, and those that form a special token, alone or next to
-        another candidate.
+        The candidates in the answer's order, unique and not blank. Those with more than
+        `MAX_PROPOSAL_CHARS` characters, with control or invisible ones, or that form a special
+        token, alone or next to another candidate, are dropped.
     """
     begin, end = _margins(known)
     allowed = set(map(label_placeholder, labels))
@@ -150,7 +148,7 @@ def read_proposals(
         core = proposal.replace("\r\n", "\n").strip()
         candidate = f"{begin}{core}{end}"
         if (
-            len(candidate) > max_chars
+            len(candidate) > MAX_PROPOSAL_CHARS
             or _folded(core) in {"", *seen}
             or not _is_plain(core)
             or not set(_PLACEHOLDER.findall(core)) <= allowed

@@ -129,12 +129,10 @@ async def test_rules_from_failures_reach_the_deployed_prompt() -> None:
     assert shown.keys() == written.keys()
     # Each rule names a topic that its parent's text leaves undecided.
     assert any(one.gain is not None and one.gain > 0 for one in shown.values())
-    assert all(
-        one.parent == "" or one.parent in (*shown, "Answer yes or no.") for one in result.lineage
-    )
+    assert all(one.parents[0] in ("", *shown, "Answer yes or no.") for one in result.lineage)
     for number, (_, text) in enumerate(run.state.proposed):
         author = lines[written[text].client]
-        assert written[text].parent < base + number
+        assert written[text].parents[0] < base + number
         for work in author.works:
             assert base + number not in {int(row[0]) for row in work.prompts.rows()}
         for line in lines:

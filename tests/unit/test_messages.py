@@ -61,7 +61,7 @@ class TestGoldenMessages:
     def test_every_message_has_a_vector(self) -> None:
         parts = {"Array", "CacheReport", "Cap", "CensoringReport", "Check", "ClientInfluence",
                  "LostWork", "Message", "MetricReport", "PositionProbabilities", "Preference",
-                 "PrivacyReport", "PromptReport", "Case", "Helper", "Proposal", "Reflection",
+                 "PrivacyReport", "PromptReport", "Case", "ProposerReport", "Proposal", "Reflection",
                  "RoundReport", "RunDevices", "Scored", "SeatReport", "Spread",
                  "Standing", "Step", "TokenProbability", "Traffic", "UnfitDevices",
                  "Verdict", "Written"}  # fmt: skip

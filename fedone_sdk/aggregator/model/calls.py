@@ -8,10 +8,10 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -39,6 +39,8 @@ from fedone_sdk.task import ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _RETRY_S = 1.0
 
@@ -194,11 +196,11 @@ def charged_to(run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | N
 
 
 class Companion(ABC):
-    """Work of the server for a run outside its training, such as evaluation; one task at once."""
+    """Work of the server for a run outside its training, such as evaluation."""
 
     def __init__(self, run: ServedRun) -> None:
         self._run = run
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: dict[str, asyncio.Task[Any]] = {}  # By name.
 
     @abstractmethod
     def on_change(self, change: Change) -> None:
@@ -207,24 +209,27 @@ class Companion(ABC):
     def on_restart(self) -> None:  # noqa: B027 (optional)
         """Begin the work that a resumed run requires."""
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin some work, unless earlier work is not done."""
-        if self._task is not None and not self._task.done():
+    def _begin(self, work: Coroutine[Any, Any, T], name: str = "work") -> asyncio.Task[T]:
+        """Begin some work, unless earlier work of this name is not done; return what is done."""
+        task = self._tasks.get(name)
+        if task is not None and not task.done():
             work.close()
         else:
-            name = f"{type(self).__name__.lower()} {self._run.run_id}"
-            self._task = asyncio.create_task(work, name=name)
+            title = f"{type(self).__name__.lower()} {name} {self._run.run_id}"
+            task = self._tasks[name] = asyncio.create_task(work, name=title)
+        return task
 
     async def wait_idle(self) -> None:
         """Wait until the work is done and charged."""
-        if self._task is not None:
-            await asyncio.shield(self._task)
+        for task in [*self._tasks.values()]:
+            with suppress(ProblemError):  # Told to a device.
+                await asyncio.shield(task)
 
     async def aclose(self) -> None:
         """Cancel the work; a pending call is charged in full."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
 class BugCounter:

@@ -6,6 +6,7 @@ import math
 import traceback
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import structlog
@@ -21,12 +22,19 @@ from fedone_sdk.description import Description
 from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.spec.prompt import ProposerSpec
-from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS
 
 _log = structlog.get_logger(__name__)
 
 _SHOWN = 5
 """Number of best and of worst candidates in the proposer's prompt."""
+
+
+class Asked(NamedTuple):
+    """A query for new candidates, their largest number, and the candidates that they merge."""
+
+    query: Query
+    most: int
+    parents: tuple[int, ...] = ()
 
 
 class Proposer(Companion):
@@ -61,35 +69,43 @@ class Proposer(Companion):
 
     def on_change(self, change: Change) -> None:
         """Start a proposal after a round, if one is due."""
-        finished = change.finished
-        if finished and (finished.report.round + 1) % self._spec.every == 0 and self._room():
+        state = self._run.state
+        room = state.running and len(state.added) < self._spec.max_candidates
+        if change.finished and room and self._is_due():
             self._begin(self._propose())
 
-    def _room(self) -> bool:
-        state = self._run.state
-        return state.running and len(state.added) < self._spec.max_candidates
+    def _is_due(self) -> bool:
+        return self._run.state.round % self._spec.every == 0
 
     async def _propose(self) -> None:
-        run, spec = self._run, self._run.spec
+        run = self._run
         try:
-            query = proposal_query(spec, self._slot, list(self._scored()))
-            written = await self._write(query)
+            asked = await self._next()
+            if asked is None:
+                return
+            written = await self._write(asked.query)
             texts = read_proposals(
                 written,
                 known=run.vocabulary.candidates_of(self._slot),
-                count=self._spec.count,
-                max_chars=MAX_PROPOSAL_CHARS,
-                labels=spec.task.labels,
+                count=asked.most,
+                labels=run.spec.task.labels,
             )
             texts = tuple([text for text in texts if not await self._model.special_tokens(text)])
             dropped = len(texts_in(written)) - len(texts)
-            await run.apply(propose, slot=self._slot, texts=texts, dropped=dropped)
+            await run.apply(
+                propose, slot=self._slot, texts=texts, dropped=dropped, parents=asked.parents
+            )
             _log.info("candidates proposed", run_id=run.run_id, slot=self._slot, count=len(texts))
         except FedOneError as exc:
             _log.warning("no candidates proposed", run_id=run.run_id, reason=str(exc))
         except Exception:
             # A bug in a backend: the run continues.
             _log.error("the proposer failed", traceback=traceback.format_exc())
+
+    async def _next(self) -> Asked | None:
+        """Return what the model is asked now."""
+        query = proposal_query(self._run.spec, self._slot, list(self._scored()))
+        return Asked(query, self._spec.count)
 
     async def _write(self, query: Query) -> str:
         """Return the model's text, and count the call.
@@ -138,6 +154,5 @@ def proposal_query(spec: RunSpec, slot: str, scored: Sequence[ScoredCandidate]) 
         best=scored[:_SHOWN],
         worst=scored[_SHOWN:][-_SHOWN:],
         count=proposer.count,
-        max_chars=MAX_PROPOSAL_CHARS,
     )
     return written_query(messages, proposer.max_tokens)

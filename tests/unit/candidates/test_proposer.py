@@ -30,7 +30,6 @@ def test_the_whole_question() -> None:
         best=[_scored("Judge it.\n", 0.41249, c0=0.3, c1=0.525), _scored("", 0.5)],
         worst=[_scored('Say "no" \u00e9\n', 1.5, c0=0.25, c1=float("nan")), _scored("", 0.5)],
         count=3,
-        max_chars=200,
     )
     assert [role for role, _ in messages] == ["system", "user"]
     assert "lower is better" in messages[0][1]
@@ -48,7 +47,7 @@ def test_the_whole_question() -> None:
             "Write 3 new candidates for {prompt} that should have lower losses than these. "
             "Find out what the good ones have in common and where the bad ones fail; where one "
             "class has a high loss, help that class. Make the candidates differ from each other. "
-            "Each has at most 200 characters. "
+            "Each has at most 400 characters. "
             "Name a label only by its placeholder; use no other braces. "
             "Answer with a JSON array of 3 strings, and nothing else.",
         ]
@@ -72,7 +71,7 @@ def test_a_list_of_proposals_is_read() -> None:
 
 
 def _read(text: str, **options: object) -> tuple[str, ...]:
-    given = {"known": (), "count": 8, "max_chars": 100, "labels": WORDS, **options}
+    given = {"known": (), "count": 8, "labels": WORDS, **options}
     return read_proposals(text, **given)  # type: ignore[arg-type]
 
 
@@ -94,7 +93,7 @@ def _read(text: str, **options: object) -> tuple[str, ...]:
         "\u2022 `one`\n\u2022 \u201ctwo\u201d",
         '["one", "ONE", " one ", "", "two", "\\u0000", "a\\u202eb", "\\ud800"]',
         '["one", "{sentence}", "{label:2}", "{}", "{\\n}", "two"]',
-        '["one", "two", "' + "x" * 101 + '"]',
+        '["one", "two", "' + "x" * 401 + '"]',
         '["<|im_end|>", "one", "x</s>", "[INST] x", "\uff1c\uff5cend\uff5c\uff1e", "two"]',
         '["one", "<|", "a|>", "two", "[/inst]", "<end_of_turn>", "<<SYS>>", "</think>"]',
     ],
@@ -114,8 +113,7 @@ def test_bounds() -> None:
     answer = json.dumps([f"candidate {n}" for n in range(20)])
     assert _read(answer, count=3) == ("candidate 0", "candidate 1", "candidate 2")
     assert _read(answer, count=0) == ()
-    assert _read(answer, count=30, max_chars=11) == tuple(f"candidate {n}" for n in range(10))
-    assert _read(answer, max_chars=10) == ()
+    assert _read(json.dumps(["a" * 401, "b" * 400])) == ("b" * 400,)
 
 
 def test_known_candidates_are_not_new() -> None:
@@ -150,12 +148,12 @@ _MARKS = st.sampled_from(
 
 @given(st.one_of(st.text(), st.lists(_MARKS, max_size=60).map("".join)))
 def test_any_answer_is_read(text: str) -> None:
-    found = read_proposals(text, known=("", "a\n"), count=4, max_chars=20, labels=["0"])
+    found = read_proposals(text, known=("", "a\n"), count=4, labels=["0"])
     assert len(found) == len(set(found)) <= 4
     for candidate in found:
         assert candidate.endswith("\n")
         assert candidate.strip()
-        assert len(candidate) <= 20
+        assert len(candidate) <= 400
         assert candidate.encode()
         assert "\x00" not in candidate
 
