@@ -167,7 +167,7 @@ class LoopbackFederation:
 
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self.aggregator)
-        self.run: ServedRun = await self.aggregator.add_run(self._spec, self._vocabulary)
+        self.run: ServedRun = await self.aggregator.service.add_run(self._spec, self._vocabulary)
         self.url = await self.aggregator.listen()
         return self
 

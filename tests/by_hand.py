@@ -42,7 +42,7 @@ async def enrol(service: Service, count: int = 1) -> list[ClientRecord]:
 
 async def claim(service: Service, client: ClientRecord, **fields: Any) -> Work | None:
     """Return the work of a claim, which does not wait by default; None if there is none."""
-    found = await service.claim(client, Claim(**{"num_examples": 5, "wait_s": 0, **fields}))
+    found = await service.work.claim(client, Claim(**{"num_examples": 5, "wait_s": 0, **fields}))
     return None if isinstance(found, RetryLater) else found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import Self
 
@@ -13,13 +13,14 @@ from fedone_sdk.aggregator.access.tokens import AdminToken, Authority, Enrolment
 from fedone_sdk.aggregator.http.application import build_app, build_metrics_app, listening
 from fedone_sdk.aggregator.http.guards import NO_LIMITS, NO_PAGES, CorsConfig, Limits
 from fedone_sdk.aggregator.replicas import Retention
+from fedone_sdk.aggregator.runs.changes import Feed
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.runtime import Drain
 from fedone_sdk.aggregator.service import KEEP_ALL, Service
 from fedone_sdk.aggregator.telemetry import NO_OBSERVERS, Observers
 from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.clock import Clock, SystemClock
+from fedone_sdk.messages import RunEvent, RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
@@ -93,7 +94,6 @@ class Aggregator:
         self._cors = cors
         self._observers = observers
         self._drain_s = drain_s
-        self._drain = Drain()
         self._stack = AsyncExitStack()
         if observers.metrics is not None:
             observers.metrics.watch(self.service)
@@ -146,7 +146,6 @@ class Aggregator:
         Requests are answered until the end of the ``async with``.
         """
         self.service.drain()
-        self._drain.start()
 
     async def listen(
         self, *, host: str = "127.0.0.1", port: int = 0, ssl_context: ssl.SSLContext | None = None
@@ -165,7 +164,6 @@ class Aggregator:
             listening(
                 build_app(
                     self.service,
-                    drain=self._drain,
                     observers=self._observers,
                     limits=self._limits,
                     cors=self._cors,
@@ -202,7 +200,7 @@ class Aggregator:
         score: ScoreFunction | None = None,
         measure: MetricFunction | None = None,
         proposer: LLMBackend | None = None,
-    ) -> ServedRun:
+    ) -> RunHandle:
         """Add a run under its spec's name, or continue the stored one.
 
         Example:
@@ -230,6 +228,69 @@ class Aggregator:
             SpecError: The run cannot work, or its name is taken by a different run.
         """
         load_method(spec.method)
-        return await self.service.add_run(
+        run = await self.service.add_run(
             spec, vocabulary, dev=dev, score=score, measure=measure, proposer=proposer
         )
+        return RunHandle(self.service, run)
+
+
+class RunHandle:
+    """A run of an aggregator in this program.
+
+    Attributes:
+        run_id: The name of its spec.
+    """
+
+    def __init__(self, service: Service, run: ServedRun) -> None:
+        self.run_id = run.run_id
+        self._service = service
+        self._run = run
+
+    def result(self) -> RunResult:
+        """Return the current or final result."""
+        return self._run.result()
+
+    async def wait(self) -> RunResult:
+        """Return the result once the run has ended and its final prompt is measured.
+
+        A run that is stopped, paused or failed has ended too, until it is resumed.
+        """
+        await self._service.wait(self._run)
+        return self.result()
+
+    async def stop(self, reason: str | None = None) -> RunResult:
+        """Stop the run; its result is that of the rounds so far.
+
+        Args:
+            reason: Why, for people.
+
+        Raises:
+            ProblemError: ``run_conflict`` if it has ended.
+        """
+        await self._service.stop_run(self._run, reason)
+        return self.result()
+
+    async def events(self) -> AsyncIterator[RunEvent]:
+        """Stream each finished round from the first one on, then the result.
+
+        A round is repeated once its metric is known. The last event is a `RunResult`.
+
+        Example:
+            ```python
+            async for event in run.events():
+                print(event.mean_loss if isinstance(event, RoundReport) else event.status)
+            ```
+        """
+        with Feed(self._run, self._service.listeners) as feed:
+            while True:
+                for report in feed.take():
+                    yield report
+                if feed.has_more:
+                    continue
+                if not self._run.state.running:
+                    break
+                await feed.changed()
+            result = await self.wait()
+            for report in feed.take():
+                yield report
+            yield result

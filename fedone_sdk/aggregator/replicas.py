@@ -32,7 +32,7 @@ from fedone_sdk.aggregator.signals import (
 )
 from fedone_sdk.clock import Clock
 from fedone_sdk.spec import Spec
-from fedone_sdk.stores import Member, Store
+from fedone_sdk.stores import Store
 
 _log = structlog.get_logger(__name__)
 
@@ -42,12 +42,44 @@ _MAX_SIGNALS = 10_000
 """Maximal number of queued signals; beyond it, a full reload is cheaper."""
 
 
+_DAY_S = 86_400.0
+_CLIENTS_AT_ONCE = 500
+_SWEEP_INTERVAL_S = 3600.0
+
+Days = Annotated[float, Field(gt=0, le=36_500)]
+
+
+class Retention(Spec):
+    """Retention periods in days. Null, the default, keeps data for ever.
+
+    Attributes:
+        ended_runs_days: Runs, counted from their end. A run is deleted with all its data; its name
+            stays reserved.
+        logs_days: Logs of runs that have ended for good. The result and the prompt stay.
+        closed_work_days: Receipts of ended runs. Afterwards a repeated update gets 404.
+        idle_clients_days: Clients without a request. Their index and public id stay.
+    """
+
+    ended_runs_days: Days | None = None
+    logs_days: Days | None = None
+    closed_work_days: Days | None = None
+    idle_clients_days: Days | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether any period is set."""
+        return any(days is not None for days in self.model_dump().values())
+
+
 @dataclass(kw_only=True, eq=False)
 class Replicas:
     """One of the replicas that serve a store.
 
-    Every replica follows the commits of the others. The leader applies deadlines and charges the
-    pending calls of replicas that have exited.
+    Every replica follows the commits of the others. The leader applies deadlines, charges the
+    pending calls of replicas that have exited, and removes data whose retention period is over.
+
+    Args:
+        delete: Deletes a run at a version.
 
     Attributes:
         is_leader: Whether this replica holds the leader lock.
@@ -58,6 +90,8 @@ class Replicas:
     registry: RunRegistry
     dispatcher: Dispatcher
     access: Access
+    retention: Retention
+    delete: Callable[[str, int], Awaitable[None]]
     is_leader: bool = field(default=False, init=False)
     _down: bool = field(default=False, init=False)
     _signals: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue, init=False)
@@ -66,6 +100,8 @@ class Replicas:
     _alive: frozenset[str] = field(default=frozenset(), init=False)
     _polled_at: float = field(default=-_POLL_S, init=False)
     _published_load: tuple[int, float] = field(default=(0, 0.0), init=False)
+    # Run id -> version, log and closed work that were trimmed.
+    _trimmed: dict[str, tuple[int, bool, bool]] = field(default_factory=dict, init=False)
 
     @property
     def num_alive(self) -> int:
@@ -92,7 +128,7 @@ class Replicas:
         gone = [member.client_index for member in members if member.until <= served_until]
         for member in members:
             if member.until > served_until:
-                await self._add_member(
+                await self.dispatcher.add_member(
                     self.dispatcher.extend_membership(member) if down else member
                 )
         if down and gone:
@@ -106,6 +142,12 @@ class Replicas:
             asyncio.create_task(self._watch(), name="deadlines"),
             asyncio.create_task(self._process_signals(), name="signals"),
         ]
+
+    def start_sweeps(self) -> None:
+        """Start to remove data whose retention period is over, if there is any."""
+        if self.retention.active:
+            sweeps = asyncio.create_task(self._sweep_now_and_then(), name="retention")
+            self._tasks.append(sweeps)
 
     async def stop(self) -> None:
         """Stop the tasks."""
@@ -168,12 +210,7 @@ class Replicas:
         self._polled_at = now
         self.is_leader = await self.store.lead()
         await self._update_alive()
-        versions = await self.store.versions()
-        if self.registry.has_changes(versions):
-            await self.registry.refresh()
-        for run_id, version in versions.items():
-            if run_id in self.registry.served:
-                self.registry.served[run_id].on_remote_version(version)
+        await self.registry.refresh()
         await self._publish_load()
         await self._for_each(list(self.registry.served.values()), self._check_run)
 
@@ -193,21 +230,19 @@ class Replicas:
             await run.apply(charge_lost_replicas, alive=self._alive, down=False)
 
     async def _publish_load(self) -> None:
-        now, pool = self.clock.now(), self.dispatcher.pool
-        before, self._published_load = (
-            self._published_load,
-            (pool.num_away, round(pool.rate(now), 3)),
-        )
-        if (before, self._published_load) != ((0, 0.0), (0, 0.0)):
-            away, rate = self._published_load
-            load = PoolLoad(replica=self.store.replica, away=away, rate=rate)
-            await publish(self.store, load)
+        pool = self.dispatcher.pool
+        load = pool.num_away, round(pool.rate(self.clock.now()), 3)
+        before, self._published_load = self._published_load, load
+        if (before, load) != ((0, 0.0), (0, 0.0)):
+            signal = PoolLoad(replica=self.store.replica, away=load[0], rate=load[1])
+            await publish(self.store, signal)
 
     async def _watch(self) -> None:
         while True:
             self._changed.clear()
             # A failure of one must not prevent the other.
-            tried = [await self._try(self._poll_store), await self._try(self._apply_deadlines)]
+            works = self._poll_store, self._apply_deadlines
+            tried = [await self._try(work, "deadlines could not be applied") for work in works]
             if not all(tried):
                 await asyncio.sleep(1)
                 continue
@@ -220,12 +255,12 @@ class Replicas:
             except TimeoutError:
                 continue
 
-    async def _try(self, work: Callable[[], Awaitable[None]]) -> bool:
+    async def _try(self, work: Callable[[], Awaitable[None]], failed: str) -> bool:
         try:
             await work()
         except Exception:
             # The store may recover, so the loop continues.
-            _log.error("deadlines could not be applied", traceback=traceback.format_exc())
+            _log.error(failed, traceback=traceback.format_exc())
             return False
         return True
 
@@ -272,7 +307,7 @@ class Replicas:
             case RunsChanged():
                 await self.registry.refresh()
             case MemberJoined():
-                await self._add_member(signal.member)
+                await self.dispatcher.add_member(signal.member)
             case MembersLeft():
                 self.dispatcher.on_members_left(signal.client_indices)
             case PoolLoad():
@@ -297,11 +332,6 @@ class Replicas:
         if changed.finished or changed.offered is None or changed.status != run.state.status:
             await run.catch_up()
 
-    async def _add_member(self, member: Member) -> None:
-        client = await self.access.record(member.client_index)
-        if client is not None and client.revoked_at is None:
-            self.dispatcher.add_member(member, client)
-
     async def _reload_all(self) -> None:
         for run in self.registry.served.values():
             run.may_be_stale = True  # First: a later check reloads them if the store fails now.
@@ -309,68 +339,22 @@ class Replicas:
             await self.access.reload()
             await self.registry.refresh()
             for member in await self.store.members():
-                await self._add_member(member)
+                await self.dispatcher.add_member(member)
         finally:
             self.dispatcher.wake()
             self._changed.set()
 
+    # Retention
 
-_DAY_S = 86_400.0
-_CLIENTS_AT_ONCE = 500
-_INTERVAL_S = 3600.0
-
-Days = Annotated[float, Field(gt=0, le=36_500)]
-
-
-class Retention(Spec):
-    """Retention periods in days. Null, the default, keeps data for ever.
-
-    Attributes:
-        ended_runs_days: Runs, counted from their end. A run is deleted with all its data; its name
-            stays reserved.
-        logs_days: Logs of runs that have ended for good. The result and the prompt stay.
-        closed_work_days: Receipts of ended runs. Afterwards a repeated update gets 404.
-        idle_clients_days: Clients without a request. Their index and public id stay.
-    """
-
-    ended_runs_days: Days | None = None
-    logs_days: Days | None = None
-    closed_work_days: Days | None = None
-    idle_clients_days: Days | None = None
-
-    @property
-    def active(self) -> bool:
-        """Whether any period is set."""
-        return any(days is not None for days in self.model_dump().values())
-
-
-@dataclass(kw_only=True, eq=False)
-class Sweeper:
-    """Removes data whose retention period is over."""
-
-    retention: Retention
-    store: Store
-    clock: Clock
-    runs: Callable[[], Awaitable[dict[str, StoredRun]]]
-    delete: Callable[[str, int], Awaitable[None]]
-    retire: Callable[[int], Awaitable[None]]
-    # Run id -> version, log and closed work that were trimmed.
-    _trimmed: dict[str, tuple[int, bool, bool]] = field(default_factory=dict, init=False)
-
-    async def run(self, is_leader: Callable[[], bool]) -> None:
-        """Sweep now and then, on the replica that is the leader."""
+    async def _sweep_now_and_then(self) -> None:
         while True:
-            if is_leader():
-                try:
-                    await self.sweep()
-                except Exception:
-                    # The store may recover.
-                    _log.error("retention sweep failed", traceback=traceback.format_exc())
-            await asyncio.sleep(_INTERVAL_S)
+            if self.is_leader:
+                await self._try(self.sweep, "retention sweep failed")
+            await asyncio.sleep(_SWEEP_INTERVAL_S)
 
     async def sweep(self) -> None:
         """Remove expired data; a failure for one run does not stop the others."""
-        now, runs = self.clock.now(), await self.runs()
+        now, runs = self.clock.now(), await self.registry.all_heads()
         for run_id, run in runs.items():
             ended_at = run.summary.ended_at
             if run.live or ended_at is None:
@@ -408,7 +392,7 @@ class Sweeper:
             idle = await self.store.idle_clients(before, limit)
             found = [index for index in idle if index not in known]
             for index in found:
-                await self.retire(index)
+                await self.access.retire(index)
             num_spared = len(idle) - len(found)
             if len(idle) < limit:
                 return

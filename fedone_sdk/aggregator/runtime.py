@@ -1,4 +1,4 @@
-"""Helpers for asyncio: shielded tasks, threads for slow work, rate limits, the drain."""
+"""Helpers for asyncio: shielded tasks, threads for slow work, rate limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import os
 import traceback
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
@@ -122,31 +122,3 @@ class Bucket:
             len(self._full_at) > self._capacity or next(iter(self._full_at.values())) <= now
         ):
             self._full_at.popitem(last=False)
-
-
-class Drain:
-    """Signals that the service is stopping and cancels waits."""
-
-    def __init__(self) -> None:
-        self._started = False
-        self._timeouts: set[asyncio.Timeout] = set()
-
-    def start(self) -> None:
-        """Cancel all current and future waits."""
-        self._started = True
-        for timeout in self._timeouts:
-            timeout.reschedule(0)
-
-    async def unless_started(self, waiting: Awaitable[T]) -> T | None:
-        """Return the result of `waiting`; None if the drain starts first, which cancels it."""
-        try:
-            async with asyncio.timeout(0 if self._started else None) as timeout:
-                self._timeouts.add(timeout)
-                try:
-                    return await waiting
-                finally:
-                    self._timeouts.discard(timeout)
-        except TimeoutError:
-            if not timeout.expired():
-                raise  # Raised by `waiting` itself.
-            return None

@@ -1,17 +1,16 @@
-"""The aggregator's service layer: messages in and out, without HTTP."""
+"""The service: what an aggregator does, without HTTP."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
 import structlog
 
 from fedone_sdk.aggregator.access.clients import Access
-from fedone_sdk.aggregator.access.tokens import Authority, may_see
-from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
+from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
 from fedone_sdk.aggregator.dispatch.open_work import OpenWork
 from fedone_sdk.aggregator.model.calls import (
@@ -24,29 +23,31 @@ from fedone_sdk.aggregator.model.evaluation import Evaluation
 from fedone_sdk.aggregator.model.gateway import ModelGateway
 from fedone_sdk.aggregator.model.proposer import Proposer
 from fedone_sdk.aggregator.model.reflections import Reflections
-from fedone_sdk.aggregator.replicas import Replicas, Retention, Sweeper
+from fedone_sdk.aggregator.replicas import Replicas, Retention
 from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.lifecycle import raise_caps, resume, roll_back, stop
+from fedone_sdk.aggregator.rounds.seats import lift_quarantine, quarantine
 from fedone_sdk.aggregator.runs.changes import Change, Listener
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending
 from fedone_sdk.aggregator.signals import RunsChanged, publish
-from fedone_sdk.aggregator.steering import Steering
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
+from fedone_sdk.budget import Budget
 from fedone_sdk.clock import Clock
 from fedone_sdk.data import check_examples
 from fedone_sdk.errors import ProblemError, SpecError
-from fedone_sdk.messages import AlphaAssignment, Claim, LossesAssignment, Removal, RunSummary
+from fedone_sdk.messages import Removal
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import ClientRecord, RunDeleted, Store, VersionConflict
+from fedone_sdk.stores import RunDeleted, Store, VersionConflict
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
 
-_LOADING = "loading runs"
-_SWEEP = "retention"
+_RETURN_TIMEOUT_S = 5.0
+"""Maximal wait for updates whose queries are answered, when a run stops gently, seconds."""
 _START_TIMEOUT_S = 20.0
 """Maximal time that a device's request waits for the start, seconds."""
 
@@ -80,7 +81,7 @@ class Service:
         self._models = ModelChecks(backend)
         self._gateway = None if backend is None else ModelGateway(backend)
         self._companions: dict[str, list[Companion]] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._loading: asyncio.Task[None] | None = None
         self._adding = asyncio.Lock()
         self._open = asyncio.Event()
         self.registry = RunRegistry(
@@ -93,7 +94,11 @@ class Service:
         )
         self.runs = self.registry.served
         self.dispatcher = Dispatcher(
-            store=store, clock=clock, registry=self.registry, prepare=self._models.ensure
+            store=store,
+            clock=clock,
+            access=self.access,
+            registry=self.registry,
+            models=self._models,
         )
         self.work = OpenWork(
             store=store,
@@ -109,24 +114,8 @@ class Service:
             registry=self.registry,
             dispatcher=self.dispatcher,
             access=self.access,
-        )
-        self.sweeper = Sweeper(
             retention=retention,
-            store=store,
-            clock=clock,
-            runs=self.registry.all_heads,
             delete=self._delete,
-            retire=self.access.retire,
-        )
-        self._sweeps = retention.active
-        self.steering = Steering(
-            store=store,
-            access=self.access,
-            dispatcher=self.dispatcher,
-            models=self._models,
-            gateway=self._gateway,
-            listeners=self.listeners,
-            restart=self._on_restart,
         )
 
     # Lifetime
@@ -154,19 +143,17 @@ class Service:
         await self.access.open()
         await self.registry.read_heads()
         await self.replicas.start()
-        self._tasks[_LOADING] = asyncio.create_task(self._load_live_runs(), name=_LOADING)
+        self._loading = asyncio.create_task(self._load_live_runs(), name="loading runs")
 
     async def wait_until_loaded(self) -> None:
         """Wait until all live runs are loaded and their models are checked."""
-        await asyncio.shield(self._tasks[_LOADING])
+        if self._loading is not None:
+            await asyncio.shield(self._loading)
 
     def admit_devices(self) -> None:
         """Admit devices; call it after all live runs are loaded or added."""
         self._open.set()
-        if self._sweeps:
-            self._tasks[_SWEEP] = asyncio.create_task(
-                self.sweeper.run(lambda: self.replicas.is_leader), name=_SWEEP
-            )
+        self.replicas.start_sweeps()
 
     @property
     def starting(self) -> bool:
@@ -190,10 +177,9 @@ class Service:
     async def stop(self) -> None:
         """Stop background tasks and close the store; runs continue at the next start."""
         self.drain()
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        self._tasks.clear()
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
         await self.registry.stop()
         for companion in chain(*self._companions.values()):
             await companion.aclose()
@@ -207,6 +193,9 @@ class Service:
         """Answer all polls at once from now on; open work can still be returned."""
         self.draining = True
         self.dispatcher.drain()
+        for run in self.runs.values():
+            for listener in self.listeners:
+                listener(run, Change(reloaded=True))  # Wakes event streams, which end.
 
     @property
     def trouble(self) -> str | None:
@@ -263,7 +252,7 @@ class Service:
                 )
         if spec.budget not in (run.spec.budget, run.state.account.cap, None):
             try:
-                await self.steering.raise_caps(run, spec.budget)
+                await self.raise_caps(run, spec.budget)
             except ProblemError as exc:
                 raise SpecError(f"budget: {exc.detail}") from exc
         added: list[Companion] = []
@@ -291,11 +280,9 @@ class Service:
             store=self.store,
             clock=self.clock,
             available=self.dispatcher.available,
-            enrolled=lambda: self.access.num_clients,
-            names=self.access.names,
+            access=self.access,
             listener=self._on_change,
             priced=lambda: self._backend is None or "usd" in self._backend.bounds,
-            service=self,
         )
 
     def _on_restart(self, run: ServedRun) -> None:
@@ -363,89 +350,121 @@ class Service:
         for companion in self._companions.pop(run_id, ()):
             await companion.aclose()
 
-    async def run(self, run_id: str) -> ServedRun:
-        """Return the run of this name, with its newest state.
+    # What operators do with a run
 
-        Raises:
-            ProblemError: ``not_found``; ``run_conflict``: it cannot be read here.
+    async def stop_run(
+        self, run: ServedRun, reason: str | None = None, *, gently: bool = False, keep: bool = False
+    ) -> None:
+        """Stop a run and keep its result.
+
+        `gently` first waits for pending calls and their updates, so that leases are settled with
+        their actual cost. `keep` keeps the open work of the round, with its leases, for a resume.
         """
+        with self.dispatcher.closing(run):
+            if gently:
+                await self._wait_for_updates(run)
+            if run.state.running or not gently:
+                await run.apply(stop, reason=reason, keep=keep)
+
+    async def _wait_for_updates(self, run: ServedRun) -> None:
+        """Wait until pending calls have ended and answered work is returned."""
+        if self._gateway is not None:
+            await self._gateway.wait_idle(run)
+        news = asyncio.Event()
+
+        def listener(of: ServedRun, change: Change) -> None:
+            news.set()
+
+        self.listeners.append(listener)
         try:
-            run = await self.registry.get_or_load(run_id)
-        except SpecError as exc:
-            raise ProblemError("run_conflict", "; ".join(exc.problems)) from exc
-        if run is None:
-            raise ProblemError("not_found", f"there is no run {run_id!r}")
-        await run.catch_up()
-        return run
+            async with asyncio.timeout(_RETURN_TIMEOUT_S):
+                while run.state.running and any(map(run.state.is_answered, run.state.seats)):
+                    news.clear()
+                    await news.wait()
+        except TimeoutError:
+            _log.warning("answered work was not returned", run_id=run.run_id)
+        finally:
+            self.listeners.remove(listener)
 
-    def with_devices(self, summary: RunSummary) -> RunSummary:
-        """Return a summary with the number of available devices while the run is running."""
-        run = self.runs.get(summary.run_id)
-        if run is None or not run.state.running:
-            return summary
-        devices = self.dispatcher.count_devices(run, reasons=False)
-        return summary.model_copy(update={"devices": devices})
-
-    # Clients
-
-    async def run_for(self, client: ClientRecord, run_id: str) -> ServedRun:
-        """Return a run that a client may access; others are ``not_found``."""
-        if not may_see(client.runs, run_id):
-            raise ProblemError("not_found", f"there is no run {run_id!r}")
-        return await self.run(run_id)
-
-    # Work
-
-    async def enter_all(self, clients: Mapping[int, int]) -> None:
-        """Let clients wait for work of any run without a poll.
-
-        For a process that runs many clients and gets their offers from `listeners`. Call it again
-        before the membership expires.
-
-        Args:
-            clients: Enrolment index -> number of examples.
-        """
-        found = [
-            (client, held)
-            for index, held in clients.items()
-            if (client := await self.access.record(index)) is not None and client.revoked_at is None
-        ]
-        await self.dispatcher.enter_all(found)
-
-    async def claim(
-        self, client: ClientRecord, message: Claim
-    ) -> AlphaAssignment | LossesAssignment | RetryLater:
-        """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
+    async def resume_run(self, run: ServedRun) -> None:
+        """Resume a stopped run, with the current model.
 
         Raises:
-            ProblemError: ``run_ended`` if all runs that the client may work for have ended.
+            ProblemError: ``run_conflict`` if it is running or has ended for good,
+                ``backend_blocked`` or ``backend_unavailable`` if the model is unavailable.
         """
-        if message.run_id is None:
-            return await self.dispatcher.claim(client, message)
-        run = await self.run_for(client, message.run_id)
-        return await self.dispatcher.claim(client, message, run)
+        self._models.reset()
+        await run.catch_up()
+        if run.state.can_resume:  # Else the machine refuses with the reason.
+            await self._models.check_available(run)
+        model = run.state.model
+        await run.apply(resume)
+        if model is not None and run.state.model != model:
+            _log.warning(
+                "run resumed with another model",
+                run_id=run.run_id,
+                before=model,
+                now=run.state.model,
+            )
+        self._on_restart(run)
 
-    def traffic_run(
-        self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
-    ) -> ServedRun | None:
-        """Return the run whose traffic includes a message: the named run, or the only run.
+    async def raise_caps(self, run: ServedRun, caps: Budget) -> None:
+        """Raise caps of a run; a run with an exhausted budget continues.
 
-        `work` is a client and the id of its open assignment.
+        Raises:
+            ProblemError: ``run_conflict`` if a cap would not be higher or the run cannot continue;
+                ``backend_blocked`` or ``backend_unavailable`` if it would continue and the model is
+                unavailable.
         """
-        held = None if work is None else self.work.seat_with(*work)
-        if held is not None:
-            return held[0]
-        if run_id is None and len(self.runs) == 1 and not self.registry.stored:
-            return next(iter(self.runs.values()))
-        return self.runs.get(run_id or "")
+        await run.catch_up()
+        ended = not (run.state.running or run.state.can_resume)
+        if ended:
+            await self._check_resumable(run)
+        await run.apply(raise_caps, caps=caps)
+        if ended:
+            self._on_restart(run)
+
+    async def _check_resumable(self, run: ServedRun) -> None:
+        """Refuse to continue an ended run whose log, clients or model are missing."""
+        if len(run.history) < run.state.round:
+            raise ProblemError("run_conflict", "the log of the run was removed: it cannot continue")
+        for name in run.history[-1].client_id.split(",") if run.history else ():
+            if await self.store.client_named(name) is None:
+                raise ProblemError("run_conflict", "the clients of the run are in another store")
+        await self._models.check_available(run)
+        before, now = run.state.model, run.base.gateway_model
+        if before and now and before != now:
+            raise ProblemError(
+                "run_conflict", f"the server's model is {now!r}, the run was scored by {before!r}"
+            )
+
+    async def roll_back(self, run: ServedRun, to_round: int, reason: str) -> None:
+        """Roll a run back to its state after `to_round` rounds; its spending stays counted.
+
+        Raises:
+            ProblemError: ``run_conflict`` if it has done fewer rounds, has no snapshot of that
+                round, or has ended for good.
+        """
+        # The run replaces the method's state by that of the snapshot, unless it goes to the start.
+        start = run.base.initial_state().method
+        await run.apply(roll_back, method=start, to_round=to_round, reason=reason)
+
+    async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:
+        """Put a client of a run in quarantine. Unknown: ``not_found``."""
+        client = await self.access.by_name(client_id)
+        await run.apply(quarantine, client=client.index, reason=reason)
+        _log.warning("client quarantined", run_id=run.run_id, client=client.index, reason=reason)
+
+    async def release(self, run: ServedRun, client_id: str) -> None:
+        """Release a client from quarantine. Unknown: ``not_found``."""
+        client = await self.access.by_name(client_id)
+        await run.apply(lift_quarantine, client=client.index)
+        _log.warning("client released", run_id=run.run_id, client=client.index)
 
     def _on_change(self, run: ServedRun, change: Change) -> None:
         self.dispatcher.on_change(run, change)
         if self._gateway is not None:
-            for closed in change.closed:
-                self._gateway.discard_answers(closed.assignment_id)
-            if change.reloaded:
-                self._gateway.prune(run)
+            self._gateway.on_change(run, change)
         self.replicas.on_run_changed()
         for companion in self._companions.get(run.run_id, ()):
             companion.on_change(change)

@@ -292,7 +292,7 @@ class _History:
         clients = sorted(self.entries)
         entries = [self.entries[client] for client in clients]
         windows = (self.steps, self.sizes, self.agreements, self.losses)
-        return {
+        memory = {
             "votes": self.votes,
             "seen": self.seen,
             **{
@@ -300,8 +300,10 @@ class _History:
                 for name, values in zip(_WINDOWS, windows, strict=True)
             },
             "clients": np.array(clients, dtype=np.int64),
-            "ledger": np.array(entries).reshape(-1, len(_COLUMNS)),
+            "ledger": np.array(entries),
         }
+        # Each array of a state costs a tenth of a millisecond per commit.
+        return {name: array for name, array in memory.items() if array.size}
 
     def entry(self, client: int) -> list[float]:
         return self.entries.get(client, [0.0] * len(_COLUMNS))

@@ -71,28 +71,25 @@ class AnswerCache:
             BackendBlocked: The file cannot be read or written. A paid answer is written once that
                 works again, before any further call.
         """
-        found: dict[bytes, Answer] = {}
-        while missing := [key for key in dict.fromkeys(keys) if key not in found]:
-            found |= {key: known for key in missing if (known := self._remembered(key)) is not None}
-            unknown = [key for key in missing if key not in found]
+        known: dict[bytes, Answer] = {}
+        while missing := [key for key in dict.fromkeys(keys) if key not in known]:
+            known |= {key: answer for key in missing if (answer := self._remembered(key))}
+            unknown = [key for key in missing if key not in known]
             pending = {key: call for key in unknown if (call := self._in_flight.get(key))}
             if mine := [key for key in unknown if key not in pending]:
-                found |= await self._called(mine, fingerprint, ask)
+                known |= await self._called(mine, fingerprint, ask)
             elif pending:
                 # Not awaited themselves: a cancelled caller would cancel the call for all callers.
                 await asyncio.wait(pending.values())
                 # The query of a cancelled call was cancelled (and pays for the call), or had no
                 # budget left. One of the waiting queries then calls again, so that usage is
                 # reported to exactly one caller, and none fails because of another's budget.
-                found |= {
-                    key: _as_known(call.result())
-                    for key, call in pending.items()
-                    if not call.cancelled()
-                }
+                done = {key: call for key, call in pending.items() if not call.cancelled()}
+                known |= {key: _as_known(call.result()) for key, call in done.items()}
         rows = []
         for key in keys:
-            rows.append(found[key])
-            found[key] = _as_known(found[key])  # The same input again is free.
+            rows.append(known[key])
+            known[key] = _as_known(known[key])  # The same input again is free.
         self.hits += sum(row.cached for row in rows)
         return rows
 
@@ -114,19 +111,13 @@ class AnswerCache:
         loop = asyncio.get_running_loop()
         calls: dict[bytes, asyncio.Future[Answer]] = {key: loop.create_future() for key in keys}
         self._in_flight |= calls
-        found: dict[bytes, Answer] = {}
 
         def answered(rows: Mapping[bytes, Answer]) -> None:
-            found.update(rows)
             for key, row in rows.items():
                 calls[key].set_result(row)
 
         async def keep(rows: Mapping[bytes, Answer], usage: Usage) -> None:
-            whole = {
-                key: row
-                for key, row in rows.items()
-                if None not in row.log_probs and None not in row.texts
-            }
+            whole = {key: row for key, row in rows.items() if None not in row.log_probs + row.texts}
             if self._file is not None:
                 await self._file.put(whole, fingerprint, usage)
             for key, row in whole.items():
@@ -135,9 +126,10 @@ class AnswerCache:
 
         try:
             answered(await self._filed(keys))
-            if missing := [key for key in keys if key not in found]:
+            if missing := [key for key, call in calls.items() if not call.done()]:
                 self.misses += len(missing)
                 await ask(missing, keep)
+            return {key: call.result() for key, call in calls.items()}
         except BudgetExhausted:
             raise
         except Exception as exc:
@@ -150,13 +142,12 @@ class AnswerCache:
             for key, call in calls.items():
                 del self._in_flight[key]
                 call.cancel()  # A no-op for a finished call.
-        return found
 
     async def _filed(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
         if self._file is None or not keys:
             return {}
-        found = await self._file.get(keys)
-        return {key: self._remember(key, answer) for key, answer in found.items()}
+        filed = await self._file.get(keys)
+        return {key: self._remember(key, answer) for key, answer in filed.items()}
 
     def _remembered(self, key: bytes) -> Answer | None:
         if key in self._answers:
@@ -204,7 +195,7 @@ class _AnswerFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._unwritten: dict[bytes, tuple[str, Answer]] = {}
+        self._unwritten: dict[bytes, tuple[bytes, str, float]] = {}
         self._lock = Lock()
         try:
             self._db = _opened(path)
@@ -222,8 +213,10 @@ class _AnswerFile:
 
         The answers of a cancelled caller are written too.
         """
+        now = time.time()
         with self._lock:
-            self._unwritten |= {key: (fingerprint, answer) for key, answer in rows.items()}
+            for key, answer in rows.items():
+                self._unwritten[key] = (dump_answer(answer), fingerprint, now)
         await asyncio.shield(self._in_worker(self._flush, usage=usage))
 
     async def aclose(self) -> None:
@@ -245,29 +238,23 @@ class _AnswerFile:
 
     def _get(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
         self._flush()
-        found = {}
-        for key in keys:
-            row = self._db.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
-            if row is None:
-                continue
-            try:
-                found[key] = load_answer(row[0])
-            except ValueError as exc:
-                raise sqlite3.DatabaseError("it holds an answer that cannot be read") from exc
-        return found
+        select = "SELECT answer FROM answers WHERE key = ?"
+        rows = {key: self._db.execute(select, (key,)).fetchone() for key in keys}
+        try:
+            return {key: load_answer(row[0]) for key, row in rows.items() if row is not None}
+        except ValueError as exc:
+            raise sqlite3.DatabaseError("it holds an answer that cannot be read") from exc
 
     def _flush(self) -> None:
         with self._lock:
             answers = dict(self._unwritten)
         if not answers:  # An earlier flush has written them.
             return
-        now = time.time()
-        rows = [
-            (key, dump_answer(answer), fingerprint, now)
-            for key, (fingerprint, answer) in answers.items()
-        ]
         with transaction(self._db):
-            self._db.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", rows)
+            self._db.executemany(
+                "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)",
+                [(key, *row) for key, row in answers.items()],
+            )
         with self._lock:
             for key in answers:
                 del self._unwritten[key]

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, Self, TypeVar
 
+from fedone_sdk.backends.chat import TemplateWarning
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError
+from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.task import LOG_ZERO, Rendered
 
 if TYPE_CHECKING:
@@ -368,9 +369,7 @@ class PreparingBackend(LLMBackend, Generic[P]):
 class Encoder(Protocol):
     """A tokeniser of a model in this process."""
 
-    def label_ids(
-        self, label_words: Sequence[str], like: Rendered, *, several: bool
-    ) -> list[list[int]]: ...
+    def label_ids(self, label_words: Sequence[str], like: Rendered) -> list[list[int]]: ...
 
     def encode(self, parts: Rendered) -> object: ...
 
@@ -390,19 +389,22 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
         max_length: Maximum tokens per input, special tokens and continuation included.
 
     Args:
-        name: The kind, for names of threads.
+        kind: For names of threads.
+        model_name: For logs.
         threads: Concurrent queries.
-        several: Whether label words may have several tokens.
+        has_template: Whether the model was trained on a chat template.
     """
 
     bounds = EVERY_UNIT
     local = True
     max_length: int
 
-    def __init__(self, name: str, *, threads: int = 1, several: bool = False) -> None:
+    def __init__(
+        self, kind: str, model_name: str, *, threads: int = 1, has_template: bool = False
+    ) -> None:
         super().__init__()
-        self._model_threads = ThreadPoolExecutor(threads, thread_name_prefix=f"fedone-{name}")
-        self._several = several
+        self._model_threads = ThreadPoolExecutor(threads, thread_name_prefix=f"fedone-{kind}")
+        self._template_warning = TemplateWarning(model_name) if has_template else None
         self._loading = Lock()
         self._encoder: E | None = None
         self._model: M | None = None
@@ -414,6 +416,14 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
     @abstractmethod
     def _load_model(self) -> M:
         """Load the weights. It blocks."""
+
+    @abstractmethod
+    def _plan(self, query: Query) -> P:
+        """Tokenise and truncate a query. It blocks."""
+
+    @abstractmethod
+    def _run(self, query: Query, plan: P) -> Answer:
+        """Ask the model. It blocks."""
 
     def _loaded_encoder(self) -> E:
         if self._encoder is None:  # Loaded by the token thread, before any query is answered.
@@ -429,28 +439,23 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Check that every label word is one token, and that the model supports the form."""
-        await self._in(self._token_thread, lambda: self._check(label_words, form))
-        await self._in(self._model_threads, self._loaded)
 
-    def _check(self, label_words: tuple[str, ...], form: Rendered) -> None:
-        encoder = self._loaded_encoder()
-        encoder.label_ids(label_words, form, several=self._several)
-        if form:
-            encoder.encode(form)
+        def check() -> None:
+            encoder = self._loaded_encoder()
+            encoder.label_ids(label_words, form)
+            if form:
+                encoder.encode(form)
+
+        await self._in(self._token_thread, check)
+        await self._in(self._model_threads, self._loaded)
+        if self._template_warning is not None:
+            self._template_warning.check(form)
 
     async def special_tokens(self, text: str) -> list[str]:
         """Return the special tokens of the model in a text."""
         return await self._in(
             self._token_thread, lambda: self._loaded_encoder().special_names(text)
         )
-
-    @abstractmethod
-    def _plan(self, query: Query) -> P:
-        """Tokenise and truncate a query. It blocks."""
-
-    @abstractmethod
-    def _run(self, query: Query, plan: P) -> Answer:
-        """Ask the model. It blocks."""
 
     async def score(self, query: Query) -> Answer:
         """Answers one query."""
@@ -459,12 +464,8 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """One query of `batch_size` inputs of the maximum length."""
-        return Usage(
-            queries=1,
-            requests=1,
-            prompt_tokens=self.max_length * batch_size,
-            completion_tokens=min(max_tokens, self.max_length) * batch_size,
-        )
+        most_written = min(max_tokens, self.max_length)
+        return one_query(self.max_length * batch_size, most_written * batch_size)
 
     async def aclose(self) -> None:
         """Stop the threads after their pending queries, and free the model."""
@@ -475,6 +476,17 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
     async def _prepare(self, query: Query) -> P:
         self.check_query(query)
         return await self._in(self._token_thread, lambda: self._plan(query))
+
+
+def setting_error(problem: str) -> SpecError:
+    """Return the error for a key of ``backend``, with which the problem begins."""
+    return SpecError(problem, source="backend")
+
+
+def one_query(prompt_tokens: int, completion_tokens: int = 0, requests: int = 1) -> Usage:
+    """Return the usage of one query."""
+    tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    return Usage(queries=1, requests=requests, **tokens)
 
 
 def float32(value: float) -> float:

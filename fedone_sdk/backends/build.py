@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from fedone_sdk.backends.answers import AnswerCache
-from fedone_sdk.backends.base import LLMBackend
+from fedone_sdk.backends.base import LLMBackend, setting_error
 from fedone_sdk.backends.model_client import ModelClient, Watch
 from fedone_sdk.budget import FREE, BudgetGuard, Price, known_price
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
@@ -47,15 +47,8 @@ def _about(key: str) -> Iterator[None]:
     try:
         yield
     except SpecError as exc:
-        if exc.source == "backend":  # names its key
-            raise SpecError([f"backend.{problem}" for problem in exc.problems]) from exc
-        if exc.source != "spec":
-            raise SpecError(f"backend.{key}: {exc}") from exc
-        named = (
-            problem if problem.startswith("backend.") else f"backend.{key}: {problem}"
-            for problem in exc.problems
-        )
-        raise SpecError(list(named)) from exc
+        where = {"backend": "", "spec": f"{key}: "}.get(exc.source, f"{key}: {exc.source}: ")
+        raise SpecError([f"backend.{where}{problem}" for problem in exc.problems]) from exc
 
 
 @asynccontextmanager
@@ -121,10 +114,9 @@ def _own(spec: BackendSpec, folder: Path) -> LLMBackend:
         raise
     except Exception as exc:  # User code may raise any exception.
         problem = f"options: {spec.object} raises {type(exc).__name__}: {exc}"
-        raise SpecError(problem, source="backend") from exc
+        raise setting_error(problem) from exc
     if not isinstance(found, LLMBackend):
-        problem = f"object: {spec.object} makes a {type(found).__name__}, no LLMBackend"
-        raise SpecError(problem, source="backend")
+        raise setting_error(f"object: {spec.object} makes a {type(found).__name__}, no LLMBackend")
     return found
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedone_sdk.backends.base import setting_error
 from fedone_sdk.backends.chat import ApplyTemplate
-from fedone_sdk.backends.fitting import read_json
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.files import user_path
 
@@ -33,7 +34,7 @@ def find_checkpoint(model: str) -> Checkpoint:
     if folder.is_dir():
         checkpoint = Checkpoint(folder.resolve().name, folder, None)
     elif model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise SpecError(f"backend.model: there is no folder {model!r}")
+        raise setting_error(f"model: there is no folder {model!r}")
     else:
         folder = _fetch(model)
         checkpoint = Checkpoint(model, folder, folder.name)
@@ -48,9 +49,8 @@ def _fetch(model: str) -> Path:
     try:
         return Path(hub.snapshot_download(model, allow_patterns=list(_SMALL_FILES)))
     except Exception as exc:  # Its own errors, those of its HTTP client, and ValueError.
-        raise SpecError(
-            f"backend.model: {model!r} is no folder, and the hub does not give it: "
-            f"{first_line(exc)}"
+        raise setting_error(
+            f"model: {model!r} is no folder, and the hub does not give it: {first_line(exc)}"
         ) from exc
 
 
@@ -88,6 +88,40 @@ def chat_template(checkpoint: Checkpoint) -> ApplyTemplate | None:
             ) from exc
 
     return apply
+
+
+def read_max_length(folder: Path, *, causal: bool = False) -> int:
+    """Return a model's maximum number of tokens per input, from its folder.
+
+    A model that is not causal is of the RoBERTa family.
+    """
+    limits = []
+    stated = read_json(folder / "tokenizer_config.json").get("model_max_length")
+    if isinstance(stated, int) and stated < 2**31:  # transformers writes 1e30 for "unknown"
+        limits.append(stated)
+    config = read_json(folder / "config.json")
+    positions = config.get("max_position_embeddings", config.get("n_positions"))  # GPT-2's name
+    if isinstance(positions, int):
+        # RoBERTa numbers positions from pad_token_id + 1.
+        limits.append(positions if causal else positions - config.get("pad_token_id", 1) - 1)
+    if not limits:
+        raise SpecError(
+            "the maximum length is unknown: needs tokenizer_config.json with model_max_length, "
+            "or config.json with max_position_embeddings",
+            source=str(folder),
+        )
+    return int(min(limits))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as exc:
+        raise SpecError(f"is not JSON: {exc}", source=str(file)) from exc
+    return content if isinstance(content, dict) else {}
 
 
 def is_causal(folder: Path) -> bool:

@@ -6,18 +6,23 @@ import os
 from functools import cached_property
 from hashlib import file_digest
 from importlib.util import find_spec
-from itertools import accumulate
 from math import fsum
 from pathlib import Path
 from typing import NamedTuple
 
-from fedone_sdk.backends.base import Answer, LocalBackend, Query, Want, float32
-from fedone_sdk.backends.chat import TemplateWarning
+from fedone_sdk.backends.base import (
+    Answer,
+    LocalBackend,
+    Query,
+    Want,
+    float32,
+    one_query,
+    setting_error,
+)
 from fedone_sdk.backends.llama_engine import GgufEncoder, LlamaEngine, read_gguf
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.files import user_path
-from fedone_sdk.task import Rendered
 
 _CONTEXT_LENGTH = 4096
 """Default context length in tokens, at most the model's training length."""
@@ -68,23 +73,23 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         if not self._file.is_file():
             raise SpecError(f"there is no file {str(model)!r}")
         name = read_gguf(self._file, {_ARCHITECTURE}).get(_ARCHITECTURE)
-        trained_key = f"{name}.context_length"
-        found = read_gguf(self._file, {_TEMPLATE, _FILE_TYPE, trained_key})
-        trained = found.get(trained_key)
+        length = f"{name}.context_length"
+        metadata = read_gguf(self._file, {_TEMPLATE, _FILE_TYPE, length})
+        trained = metadata.get(length)
         if not isinstance(trained, int):
             raise SpecError("holds no language model", source=str(self._file))
         if max_input_tokens is not None and not 16 <= max_input_tokens <= trained:
-            raise SpecError(
-                f"backend.max_input_tokens: must be from 16 to {trained} for this model, "
-                f"not {max_input_tokens}"
+            raise setting_error(
+                f"max_input_tokens: must be from 16 to {trained} for this model, not "
+                f"{max_input_tokens}"
             )
-        self._has_template = _TEMPLATE in found
-        self._exact = found.get(_FILE_TYPE) in _NOT_QUANTISED
+        self._has_template = _TEMPLATE in metadata
+        self._exact = metadata.get(_FILE_TYPE) in _NOT_QUANTISED
         self.max_length = max_input_tokens or min(_CONTEXT_LENGTH, trained)
         self._settings = "" if max_input_tokens is None else f":context={max_input_tokens}"
         self._threads = threads
-        super().__init__("llama-cpp", several=multi_token_labels)
-        self._template_warning = TemplateWarning(self._file.name)
+        self._multi_token_labels = multi_token_labels
+        super().__init__("llama-cpp", self._file.name, has_template=self._has_template)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -96,14 +101,12 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
             digest = file_digest(content, "sha256").hexdigest()
         return f"llama_cpp:{self._file.name}:{digest[:16]}{self._settings}"
 
-    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Check that every label word is one token, and that the model supports the form."""
-        await super().check(label_words, form)
-        if self._has_template:
-            self._template_warning.check(form)
-
     def _load_encoder(self) -> GgufEncoder:
-        return GgufEncoder(self._loaded(), has_template=self._has_template)
+        return GgufEncoder(
+            self._loaded(),
+            has_template=self._has_template,
+            multi_token_labels=self._multi_token_labels,
+        )
 
     def _load_model(self) -> LlamaEngine:
         """Return the loaded model, with the fewest threads that are about the fastest now.
@@ -122,13 +125,13 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         best, best_s = 1, load(1).pass_s()
         for threads in sorted({most // 2, most} - {0, 1}):
             engine = load(threads)
-            if (found_s := engine.pass_s()) < _WORTH * best_s:
-                best, best_s = threads, found_s
+            if (pass_s := engine.pass_s()) < _WORTH * best_s:
+                best, best_s = threads, pass_s
         return engine if best == threads else load(best)
 
     def _plan(self, query: Query) -> _Plan:
         encoder = self._loaded_encoder()
-        labels = encoder.label_ids(query.label_words, query.inputs[0], several=self._several)
+        labels = encoder.label_ids(query.label_words, query.inputs[0])
         longest = max(map(len, labels), default=1)
         reserve = max(query.max_tokens, longest)
         if reserve >= self.max_length:
@@ -137,12 +140,8 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
                 f"not {query.max_tokens}"
             )
         starts = [encoder.encode(parts, reserve=reserve) for parts in query.inputs]
-        worst = Usage(
-            queries=1,
-            requests=1,
-            prompt_tokens=sum(len(start) + longest - 1 for start in starts),
-            completion_tokens=query.max_tokens * len(starts),
-        )
+        num_tokens = sum(len(start) + longest - 1 for start in starts)
+        worst = one_query(num_tokens, query.max_tokens * len(starts))
         return _Plan(starts, [tuple(label) for label in labels], worst)
 
     def _run(self, query: Query, plan: _Plan) -> Answer:
@@ -160,34 +159,26 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
 
 
 def _label_log_probs(engine: LlamaEngine, plan: _Plan) -> tuple[tuple[float, ...], ...]:
-    # The tokens between an input and each token of a label word; none for one-token words.
-    heads = sorted({label[:end] for label in plan.labels for end in range(len(label))})
-    asked = {
-        head: [
-            label[len(head)]
-            for label in plan.labels
-            if label[: len(head)] == head and len(label) > len(head)
-        ]
-        for head in heads
-    }
-    found = engine.next_log_probs(
-        [(*start, *head) for start in plan.starts for head in heads],
-        [asked[head] for _ in plan.starts for head in heads],
+    # Each token of a label word, after the tokens of the word before it.
+    steps = [(label[:at], label[at]) for label in plan.labels for at in range(len(label))]
+    heads = sorted({head for head, _ in steps})
+    asked = [[token for head, token in steps if head == wanted] for wanted in heads]
+    values = iter(
+        engine.next_log_probs(
+            [(*start, *head) for start in plan.starts for head in heads], asked * len(plan.starts)
+        )
     )
     rows = []
-    for at in range(0, len(found), len(heads)):
+    for _ in plan.starts:
         known = {
-            (*head, token): value
-            for head, values in zip(heads, found[at : at + len(heads)], strict=True)
-            for token, value in zip(asked[head], values, strict=True)
+            (head, token): value
+            for head, tokens in zip(heads, asked, strict=True)
+            for token, value in zip(tokens, next(values), strict=True)
         }
         rows.append(
             tuple(
-                float32(fsum(known[start] for start in _beginnings(label))) for label in plan.labels
+                float32(fsum(known[label[:at], label[at]] for at in range(len(label))))
+                for label in plan.labels
             )
         )
     return tuple(rows)
-
-
-def _beginnings(label: tuple[int, ...]) -> list[tuple[int, ...]]:
-    return list(accumulate(((token,) for token in label), lambda head, more: head + more))

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets
 import struct
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from fedone_sdk.backends.fitting import CausalEncoder, Encoding
+from fedone_sdk.backends.encoders import CausalEncoder, Encoding
 from fedone_sdk.errors import BackendError, SpecError, one_line
 
 _TIMEOUT_S = 60.0
@@ -33,16 +33,9 @@ _TIMED_TOKENS = 32
 _SURELY = 1e6
 """A logit far above all others."""
 
-_RAISED = 30.0
-"""Added to the logits of unlikely tokens, so that a token of probability 1e-13 is shown."""
-
-_BESIDES = 8
-"""Number of tokens to show in addition to them."""
-
-
 _STRING, _ARRAY = 8, 9
 # By type number; the missing two have no fixed size.
-_NUMBERS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", None, None, "<Q", "<q", "<d")
+_NUMBERS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", "", "", "<Q", "<q", "<d")
 _MAX_TEXT = 1 << 24
 
 
@@ -101,6 +94,7 @@ class LlamaEngine:
             ) from exc
         self._url = str(self._server.listening_address)
         self.context_length = context_length
+        self._names: dict[int, str] = {}
         (model,) = self._request("/v1/models")["data"]
         self.num_vocab = int(model["meta"]["n_vocab"])
         self._sampled = self.tokenise("a")[-1][0]
@@ -117,42 +111,13 @@ class LlamaEngine:
         self, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]
     ) -> list[list[float]]:
         """Return the log-probabilities of the `wanted` tokens after each prompt, nats."""
-        found = []
+        rows = []
         for number, (prompt, tokens) in enumerate(zip(prompts, wanted, strict=True)):
             shown = self._shown(prompt, fresh=number == 0)
-            if not all(token in shown for token in tokens):
-                shown |= self._unlikely(prompt, tokens, shown)
-            if not all(token in shown for token in tokens):
+            if not shown.keys() >= set(tokens):
                 shown = self._shown(prompt, fresh=False, num_probs=self.num_vocab)
-            found.append([shown[token] for token in tokens])
-        return found
-
-    def _unlikely(
-        self, prompt: Sequence[int], tokens: Sequence[int], shown: Mapping[int, float]
-    ) -> dict[int, float]:
-        """Log-probabilities of tokens that are not among the most likely, as far as they are shown.
-
-        A bias raises the tokens' logits until they are shown together with a token of known
-        log-probability. The difference to that token, minus the bias, gives the log-probability.
-        Only the last token of the prompt, which is that of the previous call, is computed again.
-        """
-        choice = self._complete(
-            prompt,
-            fresh=False,
-            n_predict=1,
-            n_probs=len(tokens) + _BESIDES,
-            samplers=[],
-            post_sampling_probs=True,
-            logit_bias=[[token, _RAISED] for token in dict.fromkeys(tokens)],
-        )
-        if choice["logprobs"] is None:  # It sampled a part of a character.
-            return {}
-        top = {one["id"]: one["prob"] for one in choice["logprobs"]["content"][0]["top_probs"]}
-        known = [token for token in top if token in shown and token not in tokens and top[token]]
-        if not known:
-            return {}
-        origin = shown[known[0]] - math.log(top[known[0]]) - _RAISED
-        return {token: origin + math.log(top[token]) for token in tokens if top.get(token)}
+            rows.append([shown[token] for token in tokens])
+        return rows
 
     def _shown(
         self, prompt: Sequence[int], *, fresh: bool, num_probs: int = _FIRST_PROBS
@@ -175,14 +140,14 @@ class LlamaEngine:
         self, prompts: Sequence[Sequence[int]], max_tokens: int, stop: Sequence[str] = ()
     ) -> list[Written]:
         """Generate greedily after each prompt, up to one of the stop texts."""
-        found = []
+        written = []
         for prompt in prompts:
             # Without prefix reuse, so that a text does not depend on earlier ones.
             choice = self._complete(
                 prompt, fresh=True, n_predict=max_tokens, n_probs=1, temperature=0, stop=list(stop)
             )
-            found.append(Written(choice["text"], len(choice["logprobs"]["content"])))
-        return found
+            written.append(Written(choice["text"], len(choice["logprobs"]["content"])))
+        return written
 
     def _complete(self, prompt: Sequence[int], *, fresh: bool, **options: object) -> dict[str, Any]:
         answer = self._server.handle_completions(
@@ -195,30 +160,46 @@ class LlamaEngine:
         (choice,) = choices
         return dict(choice)
 
-    def tokenise(
-        self, text: str, *, add_special: bool = False, parse_special: bool = False
-    ) -> list[tuple[int, str]]:
-        """Return the tokens of a text, with the text of each."""
-        found = self._request(
-            "/tokenize",
-            {
-                "content": text,
-                "add_special": add_special,
-                "parse_special": parse_special,
-                "with_pieces": True,
-            },
-        )
+    def tokenise(self, text: str, *, special: bool = False) -> list[tuple[int, str]]:
+        """Return the tokens of a text, with the text of each.
+
+        Args:
+            text: The text.
+            special: Whether names of special tokens in it are these tokens.
+        """
+        return self._tokens({"content": text, "parse_special": special})
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
+        """Tokenise a text as a tokeniser of ``tokenizers`` does."""
+        if not text and not add_special_tokens:
+            return Encoding([], [])
+        text.encode()  # The server would replace a lone surrogate.
+        tokens = self._tokens({"content": text, "add_special": add_special_tokens})
+        self._names.update(tokens)
+        return Encoding.spread(text, [token for token, _ in tokens])
+
+    def token_to_id(self, special: str) -> int:
+        """Return the id of a special token."""
+        ((token, _),) = self.tokenise(special, special=True)
+        return token
+
+    def id_to_token(self, token_id: int) -> str:
+        """Return the text of a token that `encode` has returned."""
+        return self._names[token_id]
+
+    def _tokens(self, body: dict[str, object]) -> list[tuple[int, str]]:
+        answer = self._request("/tokenize", {**body, "with_pieces": True})
         # A token that is a part of a character is reported as bytes.
         return [
             (one["id"], piece if isinstance(piece := one["piece"], str) else bytes(piece).hex())
-            for one in found["tokens"]
+            for one in answer["tokens"]
         ]
 
     def apply_template(self, messages: list[dict[str, str]]) -> str:
         """Apply the model's chat template to messages."""
         text = str(self._request("/apply-template", {"messages": messages})["prompt"])
         # The engine omits the start token, which its server adds later.
-        starts = bool(self.tokenise("", add_special=True))
+        starts = bool(self._tokens({"content": "", "add_special": True}))
         return f"{self._bos}{text}" if starts and not text.startswith(self._bos) else text
 
     def _request(self, path: str, body: object = None) -> dict[str, Any]:
@@ -230,23 +211,17 @@ class LlamaEngine:
         )
         try:
             with _DIRECT.open(request, timeout=_TIMEOUT_S) as response:
-                found: dict[str, Any] = json.load(response)
+                answer: dict[str, Any] = json.load(response)
         except urllib.error.HTTPError as exc:
-            with exc:
-                said = _message(exc.read()) or f"status {exc.code}"
+            said = f"status {exc.code}"
+            with exc, suppress(LookupError, TypeError, ValueError):
+                said = one_line(json.load(exc)["error"]["message"])
             what = "the chat template refuses the task's messages" if "template" in path else path
             raise BackendError(f"{self.name}: {what}: {said}") from exc
         except (OSError, ValueError) as exc:
             reason = type(exc).__name__
             raise BackendError(f"{self.name}: llama.cpp does not answer: {reason}") from exc
-        return found
-
-
-def _message(body: bytes) -> str:
-    try:
-        return one_line(json.loads(body)["error"]["message"])
-    except (LookupError, TypeError, ValueError):
-        return ""
+        return answer
 
 
 def _engine() -> Any:
@@ -266,33 +241,15 @@ def _engine() -> Any:
         del os.environ[name]
 
 
-class _Tokeniser:
-    def __init__(self, engine: LlamaEngine) -> None:
-        self._engine = engine
-        self.names: dict[int, str] = {}
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
-        if not text and not add_special_tokens:
-            return Encoding([], [])
-        text.encode()  # The server would replace a lone surrogate.
-        found = self._engine.tokenise(text, add_special=add_special_tokens)
-        self.names.update(found)
-        return Encoding.spread(text, [token for token, _ in found])
-
-    def token_to_id(self, special: str) -> int:
-        ((token, _),) = self._engine.tokenise(special, parse_special=True)
-        return token
-
-    def id_to_token(self, token_id: int) -> str:
-        return self.names[token_id]
-
-
 class GgufEncoder(CausalEncoder):
     """Encoder for the model of an engine, whose file may have a chat template."""
 
-    def __init__(self, engine: LlamaEngine, *, has_template: bool) -> None:
-        self._engine = engine
-        self._tokenizer: Any = _Tokeniser(engine)
+    def __init__(
+        self, engine: LlamaEngine, *, has_template: bool, multi_token_labels: bool
+    ) -> None:
+        self._engine: LlamaEngine = engine
+        self._tokenizer: Any = engine
+        self._several = multi_token_labels
         self._max_length = engine.context_length
         self._apply_template = engine.apply_template if has_template else None
         self.frames = {}
@@ -300,10 +257,9 @@ class GgufEncoder(CausalEncoder):
 
     def special_names(self, text: str) -> list[str]:
         """Return the special tokens in a text, which plain text does not have."""
-        found = dict(self._engine.tokenise(text, parse_special=True))
         return [
             name
-            for token, name in found.items()
+            for token, name in dict(self._engine.tokenise(text, special=True)).items()
             if [token] != [one for one, _ in self._engine.tokenise(name)]
         ]
 
@@ -318,56 +274,47 @@ def read_gguf(file: Path, keys: Collection[str]) -> dict[str, object]:
         with file.open("rb") as content:
             if content.read(4) != b"GGUF":
                 raise SpecError("is no GGUF file", source=str(file))
-            version, _, num_pairs = struct.unpack("<IQQ", content.read(20))
+            version, _, num_pairs = _numbers(content, "<IQQ")
             if version < 2:
                 raise SpecError(f"is a GGUF file of version {version}; needs 2", source=str(file))
-            found: dict[str, object] = {}
+            metadata: dict[str, object] = {}
             for _ in range(num_pairs):
-                key = _text(content)
-                value = _value(content, _number(content, "<I"))
+                key, (kind,) = _text(content), _numbers(content, "<I")
+                value = _value(content, kind)
                 if key in keys and value is not None:
-                    found[key] = value
-            return found
-    except (EOFError, struct.error, UnicodeDecodeError) as exc:
+                    metadata[key] = value
+            return metadata
+    except (EOFError, LookupError, TypeError, struct.error, UnicodeDecodeError) as exc:
         raise SpecError("is a damaged GGUF file", source=str(file)) from exc
     except OSError as exc:
         raise SpecError(f"cannot be read: {exc.strerror}", source=str(file)) from exc
 
 
 def _value(content: BinaryIO, kind: int) -> object:
+    """Return a value; None for an array, which is skipped."""
     if kind == _STRING:
         return _text(content)
     if kind != _ARRAY:
-        return _number(content, _form(kind))
-    inner, length = _number(content, "<I"), _number(content, "<Q")
+        return _numbers(content, _NUMBERS[kind])[0]
+    inner, length = _numbers(content, "<IQ")
     if inner not in (_STRING, _ARRAY):
-        content.seek(struct.calcsize(_form(inner)) * length, 1)
+        content.seek(struct.calcsize(_NUMBERS[inner]) * length, 1)
         return None
     for _ in range(length):
         if inner == _STRING:
-            content.seek(_number(content, "<Q"), 1)
+            content.seek(_numbers(content, "<Q")[0], 1)
         else:
             _value(content, inner)
     return None
 
 
-def _form(kind: int) -> str:
-    form = _NUMBERS[kind] if kind < len(_NUMBERS) else None
-    if form is None:
-        raise EOFError
-    return form
-
-
-def _number(content: BinaryIO, form: str) -> int:
-    found: int = struct.unpack(form, content.read(struct.calcsize(form)))[0]
-    return found
+def _numbers(content: BinaryIO, form: str) -> tuple[Any, ...]:
+    return struct.unpack(form, content.read(struct.calcsize(form)))
 
 
 def _text(content: BinaryIO) -> str:
-    size = _number(content, "<Q")
-    if size > _MAX_TEXT:
-        raise EOFError
-    data = content.read(size)
+    (size,) = _numbers(content, "<Q")
+    data = content.read(min(size, _MAX_TEXT))
     if len(data) < size:
         raise EOFError
     return data.decode()

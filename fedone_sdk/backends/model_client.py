@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-import structlog
-
 from fedone_sdk.backends.answers import AnswerCache, Keep, row_keys
 from fedone_sdk.backends.asking import CONCURRENCY, ask_each
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
+from fedone_sdk.backends.billing import Billing
 from fedone_sdk.backends.rate_limit import RateLimiter
 from fedone_sdk.backends.refusals import Refusals, failed
 from fedone_sdk.backends.retries import Retries
 from fedone_sdk.backends.sampled import sampled
-from fedone_sdk.backends.surplus import Surplus
-from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Payer, Price, Usage
-from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused, BudgetExhausted
+from fedone_sdk.budget import NOTHING, BudgetGuard, Price, Usage
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused
 from fedone_sdk.spec import LimitsSpec, RetrySpec
-
-_log = structlog.get_logger(__name__)
 
 _SMALL = 32 * 1024
 """Characters up to which a key is computed on the event loop."""
@@ -58,7 +54,7 @@ class ModelClient(Wrapper):
     timeout, a cancelled caller) is charged in full. Logical queries are counted by the caller,
     because a retry is the same query. The bound is the adapter's `quote`. If a provider bills more,
     the actual cost is charged, and a warning is logged; later quotes are raised by what was learnt
-    (`Surplus`). A cap may be exceeded by the surplus of one request: the first request of each
+    (`Billing`). A cap may be exceeded by the surplus of one request: the first request of each
     kind, and the next one after each surprise, is sent alone, if the client has retries.
 
     Args:
@@ -85,9 +81,8 @@ class ModelClient(Wrapper):
     ) -> None:
         self.cache = cache
         self._price = price
-        self._guard = guard
+        self._billing = Billing(price, guard)
         self._watch = watch
-        self._surplus = Surplus()
         self._concurrency = CONCURRENCY if limits is None else limits.concurrency
         self._limiter: RateLimiter | None = None
         if limits is not None:
@@ -98,7 +93,7 @@ class ModelClient(Wrapper):
             self._retries = Retries(
                 retry,
                 on_open=self._refuse_waiting,
-                alone=lambda: self._surplus.unsure or self._refusals.unsure,
+                alone=lambda: self._billing.surplus.unsure or self._refusals.unsure,
             )
         self._refusals = Refusals(self._retried)
         super().__init__(inner)
@@ -133,33 +128,41 @@ class ModelClient(Wrapper):
             BackendUnavailable: Temporary failure; answered requests are paid.
         """
         sent: list[Answer] = []
+
+        async def send(part: Sequence[int], keep: Keep | None) -> list[Answer]:
+            asked = query.part(part)
+            try:
+                answer = await self._answered(asked, sent)
+            except BackendRefused as exc:  # One of several inputs; halves find out which.
+                sent.append(failed(asked, exc.usage or NOTHING))
+                half = len(part) // 2
+                return [*await send(part[:half], keep), *await send(part[half:], keep)]
+            _check_size(answer, len(part))
+            if keep is not None:
+                rows = dict(zip((keys[place] for place in part), _rows(answer), strict=True))
+                await keep(rows, answer.usage)
+            return [answer]
+
+        async def send_all(places: Sequence[int], keep: Keep | None = None) -> list[Answer]:
+            parts = self._parts(places)
+            if len(parts) == 1:
+                return await send(parts[0], keep)
+            answers, errors = await ask_each(
+                lambda part: send(part, keep), parts, concurrency=self._concurrency
+            )
+            if errors:
+                raise _with_usage(errors[0], _total(sent, errors))
+            return [answer for _, own in sorted(answers.items()) for answer in own]
+
+        if self.cache is None:
+            return _merged(await send_all(range(len(query.inputs))), sent)
         keys = await self._keys(query)
         places = {key: place for place, key in reversed([*enumerate(keys)])}
 
         async def ask(wanted: Sequence[bytes], keep: Keep) -> None:
-            async def send(part: Sequence[int]) -> None:
-                asked = query.part(part)
-                try:
-                    answer = await self._answered(asked, sent)
-                except BackendRefused as exc:  # One of several inputs; halves find out which.
-                    sent.append(failed(asked, exc.usage or NOTHING))
-                    for half in (part[: len(part) // 2], part[len(part) // 2 :]):
-                        await send(half)
-                    return
-                rows = _rows(answer, len(part))
-                await keep(
-                    dict(zip((keys[place] for place in part), rows, strict=True)), answer.usage
-                )
+            await send_all([places[key] for key in wanted], keep)
 
-            parts = self._parts([places[key] for key in wanted])
-            if len(parts) == 1:
-                return await send(parts[0])
-            _, errors = await ask_each(send, parts, concurrency=self._concurrency)
-            if errors:
-                raise _with_usage(errors[0], _total(sent, errors))
-
-        cache = AnswerCache(max_entries=0) if self.cache is None else self.cache
-        return _merged(await cache.rows(keys, self.fingerprint, ask), sent)
+        return _merged(await self.cache.rows(keys, self.fingerprint, ask), sent)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """Return the bound of all requests of `batch_size` inputs, as one query, with its cost."""
@@ -168,7 +171,7 @@ class ModelClient(Wrapper):
         usage = NOTHING
         for size, times in ((most, full), (rest, min(rest, 1))):
             if times:
-                usage += self._bound(self.inner.worst_case(size, max_tokens), size) * times
+                usage += self._billing.bound(self.inner.worst_case(size, max_tokens), size) * times
         return _as_one_query(usage)
 
     async def quote(self, query: Query) -> Usage:
@@ -181,7 +184,7 @@ class ModelClient(Wrapper):
             new = await self.cache.unknown(await self._keys(query))
         usage = NOTHING
         for part in self._parts(new):
-            usage += self._bound(await self.inner.quote(query.part(part)), len(part))
+            usage += self._billing.bound(await self.inner.quote(query.part(part)), len(part))
         return _as_one_query(usage)
 
     @property
@@ -219,8 +222,6 @@ class ModelClient(Wrapper):
         return await sampled(query, self.inner.samples, lambda: self.inner.at_once, ask)
 
     async def _keys(self, query: Query) -> list[bytes]:
-        if self.cache is None:
-            return [b"%d" % place for place in range(len(query.inputs))]
         shortened = await self.inner.shortened(query)
         work = partial(row_keys, self.fingerprint, query, shortened, apart=self.inner.apart)
         size = sum(len(part.text) for parts in query.inputs for part in parts)
@@ -237,95 +238,39 @@ class ModelClient(Wrapper):
 
     async def _limited(self, query: Query) -> Answer:
         self._refusals.admit(query)
+        payer, num_inputs = query.payer, len(query.inputs)
         quoted = await self.inner.quote(query)
+
+        async def ask() -> Answer:
+            with nullcontext() if self._watch is None else self._watch(self.inner, query):
+                return await self.inner.score(query)
+
+        def pay() -> Awaitable[Answer]:
+            return self._billing.pay(payer, quoted, num_inputs, ask)
+
         if self._limiter is None:
-            return await self._paid(query, quoted)
-        payer = "" if query.payer is None else query.payer.name
-        worst = self._surplus.raised(quoted, len(query.inputs))
+            return await pay()
+        worst = self._billing.bound(quoted, num_inputs)
         tokens = worst.prompt_tokens + worst.completion_tokens
-        return await self._limiter.run(payer, tokens, lambda: self._paid(query, quoted))
+        return await self._limiter.run("" if payer is None else payer.name, tokens, pay)
 
     def _refuse_waiting(self, reason: BackendBlocked) -> None:
         if self._limiter is not None:
             self._limiter.refuse_waiting(reason)
-
-    # Budget
-
-    async def _paid(self, query: Query, quoted: Usage) -> Answer:
-        worst = self._bound(quoted, len(query.inputs)).without_queries()
-        settle = partial(self._settle, quoted, len(query.inputs))
-        async with AsyncExitStack() as stack:
-            leases = await self._reserve(stack, query.payer, worst)
-            try:
-                with nullcontext() if self._watch is None else self._watch(self.inner, query):
-                    answer = await self.inner.score(query)
-            except BackendError as exc:
-                if exc.usage is None:
-                    exc.usage = worst  # The leases are charged in full.
-                else:
-                    settle(leases, exc.usage)
-                raise
-            except BudgetExhausted:  # From another account, behind this model.
-                settle(leases, NOTHING)
-                raise
-            return replace(answer, usage=settle(leases, answer.usage, answer.cached_tokens))
-
-    async def _reserve(
-        self, stack: AsyncExitStack, payer: Payer | None, worst: Usage
-    ) -> list[Lease]:
-        payers: list[Payer] = [] if self._guard is None else [self._guard]
-        if payer is not None and payer is not self._guard:
-            payers.append(payer)
-        leases: list[Lease] = []
-        try:
-            for each in payers:
-                leases.append(await stack.enter_async_context(each.reserve(worst)))
-        except BaseException:
-            for lease in leases:
-                lease.release()
-            raise
-        return leases
-
-    def _settle(
-        self,
-        quoted: Usage,
-        num_inputs: int,
-        leases: list[Lease],
-        billed: Usage,
-        cached_tokens: int = 0,
-    ) -> Usage:
-        worst = self._bound(quoted, num_inputs)
-        over = self._priced(self._surplus.learn(quoted, billed, num_inputs))
-        if over != NOTHING:
-            _log.warning(
-                "the provider counted more than the request was bounded by",
-                model=self.fingerprint,
-                quoted=worst.exact(),
-                beyond=over.exact(),
-            )
-        usage = self._priced(billed, cached_tokens)
-        for lease in leases:
-            lease.settle(usage.without_queries())
-        return usage
-
-    def _bound(self, quoted: Usage, num_inputs: int) -> Usage:
-        return self._priced(self._surplus.raised(quoted, num_inputs))
-
-    def _priced(self, usage: Usage, cached_tokens: int = 0) -> Usage:
-        if self._price is None:
-            return usage
-        return self._price.priced(usage, cached_tokens=cached_tokens)
 
 
 def _as_one_query(usage: Usage) -> Usage:
     return usage.without_queries() + Usage(queries=1)
 
 
-def _rows(answer: Answer, num_inputs: int) -> list[Answer]:
+def _check_size(answer: Answer, num_inputs: int) -> None:
+    given = len(answer.log_probs)
+    if given != num_inputs or len(answer.texts) not in (0, num_inputs):
+        raise ValueError(f"{given} answers were given to {num_inputs} inputs")
+
+
+def _rows(answer: Answer) -> list[Answer]:
     """Return the answer to each input of a request, at no cost."""
-    found = len(answer.log_probs)
-    if found != num_inputs or len(answer.texts) not in (0, num_inputs):
-        raise ValueError(f"{found} answers were given to {num_inputs} inputs")
     return [
         replace(
             answer,

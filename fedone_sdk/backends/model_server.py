@@ -17,14 +17,13 @@ from urllib.parse import parse_qsl, urlsplit
 
 import aiohttp
 
-from fedone_sdk.backends.base import P, PreparingBackend, RateLimits
+from fedone_sdk.backends.base import P, PreparingBackend, RateLimits, setting_error
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
     BackendRefused,
     BackendUnavailable,
-    SpecError,
     one_line,
 )
 from fedone_sdk.messages import is_sendable
@@ -204,6 +203,10 @@ class ModelServer:
             raise self.unreadable()
         return reply.body
 
+    def blocked(self, problem: str) -> BackendBlocked:
+        """Return an error that names the server."""
+        return BackendBlocked(problem, url=self.url)
+
     def unreadable(self) -> BackendUnavailable:
         """Return the error for an answer of another form, of unknown cost."""
         return BackendUnavailable(
@@ -361,16 +364,14 @@ def read_key(env: str) -> str:
     # A newline at the end of a secret's file is common, and not allowed in a header.
     key = os.environ.get(env, "").strip()
     if not key:
-        raise SpecError(
+        raise setting_error(
             f"api_key_env: the environment variable {env} is not set; put the key there, or name "
             "another variable (null sends no key)",
-            source="backend",
         )
     if not is_sendable(key):
-        raise SpecError(
+        raise setting_error(
             f"api_key_env: the environment variable {env} holds characters that no key has; "
             "allowed is printable ASCII",
-            source="backend",
         )
     return key
 
@@ -404,10 +405,9 @@ def _address(base_url: str) -> tuple[str, dict[str, str]]:
     except ValueError:  # The port, or a bracket.
         valid = False
     if not valid or any(map(str.isspace, base_url)):
-        raise SpecError(
+        raise setting_error(
             f"base_url: {without_secrets(base_url)!r} is no address; write http(s)://host:port/v1 "
             "(a port is 1 to 65535)",
-            source="backend",
         )
     path = re.sub(r"/(chat/)?completions/*$", "", parts.path)
     return parts._replace(path=path, query="", fragment="").geturl(), dict(parse_qsl(parts.query))
@@ -428,10 +428,9 @@ def _proxy_for(url: str) -> str | None:
     except ValueError:
         valid = False
     if not valid:
-        raise SpecError(
+        raise setting_error(
             f"the environment's proxy for {parts.scheme} is not http(s)://[user:password@]host:port"
             ": change HTTP_PROXY, HTTPS_PROXY, ALL_PROXY or NO_PROXY",
-            source="backend",
         )
     return proxy
 

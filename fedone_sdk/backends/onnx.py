@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedone_sdk import assets
-from fedone_sdk.backends.base import Answer, LocalBackend, Query
-from fedone_sdk.backends.fitting import Cloze, ClozeEncoder, read_max_length
+from fedone_sdk.backends.base import Answer, LocalBackend, Query, one_query
+from fedone_sdk.backends.checkpoint import read_max_length
+from fedone_sdk.backends.encoders import Cloze, ClozeEncoder
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.files import user_path
@@ -58,7 +59,7 @@ class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
         self._name = folder.resolve().name
         self._model_file, self._tokenizer_file = _files(folder)
         self.max_length = read_max_length(folder)
-        super().__init__("onnx", threads=threads)
+        super().__init__("onnx", self._name, threads=threads)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -78,8 +79,7 @@ class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
         labels = [token for (token,) in encoder.label_ids(query.label_words)]
         clozes = [encoder.encode(parts) for parts in query.inputs]
         num_tokens = sum(len(cloze.ids) for cloze in clozes)
-        worst = Usage(queries=1, requests=1, prompt_tokens=num_tokens)
-        return _Plan(clozes, labels, worst)
+        return _Plan(clozes, labels, one_query(num_tokens))
 
     async def shortened(self, query: Query) -> list[list[int]]:
         """Return all token ids: the fingerprint does not determine the maximum length."""

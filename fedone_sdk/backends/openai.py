@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 from pydantic import ValidationError
 
 from fedone_sdk.backends import tokens
-from fedone_sdk.backends.base import Answer, Query, Want
+from fedone_sdk.backends.base import Answer, Query, Want, one_query
 from fedone_sdk.backends.chat import Message, is_chat, messages_of
 from fedone_sdk.backends.completions import (
     Choice,
@@ -238,12 +238,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         """`batch_size` inputs of the maximum length."""
         scores: Want = "labels" if self._log_probs or self.samples else "choice"
         written = self._written("text" if max_tokens else scores, max_tokens)
-        return Usage(
-            queries=1,
-            requests=batch_size * len(written),
-            prompt_tokens=batch_size * len(written) * (self._max_input_tokens + self._overhead),
-            completion_tokens=batch_size * sum(written),
-        )
+        requests = batch_size * len(written)
+        num_tokens = requests * (self._max_input_tokens + self._overhead)
+        return one_query(num_tokens, batch_size * sum(written), requests)
 
     async def quote(self, query: Query) -> Usage:
         """Return the counted tokens of the inputs, and the bound on the generated ones."""
@@ -289,16 +286,11 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         fitted, num_tokens = counter.fit(texts, self._max_input_tokens - around)
         pairs = zip(messages, fitted, strict=True)
         written = self._written(query.want, query.max_tokens, query.samples)
-        worst = Usage(
-            queries=1,
-            requests=len(written),
-            prompt_tokens=len(written) * (num_tokens + around + self._overhead),
-            completion_tokens=sum(written),
-        )
+        prompt_tokens = len(written) * (num_tokens + around + self._overhead)
         return _Prepared(
             contents=[(one.role, "".join(part.text for part in text)) for one, text in pairs],
             least=counter.least(num_tokens),
-            worst=worst,
+            worst=one_query(prompt_tokens, sum(written), len(written)),
             is_shortened=fitted != texts,
         )
 
@@ -443,9 +435,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             return by_name[self._model]
         near = get_close_matches(self._model, by_name, n=5, cutoff=0.3) or sorted(by_name)[:5]
         exist = f"; models that exist: {', '.join(near)}" if near else ""
-        raise BackendBlocked(
-            f"model {self._model!r} does not exist, or the key has no access to it{exist}",
-            url=self._server.url,
+        raise self._server.blocked(
+            f"model {self._model!r} does not exist, or the key has no access to it{exist}"
         )
 
 

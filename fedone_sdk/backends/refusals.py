@@ -62,7 +62,7 @@ class Refusals:
 
     def __init__(self, ask: Callable[[Query], Awaitable[Answer]]) -> None:
         self._ask = ask
-        self._forms: OrderedDict[Query, _Form] = OrderedDict()
+        self._forms: OrderedDict[object, _Form] = OrderedDict()
         self._logged: set[str] = set()
 
     @property
@@ -72,7 +72,9 @@ class Refusals:
 
     def admit(self, query: Query) -> None:
         """Raise `FormBlocked` if every input of this form is refused."""
-        blocked = self._form(_neutral(query)).blocked
+        if not any(form.blocked for form in self._forms.values()):
+            return
+        blocked = self._form(query).blocked
         if blocked is not None:  # A copy without the traceback, which contains private texts.
             raise FormBlocked(blocked.summary, usage=NOTHING, **blocked.private)
 
@@ -83,15 +85,14 @@ class Refusals:
             BackendRefused: A request of several inputs was refused; it is not known for which.
             FormBlocked: Every input of this form is refused.
         """
-        neutral = _neutral(query)
-        form = self._form(neutral)
+        form = self._form(query)
         try:
             answer = await self._ask(query)
         except BackendRefused as exc:
             if len(query.inputs) > 1:
                 raise
             form.devices.add(query.device)
-            spent = await self._decide(form, replace(neutral, payer=query.payer), exc)
+            spent = await self._decide(form, _neutral(query), exc)
             self._log(exc)
             return failed(query, spent)
         form.answered, form.refused, form.probed_at = True, 0, _IN_A_ROW
@@ -125,9 +126,10 @@ class Refusals:
         form.blocked = FormBlocked(f"{what}: {refusal.summary}", usage=spent, **refusal.private)
         raise form.blocked from refusal
 
-    def _form(self, neutral: Query) -> _Form:
-        form = self._forms.setdefault(neutral, _Form())
-        self._forms.move_to_end(neutral)
+    def _form(self, query: Query) -> _Form:
+        key = _form_key(query)
+        form = self._forms.setdefault(key, _Form())
+        self._forms.move_to_end(key)
         while len(self._forms) > _MAX_FORMS:
             self._forms.popitem(last=False)
         return form
@@ -144,11 +146,17 @@ def failed(query: Query, usage: Usage) -> Answer:
     return Answer(log_probs=nothing, texts=nothing if query.want == "text" else (), usage=usage)
 
 
+def _form_key(query: Query) -> object:
+    """Return what the neutral inputs of two queries have in common if they are equal."""
+    parts = tuple(
+        (kind, "" if kind in ("field", "prompt") else text) for kind, text in query.inputs[0]
+    )
+    return parts, query.want, query.label_words, query.max_tokens, query.stop
+
+
 def _neutral(query: Query) -> Query:
     parts = tuple(
         part._replace(text=_NEUTRAL) if part.kind in ("field", "prompt") else part
         for part in query.inputs[0]
     )
-    return replace(
-        query, inputs=(parts,), references=query.references and (_NEUTRAL,), scope=(), payer=None
-    )
+    return replace(query, inputs=(parts,), references=query.references and (_NEUTRAL,), scope=())

@@ -1,22 +1,22 @@
-"""Token counters for remote models, and the tokenisers on this machine."""
+"""Tokenisers on this machine, truncation to a number of tokens, and counters for remote models."""
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from fedone_sdk.backends.fitting import CHARS_PER_TOKEN, Span, fit, special_names
+from fedone_sdk.backends.base import setting_error
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.files import user_path
-from fedone_sdk.task import Rendered
+from fedone_sdk.task import Part, Rendered
 
 OPENAI_CHAT_OVERHEAD = 16
 """Upper bound on OpenAI's tokens for the frame of one user message.
@@ -32,6 +32,12 @@ Their chat templates may add a default system message. The longest in wide use i
 (its name, two dates, the effort, the channels), about 70 tokens.
 """
 
+CHARS_PER_TOKEN = 16
+"""Mean number of characters per token that no text exceeds, but for long runs of one character."""
+
+Span = tuple[int, int]
+"""Start and end of a token, in characters."""
+
 _TIMEOUT_S = 5.0
 """Time limit for tiktoken's download of a vocabulary (a few MB, once per machine)."""
 
@@ -43,9 +49,88 @@ _MOST_BYTES_PER_TOKEN = 16
 
 BYTES_PER_TOKEN = 2
 """Bytes per token that are assumed of an unknown tokeniser: English has about 4, texts in other
-scripts and code at least 2. If a model counts more, `Surplus` learns it from the answers."""
+scripts and code at least 2. If a model counts more, `Billing` learns it from the answers."""
 
 _FILE = "tokenizer.json"
+
+
+def load_tokenizer(file: Path) -> Any:
+    """Return the tokeniser of ``tokenizers`` in a file, without truncation and padding."""
+    try:
+        tokenizer = import_module("tokenizers").Tokenizer.from_file(str(file))
+    except Exception as exc:  # The library has no base class for its errors.
+        raise SpecError(f"cannot load the tokeniser: {exc}", source=str(file)) from exc
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def special_names(tokenizer: Any, text: str) -> list[str]:
+    """Return the special tokens of a tokeniser of ``tokenizers`` in a text."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    return [token.content for token in added if token.special and token.content in text]
+
+
+def fit(
+    texts: Sequence[Rendered],
+    most: int,
+    offsets: Callable[[Sequence[Rendered]], Sequence[Sequence[Span]]],
+    *,
+    chars: int,
+) -> tuple[list[Rendered], int]:
+    """Truncate fields at their ends, the longest first, until the texts have `most` tokens.
+
+    Args:
+        texts: Each is tokenised as a whole.
+        most: Tokens of all texts together.
+        offsets: Return the characters that each token of each text covers.
+        chars: Characters of a field that are tokenised at most.
+
+    Returns:
+        The texts, and their number of tokens, which is over `most` if that is so without fields.
+    """
+    fitted = [
+        tuple(
+            part._replace(text=part.text[:chars]) if part.kind == "field" else part
+            for part in parts
+        )
+        for parts in texts
+    ]
+    while True:
+        spans = offsets(fitted)
+        num_tokens = sum(map(len, spans))
+        starts = [*chain.from_iterable(map(token_starts, fitted, spans))]
+        if num_tokens <= most or not any(starts):
+            return fitted, num_tokens
+        # Truncation may change the tokens at the border, so the length is measured again.
+        # Each iteration removes at least one character.
+        left = iter(shorten([*chain(*fitted)], starts, num_tokens - most))
+        fitted = [tuple(islice(left, len(parts))) for parts in fitted]
+
+
+def token_starts(parts: Sequence[Part], offsets: Sequence[Span]) -> list[list[int]]:
+    """Return the starts of each field's tokens, relative to the field; empty for other parts."""
+    starts: list[list[int]] = []
+    end = 0
+    for part in parts:
+        begin, end = end, end + len(part.text)
+        starts.append(
+            [max(a - begin, 0) for a, b in offsets if a < end and b > begin]
+            if part.kind == "field" and part.text
+            else []
+        )
+    return starts
+
+
+def shorten(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: int) -> Rendered:
+    """Remove `excess` tokens from the ends of the fields, each from the longest field."""
+    keep = [len(part_starts) for part_starts in starts]
+    for _ in range(min(excess, sum(keep))):
+        keep[keep.index(max(keep))] -= 1
+    return tuple(
+        part._replace(text=part.text[: part_starts[kept]]) if kept < len(part_starts) else part
+        for part, part_starts, kept in zip(parts, starts, keep, strict=True)
+    )
 
 
 class TokenCounter(ABC):
@@ -120,12 +205,7 @@ class EstimatedCounter(TokenCounter):
 
 class _FileCounter(TokenCounter):
     def __init__(self, file: Path) -> None:
-        try:
-            self._tokenizer = import_module("tokenizers").Tokenizer.from_file(str(file))
-        except Exception as exc:  # The library has no base class for its errors.
-            raise SpecError(f"cannot load the tokeniser: {exc}", source=str(file)) from exc
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = load_tokenizer(file)
         self._tokenizer.encode_special_tokens = True
 
     def spans(self, text: str) -> list[Span]:
@@ -170,7 +250,7 @@ def find_tokenizer(tokenizer: str | None, model: str) -> Path | None:
         file = user_path(tokenizer)
         file = file / _FILE if file.is_dir() else file
         if not file.is_file():
-            raise SpecError(f"tokenizer: there is no file {str(file)!r}", source="backend")
+            raise setting_error(f"tokenizer: there is no file {str(file)!r}")
         return file
     file = user_path(model) / _FILE
     if file.is_file():

@@ -11,8 +11,7 @@ from math import fsum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fedone_sdk.backends.base import Answer, LocalBackend, Query, float32
-from fedone_sdk.backends.chat import TemplateWarning
+from fedone_sdk.backends.base import Answer, LocalBackend, Query, float32, one_query, setting_error
 from fedone_sdk.backends.checkpoint import (
     Checkpoint,
     chat_template,
@@ -21,35 +20,31 @@ from fedone_sdk.backends.checkpoint import (
     hash_folder,
     is_causal,
     load_module,
+    read_max_length,
 )
-from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder, read_max_length
+from fedone_sdk.backends.encoders import CausalEncoder, ClozeEncoder
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
-from fedone_sdk.task import Rendered
+from fedone_sdk.errors import BackendError, MissingExtraError
 
 Encoder = ClozeEncoder | CausalEncoder
 
 
-class Row(NamedTuple):
-    """Token ids, and the (position, next token) pairs to score."""
-
-    ids: list[int]
-    asked: list[tuple[int, int]]
+Pick = tuple[int, int, int]
+"""A row, a position in it, and the next token to score there."""
 
 
 class Plan(NamedTuple):
     """The forward passes of a query. It needs the tokeniser only, not the weights.
 
     Attributes:
-        rows: The sequences; for a text to generate, the inputs.
-        spans: Per input and text to score, its row, and the start and end of its tokens in the
-            row's `asked`.
+        rows: The token ids of each sequence; for a text to generate, of each input.
+        texts: The tokens of each text to score of each input.
         worst: Its usage counts each input with its longest text except for the last token, which
             the model does not read; of a text to generate, all tokens.
     """
 
-    rows: list[Row]
-    spans: list[list[tuple[int, int, int]]]
+    rows: list[list[int]]
+    texts: list[list[list[Pick]]]
     worst: Usage
 
     @property
@@ -87,21 +82,22 @@ class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
     ) -> None:
         if any(find_spec(name) is None for name in ("torch", "transformers")):
             raise MissingExtraError("a model of the transformers library", extra="torch")
-        if max_batch < 1:
-            raise ValueError(f"max_batch must be at least 1, not {max_batch}")
         self._checkpoint = find_checkpoint(str(model))
         folder = self._checkpoint.folder
         self._causal = is_causal(folder)
         if multi_token_labels and not self._causal:
-            raise SpecError(
-                "backend.multi_token_labels: must be false for a masked language model, "
-                "which has one token at the mask"
+            raise setting_error(
+                "multi_token_labels: must be false for a masked language model, which has one "
+                "token at the mask"
             )
         self.answers = frozenset({"labels", "reference", "text"} if self._causal else {"labels"})
         self.max_length = read_max_length(folder, causal=self._causal)
         self._device, self._dtype, self._max_batch = device, dtype, max_batch
-        super().__init__("transformers", several=multi_token_labels)
-        self._template_warning = TemplateWarning(self._checkpoint.name)
+        self._multi_token_labels = multi_token_labels
+        self._template = chat_template(self._checkpoint) if self._causal else None
+        super().__init__(
+            "transformers", self._checkpoint.name, has_template=self._template is not None
+        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -115,14 +111,8 @@ class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
         version = (checkpoint.commit or hash_folder(checkpoint.folder))[:16]
         return f"transformers:{checkpoint.name}:{version}:{self._dtype}"
 
-    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Check that every label word is one token, and that the model supports the form."""
-        await super().check(label_words, form)
-        if self._causal and chat_template(self._checkpoint) is not None:
-            self._template_warning.check(form)
-
     def _plan(self, query: Query) -> Plan:
-        return plan_of(self._loaded_encoder(), query, several=self._several)
+        return plan_of(self._loaded_encoder(), query)
 
     def _run(self, query: Query, plan: Plan) -> Answer:
         model = self._loaded()
@@ -132,7 +122,8 @@ class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
         file = self._checkpoint.folder / "tokenizer.json"
         if not self._causal:
             return ClozeEncoder(file, self.max_length)
-        return CausalEncoder(file, self.max_length, chat_template(self._checkpoint))
+        multi = self._multi_token_labels
+        return CausalEncoder(file, self.max_length, self._template, multi_token_labels=multi)
 
     def _load_model(self) -> TorchModel:
         return TorchModel(
@@ -144,50 +135,45 @@ class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
         )
 
 
-def plan_of(encoder: Encoder, query: Query, *, several: bool = False) -> Plan:
+def plan_of(encoder: Encoder, query: Query) -> Plan:
     """Plan the forward passes of a query."""
     if isinstance(encoder, ClozeEncoder):
         labels = [token for (token,) in encoder.label_ids(query.label_words)]
         clozes = [encoder.encode(parts) for parts in query.inputs]
-        rows = [Row(one.ids, [(one.mask_index, token) for token in labels]) for one in clozes]
-        spans = [[(row, at, at + 1) for at in range(len(labels))] for row in range(len(rows))]
-        return Plan(rows, spans, _usage(sum(len(row.ids) for row in rows)))
+        picks = [
+            [[(row, cloze.mask_index, token)] for token in labels]
+            for row, cloze in enumerate(clozes)
+        ]
+        rows = [cloze.ids for cloze in clozes]
+        return Plan(rows, picks, one_query(sum(map(len, rows))))
     if query.want == "text":
         if query.max_tokens < 1:
             raise BackendError("a query for a text needs max_tokens of at least 1")
-        most = query.max_tokens
-        rows = [Row(encoder.encode(parts, reserve=most), []) for parts in query.inputs]
-        return Plan(rows, [], _usage(sum(len(row.ids) for row in rows), most * len(rows)))
-    texts = encoder.endings(query, several=several)
-    rows, spans, num_tokens = [], [], 0
-    for parts, follow in zip(query.inputs, texts, strict=True):
+        rows = [encoder.encode(parts, reserve=query.max_tokens) for parts in query.inputs]
+        return Plan(rows, [], one_query(sum(map(len, rows)), query.max_tokens * len(rows)))
+    rows, texts, num_tokens = [], [], 0
+    for parts, endings in zip(query.inputs, encoder.endings(query), strict=True):
         # The last token of a text is scored, but not part of the input.
-        reserve = max(map(len, follow)) - 1
+        reserve = max(map(len, endings)) - 1
         start = encoder.encode(parts, reserve=reserve)
         num_tokens += len(start) + reserve
-        spans.append(_continued(rows, start, follow))
-    return Plan(rows, spans, _usage(num_tokens))
-
-
-def _usage(num_tokens: int, written: int = 0) -> Usage:
-    return Usage(queries=1, requests=1, prompt_tokens=num_tokens, completion_tokens=written)
+        texts.append(_continued(rows, start, endings))
+    return Plan(rows, texts, one_query(num_tokens))
 
 
 def _continued(
-    rows: list[Row], start: list[int], follow: Sequence[list[int]]
-) -> list[tuple[int, int, int]]:
-    """Add the rows of one input, and return the spans of its texts."""
+    rows: list[list[int]], start: list[int], endings: Sequence[list[int]]
+) -> list[list[Pick]]:
+    """Add the rows of one input, and return the tokens of its texts."""
     row_of: dict[tuple[int, ...], int] = {}
-    spans = []
-    for text in follow:
+    texts = []
+    for ending in endings:
         # Texts that differ in the last token only share a row: so do all single tokens.
-        row = row_of.setdefault(tuple(text[:-1]), len(rows))
+        row = row_of.setdefault(tuple(ending[:-1]), len(rows))
         if row == len(rows):
-            rows.append(Row([*start, *text[:-1]], []))
-        asked = rows[row].asked
-        spans.append((row, len(asked), len(asked) + len(text)))
-        asked += [(len(start) - 1 + index, token) for index, token in enumerate(text)]
-    return spans
+            rows.append([*start, *ending[:-1]])
+        texts.append([(row, len(start) - 1 + at, token) for at, token in enumerate(ending)])
+    return texts
 
 
 class TorchModel:
@@ -225,11 +211,21 @@ class TorchModel:
 
     def score(self, plan: Plan) -> Answer:
         """Return the log-probability of each text of each input."""
-        values = self._in_batches(plan.rows)
+        picks = dict.fromkeys(pick for texts in plan.texts for text in texts for pick in text)
+        values: dict[Pick, float] = {}
+        for batch in self._batches(plan.rows):
+            at = {row: index for index, row in enumerate(batch)}
+            wanted = [pick for pick in picks if pick[0] in at]
+            with self._failing_clearly(), self._torch.inference_mode():
+                scored = self._forward(
+                    [plan.rows[row] for row in batch],
+                    [(at[row], position, token) for row, position, token in wanted],
+                )
+                values.update(zip(wanted, scored.tolist(), strict=True))
         return Answer(
             log_probs=tuple(
-                tuple(float32(fsum(values[row][begin:end])) for row, begin, end in spans)
-                for spans in plan.spans
+                tuple(float32(fsum(values[pick] for pick in text)) for text in texts)
+                for texts in plan.texts
             ),
             usage=plan.paid,
         )
@@ -242,11 +238,11 @@ class TorchModel:
         written: list[list[int]] = [[]] * len(plan.rows)
         for batch in self._batches(plan.rows):
             with self._failing_clearly(), self._torch.inference_mode():
-                ids, mask = self._padded([plan.rows[index].ids for index in batch], right=False)
-                found = self.module.generate(
+                ids, mask = self._padded([plan.rows[index] for index in batch], right=False)
+                sequences = self.module.generate(
                     input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens
                 )[:, ids.shape[1] :].tolist()
-            for index, tokens in zip(batch, found, strict=True):
+            for index, tokens in zip(batch, sequences, strict=True):
                 end = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
                 written[index] = tokens[: end + 1]
         return Answer(
@@ -273,55 +269,36 @@ class TorchModel:
         except (RuntimeError, IndexError, ValueError) as exc:  # torch's exception for a bad input.
             raise BackendError(f"torch failed: {first_line(exc)}") from exc
 
-    def _batches(self, rows: Sequence[Row]) -> Iterator[list[int]]:
+    def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         order = list(range(len(rows)))
         if len(rows) > self.max_batch:
-            order.sort(key=lambda index: len(rows[index].ids), reverse=True)
+            order.sort(key=lambda index: len(rows[index]), reverse=True)
         for begin in range(0, len(order), self.max_batch):
             yield order[begin : begin + self.max_batch]
 
-    def _in_batches(self, rows: Sequence[Row]) -> list[list[float]]:
-        found: list[list[float]] = [[]] * len(rows)
-        for batch in self._batches(rows):
-            with self._failing_clearly(), self._torch.inference_mode():
-                scored = iter(self._forward([rows[index] for index in batch]).tolist())
-            for index in batch:
-                found[index] = [next(scored) for _ in rows[index].asked]
-        return found
-
-    def _forward(self, rows: Sequence[Row]) -> Any:
-        """Return the requested log-probabilities of all rows: float32, nats, whole vocabulary."""
-        torch = self._torch
+    def _forward(self, rows: Sequence[Sequence[int]], picks: Sequence[Pick]) -> Any:
+        """Return the log-probability of each pick: float32, nats, over the whole vocabulary."""
         # The head is expensive, so it runs once per position, for any number of tokens.
-        picks = list(
-            dict.fromkeys(
-                (row, position) for row, (_, asked) in enumerate(rows) for position, _ in asked
-            )
-        )
-        place = {pick: index for index, pick in enumerate(picks)}
-        asked = [
-            (place[row, position], token)
-            for row, (_, pairs) in enumerate(rows)
-            for position, token in pairs
-        ]
-        with self._only(*zip(*picks, strict=True)):
+        positions = list(dict.fromkeys((row, position) for row, position, _ in picks))
+        place = {position: index for index, position in enumerate(positions)}
+        with self._only(*zip(*positions, strict=True)):
             # Padding is on the right, so causal attention does not reach it.
-            ids, mask = self._padded([row.ids for row in rows], right=True)
+            ids, mask = self._padded(rows, right=True)
             logits = self.module(input_ids=ids, attention_mask=mask, **self._options).logits
-        if logits.shape[:2] != (1, len(picks)):
+        if logits.shape[:2] != (1, len(positions)):
             raise BackendError("this architecture computes its logits in a way not known here")
         logits = logits[0].float()
-        at, tokens = torch.tensor(asked, device=self._device).unbind(1)
+        asked = [(place[row, position], token) for row, position, token in picks]
+        at, tokens = self._torch.tensor(asked, device=self._device).unbind(1)
         return logits[at, tokens] - logits.logsumexp(1)[at]
 
-    def _padded(self, sequences: Sequence[Sequence[int]], *, right: bool) -> tuple[Any, Any]:
-        width = max(map(len, sequences))
+    def _padded(self, rows: Sequence[Sequence[int]], *, right: bool) -> tuple[Any, Any]:
+        width = max(map(len, rows))
         ids, mask = [], []
-        for sequence in sequences:
-            padding = [self._pad_id] * (width - len(sequence))
-            blank, seen = [0] * len(padding), [1] * len(sequence)
-            ids.append([*sequence, *padding] if right else [*padding, *sequence])
-            mask.append(seen + blank if right else blank + seen)
+        for row in rows:
+            padding, blank = [self._pad_id] * (width - len(row)), [0] * (width - len(row))
+            ids.append([*row, *padding] if right else [*padding, *row])
+            mask.append([1] * len(row) + blank if right else blank + [1] * len(row))
         tensor = self._torch.tensor
         return tensor(ids, device=self._device), tensor(mask, device=self._device)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
 from fedone_sdk.backends import chat, tokens
-from fedone_sdk.backends.base import EVERY_UNIT, Answer, Query, float32
+from fedone_sdk.backends.base import EVERY_UNIT, Answer, Query, float32, one_query
 from fedone_sdk.backends.completions import version_of
-from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder
+from fedone_sdk.backends.encoders import CausalEncoder, ClozeEncoder
 from fedone_sdk.backends.model_server import ModelServer, ServerBackend, usage_of
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, MissingExtraError
@@ -54,6 +54,9 @@ class ServedModel:
     masked: bool
     start: list[int]
     probe: list[int]
+
+    def __str__(self) -> str:
+        return f"{self.root} of vLLM {self.version} for {self.max_length} tokens"
 
 
 class VllmBackend(ServerBackend[_Request]):
@@ -126,14 +129,14 @@ class VllmBackend(ServerBackend[_Request]):
             if served.masked:
                 self.answers = frozenset({"labels"})
         elif served != self._served:
-            raise BackendBlocked(
-                f"the server has changed: it had {self._served.root} of vLLM "
-                f"{self._served.version} for {self._served.max_length} tokens, now {served.root} "
-                f"of {served.version} for {served.max_length}: go back, or start a new run",
-                url=self._server.url,
+            raise self._server.blocked(
+                f"the server has changed: it had {self._served}, now {served}: go back, or start a "
+                "new run"
             )
         await self._check_form(form)
-        labels = await self._in(self._token_thread, lambda: self._label_ids(label_words, form))
+        encoder = self._encoder
+        assert encoder is not None
+        labels = await self._in(self._token_thread, lambda: encoder.label_ids(label_words, form))
         if any(len(ids) > 1 for ids in labels):
             self._prompts_per_input = max(self._prompts_per_input, len(labels))
 
@@ -168,15 +171,10 @@ class VllmBackend(ServerBackend[_Request]):
         Raises:
             BackendError: The server has not been checked yet.
         """
-        num_prompts = batch_size * self._prompts_per_input
-        served = self._checked()
+        num_prompts, served = batch_size * self._prompts_per_input, self._checked()
         num_new = 0 if served.masked else 1
-        return Usage(
-            queries=1,
-            requests=1,
-            prompt_tokens=num_prompts * (served.max_length - num_new),
-            completion_tokens=num_prompts * max(num_new, max_tokens),
-        )
+        prompt_tokens = num_prompts * (served.max_length - num_new)
+        return one_query(prompt_tokens, num_prompts * max(num_new, max_tokens))
 
     # From a query to a request
 
@@ -195,16 +193,10 @@ class VllmBackend(ServerBackend[_Request]):
             return self._cloze_request(encoder, query)
         if query.want == "text":
             return self._text_request(encoder, query)
-        endings = encoder.endings(query, several=self._multi_token_labels)
+        endings = encoder.endings(query)
         if query.want == "labels" and all(len(ids) == 1 for ids in endings[0]):
             return self._label_request(encoder, query, [token for (token,) in endings[0]])
         return self._ending_request(encoder, query, endings)
-
-    def _label_ids(self, words: Sequence[str], like: Rendered) -> list[list[int]]:
-        encoder = self._encoder
-        assert encoder is not None
-        several = self._multi_token_labels and isinstance(encoder, CausalEncoder)
-        return encoder.label_ids(words, like, several=several)
 
     def _cloze_request(self, encoder: ClozeEncoder, query: Query) -> _Request:
         labels = [token for (token,) in encoder.label_ids(query.label_words)]
@@ -213,7 +205,7 @@ class VllmBackend(ServerBackend[_Request]):
         return _Request(
             path="/pooling",
             body={"model": self._model, "data": data},
-            worst=_usage(ids, 0),
+            worst=one_query(sum(map(len, ids))),
             read=lambda answer: (_rows(answer["data"]["log_probs"], len(ids), len(labels)), ()),
         )
 
@@ -256,12 +248,9 @@ class VllmBackend(ServerBackend[_Request]):
         return self._completion(ids, read, prompt_logprobs=0)
 
     def _text_request(self, encoder: CausalEncoder, query: Query) -> _Request:
-        most = query.max_tokens
-        if not 0 < most < self._checked().max_length:
-            raise BackendError(
-                f"max_tokens must be from 1 to {self._checked().max_length - 1} for this server, "
-                f"not {most}"
-            )
+        most, limit = query.max_tokens, self._checked().max_length - 1
+        if not 0 < most <= limit:
+            raise BackendError(f"max_tokens must be from 1 to {limit} for this server, not {most}")
         ids = [encoder.encode(parts, reserve=most) for parts in query.inputs]
 
         def read(answer: Any) -> tuple[_Rows, tuple[str, ...]]:
@@ -278,7 +267,8 @@ class VllmBackend(ServerBackend[_Request]):
     ) -> _Request:
         # Greedy, for reproducible texts; log-probabilities do not depend on the temperature.
         body = {"model": self._model, "prompt": ids, "max_tokens": max_tokens, "temperature": 0}
-        return _Request("/v1/completions", {**body, **options}, _usage(ids, max_tokens), read)
+        worst = one_query(sum(map(len, ids)), len(ids) * max_tokens)
+        return _Request("/v1/completions", {**body, **options}, worst, read)
 
     # The frame of a chat
 
@@ -302,11 +292,10 @@ class VllmBackend(ServerBackend[_Request]):
             return
         bare, spaced = [await self._apply_template(said) for said in chat.probes(roles)]
         if bare is None or spaced is None:
-            raise BackendBlocked(
+            raise self._server.blocked(
                 f"the task is a chat, but the model {self._model!r} has no chat template, or one "
                 f"that takes no messages of {', '.join(roles)}: write the task as a template, or "
-                "start vLLM with --chat-template",
-                url=self._server.url,
+                "start vLLM with --chat-template"
             )
         encoder.frames[roles] = chat.chat_frame(roles, bare, spaced, encoder.cut)
 
@@ -345,10 +334,9 @@ class VllmBackend(ServerBackend[_Request]):
         models = {entry.get("id"): entry for entry in entries if isinstance(entry, dict)}
         model = models.get(self._model)
         if model is None:
-            raise BackendBlocked(
-                f"there is no model {self._model!r}, only "
-                f"{', '.join(map(repr, models)) or 'none'}: change model",
-                url=self._server.url,
+            names = ", ".join(map(repr, models)) or "none"
+            raise self._server.blocked(
+                f"there is no model {self._model!r}, only {names}: change model"
             )
         max_length = self._of_vllm(model, "max_model_len", int)
         probe, whole = await self._tokenise(_PROBE), await self._tokenise(_PROBE, special=True)
@@ -374,10 +362,9 @@ class VllmBackend(ServerBackend[_Request]):
             return True
         if reply.is_error and reply.status not in (400, 422, 501):
             raise self._server.error_of(reply)
-        raise BackendBlocked(
+        raise self._server.blocked(
             f"the model {self._model!r} neither generates, nor runs behind the SDK's plugin: start "
-            "vLLM with --io-processor-plugin fedone_roberta",
-            url=self._server.url,
+            "vLLM with --io-processor-plugin fedone_roberta"
         )
 
     async def _make_encoder(self, served: ServedModel) -> CausalEncoder | ClozeEncoder:
@@ -396,7 +383,12 @@ class VllmBackend(ServerBackend[_Request]):
             cloze = encoder.encode((probe, Part("mask", "")))
             same = cloze.ids[1 : cloze.mask_index] == served.probe
         else:
-            encoder = CausalEncoder(file, served.max_length, start=served.start)
+            encoder = CausalEncoder(
+                file,
+                served.max_length,
+                start=served.start,
+                multi_token_labels=self._multi_token_labels,
+            )
             same = encoder.encode((probe,)) == [*served.start, *served.probe]
         if not same:
             raise BackendBlocked(
@@ -404,15 +396,6 @@ class VllmBackend(ServerBackend[_Request]):
                 "tokenizer to the server's own"
             )
         return encoder
-
-
-def _usage(prompts: list[list[int]], max_tokens: int) -> Usage:
-    return Usage(
-        queries=1,
-        requests=1,
-        prompt_tokens=sum(map(len, prompts)),
-        completion_tokens=len(prompts) * max_tokens,
-    )
 
 
 def _choices(answer: Any, num_prompts: int) -> list[Any]:

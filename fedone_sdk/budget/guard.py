@@ -127,4 +127,13 @@ class BudgetGuard:
 
     def _call(self, call: Callable[[MemoryLedger], T]) -> asyncio.Future[T]:
         """Submit a call at once, not as a task, which the end of the event loop would cancel."""
-        return asyncio.wrap_future(self._ledger.submit(call))
+        submitted = self._ledger.submit(call)
+        if not submitted.done():
+            return asyncio.wrap_future(submitted)
+        # Of a ledger in memory; `wrap_future` would take another turn of the event loop.
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        if (error := submitted.exception()) is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(submitted.result())
+        return done

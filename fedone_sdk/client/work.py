@@ -232,7 +232,8 @@ async def score_step(
     if step.biases is not None:
         values, more = _by_class(step, rows, kept, counts.scored, noised, released)
     else:
-        losses = [step.losses(row, kept) for row in rows]
+        by_row = {row: step.losses(row, kept) for row in dict.fromkeys(rows)}
+        losses = [by_row[row] for row in rows]
         if noised is not None:
             # An example without a loss counts as 0 for all prompts, so that neither the noise nor a
             # count depends on what became of it.

@@ -230,8 +230,8 @@ async def simulate(
         if known is not None and known.spec.is_same_run(federation.spec) and known.was_stopped:
             # A stored run that was stopped is resumed, but not one that paused just now.
             # Before `add_run`, which checks whether there is something to measure.
-            await aggregator.service.steering.resume(known)
-        run = await aggregator.add_run(federation.spec, federation.vocabulary)
+            await aggregator.service.resume_run(known)
+        run = await aggregator.service.add_run(federation.spec, federation.vocabulary)
         if watch is not None:
             aggregator.service.listeners.append(watch)
             watch(run, None)
@@ -245,7 +245,7 @@ async def simulate(
         population = await stack.enter_async_context(Population(aggregator.service, devices))
         await population.enrol()
         # The first query comes after enrolment.
-        await aggregator.add_run(
+        await aggregator.service.add_run(
             federation.spec,
             federation.vocabulary,
             dev=federation.dev,
@@ -255,7 +255,7 @@ async def simulate(
         )
         async with population.working():
             await _ended(aggregator.service, run, stop, keep=state_dir is not None)
-        await run.wait()
+        await aggregator.service.wait(run)
         return run.result()
 
 
@@ -271,4 +271,4 @@ async def _ended(
         for wait in waits:
             wait.cancel()
     if run.state.running:
-        await service.steering.stop(run, "interrupted", gently=True, keep=keep)
+        await service.stop_run(run, "interrupted", gently=True, keep=keep)

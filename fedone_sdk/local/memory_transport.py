@@ -49,7 +49,7 @@ class MemoryTransport(Transport):
             self._count(call, run, body, b"")
             return Idle(retry_after_s=answer.retry_after_s)
         if isinstance(answer, AlphaAssignment | LossesAssignment):
-            run = self._service.traffic_run(run_id=answer.run_id)
+            run = self._service.work.traffic_run(run_id=answer.run_id)
         content = answer if isinstance(answer, bytes) else encode(answer)
         self._count(call, run, body, content)
         return content
@@ -58,12 +58,12 @@ class MemoryTransport(Transport):
         """Return the run whose traffic includes a call."""
         message = call.message
         if isinstance(message, Claim):
-            return self._service.traffic_run(run_id=message.run_id)
+            return self._service.work.traffic_run(run_id=message.run_id)
         if call.name in ("task", "vocabulary"):
-            return self._service.traffic_run(run_id=call.of)
+            return self._service.work.traffic_run(run_id=call.of)
         assignment_id = message.assignment_id if isinstance(message, Score | Reflect) else call.of
         work = None if client is None or not assignment_id else (client, assignment_id)
-        return self._service.traffic_run(work=work)
+        return self._service.work.traffic_run(work=work)
 
     def _count(self, call: Call, run: ServedRun | None, sent: bytes, answer: bytes) -> None:
         if run is not None and call.name != "runs":
@@ -79,7 +79,7 @@ class MemoryTransport(Transport):
         digest = hashlib.sha256(body).hexdigest()
         match message:
             case Claim():
-                return await service.claim(client, message)
+                return await service.work.claim(client, message)
             case Score():
                 parsed = Score.model_validate_json(body)
                 return await service.work.score(client, parsed, digest)
@@ -100,5 +100,5 @@ class MemoryTransport(Transport):
                 known = [one.entry for one in service.registry.summaries]
                 seen = [one.model_dump() for one in known if may_see(client.runs, one.run_id)]
                 return json.dumps(seen).encode()
-        run = await service.run_for(client, call.of)
+        run = await service.registry.run_for(client, call.of)
         return run.task if call.name == "task" else run.vocabulary_list(call.after)

@@ -253,7 +253,7 @@ class Population:
 
     async def _gather(self, indices: Iterable[int]) -> None:
         shards = self._devices.shards
-        await self.service.enter_all(
+        await self.service.dispatcher.enter_all(
             {index: len(shards[self._by_index[index].number]) for index in indices}
         )
 

@@ -64,7 +64,7 @@ async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(
         asyncio.timeout(60),
         Aggregator(backend=ScriptedBackend(), enrolment_tokens=[TOKEN]) as served,
     ):
-        plain = await served.add_run(spec_of(2), words)
+        plain = await served.service.add_run(spec_of(2), words)
         url = await served.listen()
         declined = "the client requires noise, and the run asks for none"
         async with fedone_client(tmp_path, url, *options, FEDONE_PRIVACY="label:1.5") as process:
@@ -72,11 +72,11 @@ async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(
                 await asyncio.sleep(0.05)
             assert plain.state.unfit == {0: declined}
             assert plain.state.running  # It waits for others.
-            await served.service.steering.stop(plain)
+            await served.service.stop_run(plain)
             out, err = await process.communicate()
         assert (process.returncode, err) == (0, b"")
         assert declined in out.decode()
-        private = await served.add_run(noisy.model_copy(update={"name": "private"}), words)
+        private = await served.service.add_run(noisy.model_copy(update={"name": "private"}), words)
         arguments = (*options, "--privacy", "label:1.5", "--run", "private")
         async with fedone_client(tmp_path, url, *arguments) as process:
             out, err = await process.communicate()
@@ -141,7 +141,7 @@ async def test_through_a_proxy_with_a_private_authority_and_a_certificate(tmp_pa
         HttpProxy() as proxy,
         Aggregator(backend=ScriptedBackend(), enrolment_tokens=[TOKEN]) as served,
     ):
-        run = await served.add_run(spec_of(2), Vocabulary(candidates=(" good", " bad")))
+        run = await served.service.add_run(spec_of(2), Vocabulary(candidates=(" good", " bad")))
         url = await served.listen(ssl_context=server_context(authority, clients=True))
         certificate.write_bytes(certificate.read_bytes() + key.read_bytes())
         trust = {"HTTPS_PROXY": proxy.url, "SSL_CERT_FILE": str(authority.file)}

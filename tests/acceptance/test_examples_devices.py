@@ -182,7 +182,7 @@ async def test_aiohttp_app(tmp_path: Path) -> None:
                 assert answer.status == 422
         arrived.set()
         await printed(process, "round 39 updated")
-        await served.run.wait()
+        await served.aggregator.service.wait(served.run)
         async with user.get("/federation") as answer:
             assert (await answer.json())["event"] in ("updated", "waiting", "ended")
         process.send_signal(signal.SIGINT)
@@ -270,7 +270,7 @@ async def test_companion_app(tmp_path: Path) -> None:
         terminal.press(" ")
         device(tmp_path, charging=True, wifi=True)
         await terminal.shows("Updates: 5")
-        await served.run.wait()
+        await served.aggregator.service.wait(served.run)
         assert served.run.result().status == "completed"
         terminal.press("\x11")  # Ctrl-Q
         assert await process.wait() == 0

@@ -223,7 +223,7 @@ class TestServed:
             Aggregator(backend=backend, store=store, enrolment_tokens=[TOKEN]) as aggregator,
         ):
             url = await aggregator.listen(port=port)
-            run = await aggregator.add_run(given.spec, given.vocabulary)
+            run = await aggregator.service.add_run(given.spec, given.vocabulary)
             assert run.task.method.model_dump()["object"] is None
             assert run.task.method.model_dump()["options"] == {}
             client = EdgeClient(url, token=TOKEN, data=rows, state_dir="device")
@@ -262,14 +262,14 @@ class TestServed:
             Aggregator(backend=backend, enrolment_tokens=[TOKEN]) as aggregator,
         ):
             url = await aggregator.listen()
-            run = await aggregator.add_run(given.spec, given.vocabulary)
+            run = await aggregator.service.add_run(given.spec, given.vocabulary)
             async with EdgeClient(url, token=TOKEN, data=rows, state_dir="device") as client:
                 seen.append("broken")
                 turn = await client.run_once()
                 assert (turn.outcome, run.state.status) == ("refused", "failed")
                 assert turn.reason == "run_conflict: the run has failed; the work is kept"
                 seen.append("mended")
-                await aggregator.service.steering.resume(run)
+                await aggregator.service.resume_run(run)
                 assert (await client.run_once()).outcome == "worked"
                 # The kept update, and one more round: nothing is asked twice.
                 assert (run.state.round, run.state.account.spent.requests) == (2, 2 * 4)

@@ -82,7 +82,7 @@ async def test_an_ended_run_has_a_verdict(chromium: Chromium, stage: Stage) -> N
         stage.start_devices()
         stage.answering.set()
         await stage.rest()
-        await run.wait()
+        await stage.aggregator.service.wait(run)
         verdict = run.result().verdict
         assert verdict is not None
         await expect(worth).to_contain_text(verdict.text[1:], timeout=15_000)
@@ -109,7 +109,7 @@ async def test_runs_are_compared_side_by_side(chromium: Chromium, stage: Stage) 
         stage.answering.set()
         await stage.rest()
         for run in runs:
-            await run.wait()
+            await stage.aggregator.service.wait(run)
             assert run.summary.metric is not None
             await expect(figure).to_contain_text(
                 f"{run.run_id} {run.summary.metric:.3f}", timeout=15_000

@@ -383,7 +383,7 @@ class TestModels:
         async with serving(hub.store(), hub.store(), backend=backend) as (one, two):
             assert one.runs["run"].state.paused
             backend.down = False
-            await one.steering.resume(one.runs["run"])
+            await one.resume_run(one.runs["run"])
             await two.registry.refresh()
             backend.down = True
             with pytest.raises(ProblemError, match="is not available at the moment") as caught:
@@ -462,11 +462,11 @@ class TestEnds:
         async with serving(hub.store(), hub.store()) as (one, two):
             run = await one.add_run(spec_of(), WORDS)
             await until(lambda: "run" in two.runs)
-            await two.steering.stop(await two.run("run"))
+            await two.stop_run(await two.registry.run("run"))
             await until(lambda: run.ended.is_set())
             hub.deaf = True
             await two.runs["run"].record_metric(0, 0.5)  # so that the first commit conflicts
-            await one.steering.resume(run)
+            await one.resume_run(run)
             assert run.state.running
             assert not run.ended.is_set()
 
@@ -550,9 +550,9 @@ class TestEnds:
             await score(one, client, work)
             gateway = one._gateway
             assert gateway is not None
-            assert gateway._calls
+            assert gateway._open
             await update(two, client, work)
-            await until(lambda: not gateway._calls)
+            await until(lambda: not gateway._open)
             await until(lambda: one.runs["run"].state.round == 1)
 
     async def test_offers_end_with_the_round(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,7 +578,7 @@ class TestFairness:
             for client in clients[:64]:
                 await one.dispatcher._wait_in_pool(client, Claim(num_examples=5), [one.runs["run"]])
             await until(lambda: len(two.dispatcher.pool) == 64)
-            found = await two.claim(clients[64], Claim(num_examples=5, wait_s=0))
+            found = await two.work.claim(clients[64], Claim(num_examples=5, wait_s=0))
             assert isinstance(found, RetryLater)
             assert found.retry_after_s > 0
             await until(lambda: one.dispatcher.pool._num_outside == 1)
@@ -685,15 +685,15 @@ class TestEvaluation:
             per_measurement = len(backend.asked) // 2  # of no prompt, and of the first one
             await update(service, client, await work_of(service, client))
             gate.clear()
-            await service.steering.stop(run)
+            await service.stop_run(run)
             began = len(backend.asked)
             await until(lambda: len(backend.asked) > began)
             if back:
-                await service.steering.roll_back(run, 0, "a lying client")
+                await service.roll_back(run, 0, "a lying client")
             else:
-                await service.steering.resume(run)
+                await service.resume_run(run)
                 await update(service, client, await work_of(service, client))
-                await service.steering.stop(run)
+                await service.stop_run(run)
             assert run.state.metric.after is None
             gate.set()
             async with asyncio.timeout(5):
@@ -709,7 +709,7 @@ class TestEvaluation:
             run = await one.add_run(spec_of(), WORDS, dev=dev)
             await until(lambda: "run" in two.runs)
             await until(lambda: run.state.metric.before is not None)
-            await two.steering.stop(await two.run("run"))
+            await two.stop_run(await two.registry.run("run"))
             async with asyncio.timeout(5):
                 await one.wait(run)
             assert run.state.metric.after is not None

@@ -273,7 +273,7 @@ async def test_a_bug_in_a_backend_does_not_drain_the_cap() -> None:
             assert sum(map(is_dev, backend.asked)) == asked
             # Mended and resumed, it ends, and what could not be measured then is measured now.
             broken = False
-            await service.steering.resume(run)
+            await service.resume_run(run)
             await client.run_forever()
             await service.wait(run)
     assert run.result().status == "completed"
@@ -308,8 +308,7 @@ async def test_cancelled_while_it_sets_aside_it_leaves_no_lease() -> None:
     async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         (evaluation,) = service._companions[run.run_id]
-        task = evaluation._task
-        assert task is not None
+        (task,) = evaluation._tasks
         async with run._lock:  # Its reservation waits here.
             for _ in range(10):
                 await asyncio.sleep(0)

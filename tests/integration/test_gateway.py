@@ -150,7 +150,7 @@ async def test_nothing_is_kept_for_an_assignment_that_closes_during_its_call(
 
     monkeypatch.setattr(bench.run, "prefetch_prompts", closing)
     assert (await device.refused()).code == "assignment_expired"
-    assert not bench.gateway._calls
+    assert not bench.gateway._open
 
 
 class TestCharges:
@@ -258,8 +258,8 @@ class TestRefusals:
             problem = await device.refused(examples=({"text": f"text {number}"},))
             assert problem.code == "lease_exhausted"
         assert device.service._gateway is not None
-        (calls,) = device.service._gateway._calls.values()
-        assert len(calls) == 1
+        (work,) = device.service._gateway._open.values()
+        assert len(work.calls) == 1
         # The one that was answered is answered from memory as before.
         assert await device.score() == scores
         assert len(backend.asked) == 4
@@ -300,7 +300,7 @@ class TestRefusals:
         await waiting
         assert bench.spent == Usage(queries=4, requests=4, prompt_tokens=8)
         assert device.service._gateway is not None
-        assert dict(device.service._gateway._calls) == {}
+        assert dict(device.service._gateway._open) == {}
 
     async def test_no_gateway(self, bench: Bench) -> None:
         device = await bench.start(None, spec_of())
@@ -368,7 +368,7 @@ class TestOutages:
         assert (problem.code, problem.detail) == ("run_conflict", "the run is paused")
         assert bench.run.state.paused
         assert "failed 3 times in a row with ZeroDivisionError" in str(bench.run.state.reason)
-        await device.service.steering.resume(bench.run)
+        await device.service.resume_run(bench.run)
         assert (await ask()).code == "backend_failed"
 
     async def test_a_backend_that_cannot_show_or_quote_is_a_bug_too(self, bench: Bench) -> None:

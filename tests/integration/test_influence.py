@@ -59,7 +59,7 @@ async def test_an_attacker_is_quarantined_and_users_see_it(tmp_path: Path) -> No
     )
     async with aggregator, aiohttp.ClientSession() as session, AsyncExitStack() as stack:
         url = await aggregator.listen()
-        run = await aggregator.add_run(spec_of(40, defence="standard"), WORDS)
+        run = await aggregator.service.add_run(spec_of(40, defence="standard"), WORDS)
         clients = [
             await stack.enter_async_context(
                 edge_client(

@@ -72,11 +72,12 @@ async def test_the_result_has_the_cost_of_a_call_that_was_pending_at_the_end() -
             await device.update()
             await asked.wait()  # After the first round.
         await run.ended.wait()
-        result = asyncio.create_task(run.wait())
+        result = asyncio.create_task(service.wait(run))
         await asyncio.wait({result}, timeout=0.05)
         assert not result.done()
         answered.set()
-        found = await result
+        await result
+    found = run.result()
     assert found.evaluation.requests == 1
     assert found.spent.requests == run.state.account.spent.requests
     assert not run.state.account.leases
@@ -103,15 +104,15 @@ async def test_ended_runs_that_were_requested_do_not_stay_in_memory() -> None:
     store = MemoryStore()
     async with serving(*(run_spec(name=f"run-{n}") for n in range(80)), store=store) as service:
         for number in range(1, 80):
-            await service.steering.stop(service.runs[f"run-{number}"])
+            await service.stop_run(service.runs[f"run-{number}"])
     async with serving(store=store) as service:
         assert list(service.runs) == ["run-0"]
         for number in range(1, 80):
-            assert (await service.run(f"run-{number}")).state.status == "stopped"
+            assert (await service.registry.run(f"run-{number}")).state.status == "stopped"
         assert len(service.runs) == 65
         assert len(service.registry.summaries) == 80
-        run = await service.run("run-1")
-        await service.steering.resume(run)
+        run = await service.registry.run("run-1")
+        await service.resume_run(run)
         assert run.state.running
         assert service.runs["run-1"] is run
 

@@ -104,7 +104,7 @@ class TestWork:
             assert run.state.reason == "paused: the key was revoked"
             assert (len(model.answered), await device.claim()) == (2, None)
             model.fails = None
-            await service.steering.resume(run)
+            await service.resume_run(run)
             assert (await device.claim()) == work
             await device.score()
             assert len(model.answered) == len({query.inputs for query in model.answered})
@@ -142,7 +142,7 @@ class TestWork:
             run, device = await working(service)
             call = asyncio.create_task(device.score())
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
-            await service.steering.stop(run)
+            await service.stop_run(run)
             assert model.held is not None
             model.held.set()
             await service.wait(run)
@@ -155,7 +155,7 @@ class TestWork:
             run, device = await working(service)
             call = asyncio.create_task(device.score())
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
-            await service.steering.stop(run)  # forgets the call
+            await service.stop_run(run)  # forgets the call
         with pytest.raises(asyncio.CancelledError):
             await call
 
@@ -170,7 +170,7 @@ class TestWork:
             assert (await device.refused()).code == "run_conflict"
             assert "failed 2 times in a row" in str(run.state.reason)
             model.fails = None
-            await service.steering.resume(run)
+            await service.resume_run(run)
             await device.score()
 
     async def test_a_retry_that_a_pause_stops_gives_no_work_back(self) -> None:
@@ -228,7 +228,7 @@ class TestEvaluation:
             assert sum(map(is_dev, backend.asked)) == 1  # no further one after the first
             assert run.state.evaluation.leases == run.state.account.leases == {}
             model.fails = None
-            await service.steering.resume(run)
+            await service.resume_run(run)
             await train(service, run, TRAIN)
             result = run.result()
         assert None not in (result.metric.no_prompt, result.metric.before, result.metric.after)
@@ -242,7 +242,7 @@ class TestEvaluation:
             await until(lambda: len(backend.asked) == 5)  # all of the first measurement
             await run.apply(record_model, model="m-1")
             await run.apply(record_model, model="m-2")
-            await service.steering.resume(run)
+            await service.resume_run(run)
             assert model.held is not None
             model.held.set()
             await train(service, run, TRAIN)
@@ -254,10 +254,10 @@ class TestEvaluation:
         backend = ScriptedBackend()
         async with serving(backend=backend) as service:
             run = await service.add_run(spec_of(), WORDS, dev=DEV)
-            await service.steering.stop(run, "interrupted")
+            await service.stop_run(run, "interrupted")
             await service.wait(run)
             assert run.state.metric.after is not None
-            await service.steering.resume(run)
+            await service.resume_run(run)
             assert run.state.metric.after is None
             await train(service, run, TRAIN)
             assert run.state.metric.after is not None
@@ -278,7 +278,7 @@ class TestRestart:
             device = Device(service, (await service.access.clients())[0])
             assert await device.claim() is None
             assert other.asked == []
-            await service.steering.resume(run)
+            await service.resume_run(run)
             assert await device.claim() == work
             await device.score()
             await device.update(model="other")
@@ -297,12 +297,12 @@ class TestRestart:
             device = Device(service, (await service.access.clients())[0])
             assert await device.claim() is None
             with pytest.raises(ProblemError, match="the key was revoked") as excinfo:
-                await service.steering.resume(run)
+                await service.resume_run(run)
             assert excinfo.value.code == "backend_blocked"
             assert run.state.paused
             assert run.ended.is_set()
             model.fails = None
-            await service.steering.resume(run)
+            await service.resume_run(run)
             assert await device.claim() == work
             await device.score()
             assert run.state.account.held == Usage(queries=4, requests=4, prompt_tokens=8)
@@ -319,7 +319,7 @@ class TestRestart:
             run = service.runs["run"]
             assert "set backend.prices" in str(run.state.reason)
             with pytest.raises(ProblemError, match=r"budget\.usd"):
-                await service.steering.resume(run)
+                await service.resume_run(run)
             with pytest.raises(SpecError, match=r"budget\.usd: .* set backend\.prices"):
                 await service.add_run(spec_of(name="new", budget={"usd": 1}), WORDS)
 

@@ -67,20 +67,20 @@ async def test_the_highest_cap_counts_and_is_kept(services: list[Service]) -> No
     async def raise_caps(at: int, queries: int) -> bool:
         service = services[at % len(services)]
         try:
-            await service.steering.raise_caps(await service.run("run"), Budget(queries=queries))
+            await service.raise_caps(await service.registry.run("run"), Budget(queries=queries))
         except ProblemError:
             return False
         return True
 
     await work(devices)
-    run = await services[0].run("run")
+    run = await services[0].registry.run("run")
     assert (run.state.status, run.result().spent.queries) == ("budget_exhausted", 4)
     caps = [8, 6, 12, 10, 6]
     raised = await asyncio.gather(*(raise_caps(at, cap) for at, cap in enumerate(caps)))
     assert raised[caps.index(12)]
     await asyncio.gather(work(devices), raise_caps(0, 14), raise_caps(1, 2 * ROUNDS - 2))
     await work(devices)
-    run = await services[-1].run("run")
+    run = await services[-1].registry.run("run")
     result = run.result()
     assert (result.status, result.rounds) == ("budget_exhausted", ROUNDS - 1)
     assert (result.cap.queries, result.spent.queries) == (2 * ROUNDS - 2, 2 * ROUNDS - 2)
@@ -94,7 +94,7 @@ async def test_the_highest_cap_counts_and_is_kept(services: list[Service]) -> No
         await services[0].add_run(LOW.model_copy(update={"budget": Budget(queries=6)}), WORDS)
     await services[0].add_run(spec_of(), WORDS)
     await work(devices)
-    assert (await services[-1].run("run")).result().status == "completed"
+    assert (await services[-1].registry.run("run")).result().status == "completed"
 
 
 async def test_what_cannot_be_continued_is_not_raised() -> None:
@@ -103,5 +103,5 @@ async def test_what_cannot_be_continued_is_not_raised() -> None:
         await work(await devices_of([service]))
         run.history.clear()  # as after `retention.logs_days`
         with pytest.raises(ProblemError, match="the log of the run was removed"):
-            await service.steering.raise_caps(run, Budget(queries=6))
+            await service.raise_caps(run, Budget(queries=6))
         assert run.state.account.cap == LOW.budget

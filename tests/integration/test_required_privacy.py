@@ -114,7 +114,7 @@ async def test_run_forever_continues_after_a_decline(tmp_path: Path) -> None:
             while "declined" not in [event.kind for event in events]:
                 await asyncio.sleep(0)
             assert not forever.done()
-            await service.steering.stop(service.runs["run"], "over")
+            await service.stop_run(service.runs["run"], "over")
             await forever
     assert events[-1].kind == "ended"
 

@@ -75,9 +75,9 @@ class TestDelete:
 
     async def test_a_live_run_stays(self, server: Server) -> None:
         assert await server.refused("DELETE", "/v1/runs/run", token=ADMIN) == "run_conflict"
-        run = await server.aggregator.service.run("run")
+        run = await server.aggregator.service.registry.run("run")
         assert run.state.running
-        await server.aggregator.service.steering.stop(run)
+        await server.aggregator.service.stop_run(run)
         code = await server.refused("DELETE", "/v1/runs/run?dry_run=perhaps", token=ADMIN)
         assert code == "invalid_message"
         assert (await server.call("GET", "/v1/runs/run", token=ADMIN))[0] == 200
@@ -87,14 +87,14 @@ class TestDelete:
         hub = Hub()
         one = await server_of(stack, Retention(), hub.store())
         two = await server_of(stack, Retention(), hub.store())
-        run = await one.aggregator.add_run(spec_of("run"), WORDS)
-        await two.aggregator.service.run("run")
-        await one.aggregator.service.steering.stop(run)
+        run = await one.aggregator.service.add_run(spec_of("run"), WORDS)
+        await two.aggregator.service.registry.run("run")
+        await one.aggregator.service.stop_run(run)
         hub.deaf = deaf
         await one.aggregator.service.delete_run(run)
         await two.aggregator.service.registry.refresh()
         with pytest.raises(ProblemError, match="there is no run"):
-            await two.aggregator.service.run("run")
+            await two.aggregator.service.registry.run("run")
         assert two.aggregator.service.registry.summaries == []
 
 
@@ -104,8 +104,8 @@ class TestConfigured:
     ) -> None:
         server = await server_of(stack, Retention())
         service = server.aggregator.service
-        run = await server.aggregator.add_run(spec_of("gone"), WORDS)
-        await service.steering.stop(run)
+        run = await server.aggregator.service.add_run(spec_of("gone"), WORDS)
+        await service.stop_run(run)
         await service.delete_run(run)
         runs = [
             RunToServe(path=Path(f"{name}.yaml"), spec=spec_of(name), vocabulary=WORDS)
@@ -120,11 +120,11 @@ class TestConfigured:
 class TestRetention:
     async def test_nothing_is_removed_by_default(self, server: Server) -> None:
         await round_of(server)
-        run = await server.aggregator.service.run("run")
-        await server.aggregator.service.steering.stop(run)
+        run = await server.aggregator.service.registry.run("run")
+        await server.aggregator.service.stop_run(run)
         before = await server.store.run("run"), await server.store.clients()
         server.clock.advance(1000 * DAY_S)
-        await server.aggregator.service.sweeper.sweep()
+        await server.aggregator.service.replicas.sweep()
         assert (await server.store.run("run"), await server.store.clients()) == before
 
     async def test_ended_runs_are_deleted_by_age(self, stack: AsyncExitStack) -> None:
@@ -132,14 +132,14 @@ class TestRetention:
         service = server.aggregator.service
         for name in ("old", "new", "live"):
             await server.aggregator.add_run(spec_of(name), WORDS)
-        await service.steering.stop(await service.run("old"))
+        await service.stop_run(await service.registry.run("old"))
         server.clock.advance(20 * DAY_S)
-        await service.steering.stop(await service.run("new"))
+        await service.stop_run(await service.registry.run("new"))
         server.clock.advance(10 * DAY_S)
-        await service.sweeper.sweep()
+        await service.replicas.sweep()
         assert [run.run_id for run in service.registry.summaries] == ["old", "new", "live"]
         server.clock.advance(1)
-        await service.sweeper.sweep()
+        await service.replicas.sweep()
         assert [run.run_id for run in service.registry.summaries] == ["new", "live"]
         assert await server.store.deleted("old") == server.clock.now()
 
@@ -150,25 +150,25 @@ class TestRetention:
         for name in ("stopped", "done"):
             await server.aggregator.add_run(spec_of(name), WORDS)
         await round_of(server, "stopped")
-        await service.steering.stop(await service.run("stopped"))
+        await service.stop_run(await service.registry.run("stopped"))
         token, _ = await round_of(server, "done")
         for _ in range(2):
             _, work = await round_of(server, "done", token)
         server.clock.advance(8 * DAY_S)
-        await service.sweeper.sweep()
+        await service.replicas.sweep()
         assert len(await server.store.log("stopped")) == 1
         assert len(await server.store.log("done")) == 3
         assert (await server.update(token, work))[1]["code"] == "not_found"
         server.clock.advance(30 * DAY_S)
-        await service.sweeper.sweep()
+        await service.replicas.sweep()
         # A run that can be resumed keeps its log: it may be rolled back.
         assert len(await server.store.log("stopped")) == 1
         assert len(await server.store.log("done")) == 0
-        before = (await service.run("done")).result()
+        before = (await service.registry.run("done")).result()
         assert before.status == "completed"
-        await service.sweeper.sweep()
+        await service.replicas.sweep()
         server.clock.advance(60 * DAY_S)
-        await service.sweeper.sweep()
+        await service.replicas.sweep()
         assert service.registry.summaries == []
 
     async def test_idle_clients_are_retired(self, stack: AsyncExitStack) -> None:
@@ -177,17 +177,17 @@ class TestRetention:
         for _ in range(3):
             _, enrolled, _ = await server.call("POST", "/v1/clients", {"name": "x"}, token=TOKEN)
             tokens.append(enrolled["credential"])
-        run = await server.aggregator.add_run(spec_of("run"), WORDS)
-        await server.aggregator.service.steering.quarantine(
+        run = await server.aggregator.service.add_run(spec_of("run"), WORDS)
+        await server.aggregator.service.quarantine(
             run, (await server.store.clients())[2].client_id, "it lies"
         )
-        await server.aggregator.service.steering.stop(run)
+        await server.aggregator.service.stop_run(run)
         server.clock.advance(20 * DAY_S)
         claim = {"num_examples": 5, "wait_s": 0}
         await server.call("POST", "/v1/assignments/claim", claim, token=tokens[0])
         assert (await server.store.clients())[0].seen_at == server.clock.now()
         server.clock.advance(11 * DAY_S)
-        await server.aggregator.service.sweeper.sweep()
+        await server.aggregator.service.replicas.sweep()
         clients = await server.store.clients()
         # The first was seen; a run keeps the third out by its index, which it must not change.
         assert [client.revoked_at is None for client in clients] == [True, False, True]

@@ -175,7 +175,7 @@ class TestReasons:
             await run.apply(resume)
             client = await aggregator.service.access.client(credential)
             with pytest.raises(ProblemError) as caught:
-                await aggregator.service.claim(client, Claim(num_examples=5, wait_s=0))
+                await aggregator.service.work.claim(client, Claim(num_examples=5, wait_s=0))
         assert caught.value.code == "backend_unavailable"
         for secret in (JANE, "model.internal", "TEAM_KEY"):
             assert secret not in caught.value.detail

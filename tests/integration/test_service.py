@@ -111,7 +111,7 @@ class TestClaims:
             (client,) = await enrol(service, 1)
             waiting = asyncio.create_task(claim(service, client, wait_s=60))
             await turns()
-            await service.steering.stop(run)
+            await service.stop_run(run)
             async with asyncio.timeout(5):
                 with pytest.raises(ProblemError) as excinfo:
                     await waiting
@@ -129,7 +129,7 @@ class TestClaims:
             await two.seat()
             assert (one.state.seats != (), two.state.seats) == (True, ())
             await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
-            await service.steering.stop(one)
+            await service.stop_run(one)
             work = await claim(service, client)  # type: ignore[assignment]
             assert work.run_id == "two"
 
@@ -213,7 +213,7 @@ class TestRuns:
             assert not waiting.done()
             waiting.cancel()
             with pytest.raises(ProblemError):
-                await service.run("run")
+                await service.registry.run("run")
 
     @pytest.mark.parametrize(
         ("backend", "budget", "message"),
@@ -246,18 +246,18 @@ class TestRuns:
             run = await service.add_run(spec_of(rounds=2), WORDS)
             await working(service, await enrol(service, 1))
             clock.advance(7)
-            await service.steering.stop(run, "enough")
+            await service.stop_run(run, "enough")
             async with asyncio.timeout(5):
                 await service.wait(run)
             result = run.result()
             assert (result.status, result.reason, result.wall_s) == ("stopped", "enough", 7)
             with pytest.raises(ProblemError, match="run_conflict"):
-                await service.steering.stop(run)
+                await service.stop_run(run)
             assert run.ended.is_set()
-            await service.steering.resume(run)
+            await service.resume_run(run)
             assert not run.ended.is_set()
             with pytest.raises(ProblemError, match="cannot be resumed"):
-                await service.steering.resume(run)
+                await service.resume_run(run)
             assert not run.ended.is_set()
 
     async def test_deadlines_are_applied_without_requests(
@@ -267,7 +267,7 @@ class TestRuns:
 
         class Impatient(ManualClock):
             def now(self) -> float:
-                self.advance(30)
+                self.advance(60)
                 return super().now()
 
         async with serving(clock=Impatient()) as service:
@@ -325,7 +325,7 @@ class TestSeveralInOneLoop:
 
         async with serving(store=Hanging()) as other:
             run = await other.add_run(spec_of(), WORDS)
-            stopping = asyncio.create_task(other.steering.stop(run))
+            stopping = asyncio.create_task(other.stop_run(run))
             await asyncio.sleep(0)
             try:
                 async with asyncio.timeout(2), serving() as service:

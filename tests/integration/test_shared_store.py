@@ -67,7 +67,7 @@ class Device:
     async def claim(self, wait_s: float = 5.0) -> LossesAssignment | None:
         service = self.service
         claim = Claim(num_examples=5, wait_s=wait_s)
-        found = await service.claim(await service.access.client(self.credential), claim)
+        found = await service.work.claim(await service.access.client(self.credential), claim)
         assert not isinstance(found, RetryLater) or found.retry_after_s == 0
         return found if isinstance(found, LossesAssignment) else None
 
@@ -108,7 +108,7 @@ class TestThreeReplicas:
             work = await device.claim()
             assert work is not None
             await asyncio.gather(device.send(work), device.send(work))
-            run = await services[0].run("run")
+            run = await services[0].registry.run("run")
             assert (run.state.round, run.result().spent.queries) == (1, 2)
             with pytest.raises(ProblemError, match="another update"):
                 await device.send(work, body="cd")
@@ -138,7 +138,7 @@ async def test_after_a_rollback_to_the_start_a_client_remembers_nothing() -> Non
         assert work is not None
         await device.send(work)
         assert load_memory(await store.memory("run", 0) or b"")
-        await service.steering.roll_back(run, 0, "a lying client")
+        await service.roll_back(run, 0, "a lying client")
         assert await store.memory("run", 0) is None
         assert alpha_sha256(run.state.method.alpha) == alpha_sha256(start.method.alpha)
 
@@ -177,7 +177,7 @@ async def test_a_client_remembers_what_it_did_last_and_not_what_was_read_before(
         await there.registry.refresh()
         meanwhile.append(work_here)
         client = await there.access.client(device.credential)
-        work = await there.claim(client, Claim(num_examples=5, wait_s=0))
+        work = await there.work.claim(client, Claim(num_examples=5, wait_s=0))
         assert isinstance(work, LossesAssignment)
         assert work.round == 2
         (seat,) = there.runs["run"].state.seats

@@ -105,7 +105,7 @@ async def filled(store: Store, *, ended: int, live: int) -> None:
         for number in range(ended):
             clock.advance(1)
             run = await service.add_run(spec_of(f"ended-{number}"), WORDS)
-            await service.steering.stop(run)
+            await service.stop_run(run)
         for number in range(live):
             clock.advance(1)
             await service.add_run(spec_of(f"live-{number}"), WORDS)
@@ -119,7 +119,7 @@ class TestWhatIsRead:
         async with serving(store, backend) as service:
             assert sorted(store.read) == ["live-0", "live-1"]
             assert backend.looks == 2
-            assert (await service.run("live-1")).state.running
+            assert (await service.registry.run("live-1")).state.running
 
     async def test_ended_runs_are_listed_and_read_on_demand(self) -> None:
         store, backend = Counting(), Looked()
@@ -128,20 +128,20 @@ class TestWhatIsRead:
             listed = {run.run_id: run for run in service.registry.summaries}
             assert list(listed) == ["ended-0", "ended-1", "ended-2", "live-0"]
             assert listed["live-0"].ended_at is None
-            run = await service.run("ended-1")
+            run = await service.registry.run("ended-1")
             assert listed["ended-1"] == run.summary
             assert run.summary.status == "stopped"
             assert service.registry.summaries == list(listed.values())
             assert backend.looks == 1
             with pytest.raises(ProblemError, match="there is no run"):
-                await service.run("ended-9")
+                await service.registry.run("ended-9")
 
     async def test_two_that_ask_for_one_run_get_the_same(self) -> None:
         store = Counting()
         await filled(store, ended=1, live=0)
         async with serving(store) as service:
             store.gate.clear()
-            asked = [asyncio.create_task(service.run("ended-0")) for _ in range(2)]
+            asked = [asyncio.create_task(service.registry.run("ended-0")) for _ in range(2)]
             await asyncio.sleep(0)
             store.gate.set()
             one, other = await asyncio.gather(*asked)
@@ -165,7 +165,7 @@ class TestWhoWaits:
             run = await service.add_run(spec_of("live"), WORDS)
             for _ in range(3):
                 credential = (await service.access.enrol(TOKEN, Enrol())).credential
-                await service.claim(await service.access.client(credential), claim)
+                await service.work.claim(await service.access.client(credential), claim)
             before = dict(service.dispatcher.available(run))
         assert len(before) == 3
         seen = []
@@ -193,7 +193,7 @@ class TestTheModel:
         device = await service.access.client(
             (await service.access.enrol(TOKEN, Enrol())).credential
         )
-        claim = asyncio.create_task(service.claim(device, Claim(num_examples=5, wait_s=30)))
+        claim = asyncio.create_task(service.work.claim(device, Claim(num_examples=5, wait_s=30)))
         done, _ = await asyncio.wait({claim}, timeout=0.05)
         assert not done
         assert service.runs["live-0"].state.running

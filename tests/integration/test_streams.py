@@ -64,7 +64,7 @@ class Large(MemoryStore):
 async def server() -> AsyncIterator[Server]:
     async with AsyncExitStack() as stack:
         server = await server_of(stack, Retention(), Large())
-        run = await server.aggregator.add_run(spec_of("run"), WORDS)
+        run = await server.aggregator.service.add_run(spec_of("run"), WORDS)
         token, _ = await round_of(server)
         await round_of(server, "run", token)
         await server.call("POST", "/v1/clients", {}, token=TOKEN)
@@ -118,7 +118,7 @@ class TestLogs:
 
     async def test_what_is_written_meanwhile_is_of_a_later_state(self, server: Server) -> None:
         store, service = store_of(server), server.aggregator.service
-        run = await service.run("run")
+        run = await service.registry.run("run")
         before = len(await store.log("run"))
         pieces = export_run(service.store, run)
         data = await anext(pieces)

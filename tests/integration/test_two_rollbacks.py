@@ -42,22 +42,22 @@ async def test_each_round_can_be_gone_back_to(exchange: str) -> None:
     async with played(4, exchange) as (served, run, client, digests):
         assert len(set(digests)) == 5
         for to_round in (3, 1, 0):
-            await served.steering.roll_back(run, to_round, "a client lied")
+            await served.roll_back(run, to_round, "a client lied")
             assert run.state.round == to_round
             assert alpha_sha256(run.state.method.alpha) == digests[to_round]
             assert (await client.run_once()).outcome == "worked"
         # What was done again has taken the place of what was gone back over.
         again = alpha_sha256(run.state.method.alpha)
         assert (await client.run_once()).outcome == "worked"
-        await served.steering.roll_back(run, 1, "a client lied")
+        await served.roll_back(run, 1, "a client lied")
         assert alpha_sha256(run.state.method.alpha) == again
 
 
 async def test_a_round_that_the_other_took_away_is_refused() -> None:
     async with played(3) as (served, run, _, digests):
         found = await asyncio.gather(
-            served.steering.roll_back(run, 1, "one person"),
-            served.steering.roll_back(run, 2, "another person"),
+            served.roll_back(run, 1, "one person"),
+            served.roll_back(run, 2, "another person"),
             return_exceptions=True,
         )
         assert found[0] is None
@@ -76,7 +76,7 @@ async def test_a_long_run_keeps_some_of_its_rounds(monkeypatch: pytest.MonkeyPat
         kept = [at for at in range(9) if await store.memory("run", SERVER, at) is not None]
         assert kept == [3, 6]
         with pytest.raises(ProblemError, match=r"no snapshot of round 4.*rounds 0, 3, 6, \.\.\."):
-            await served.steering.roll_back(run, 4, "a client lied")
-        await served.steering.roll_back(run, 3, "a client lied")
+            await served.roll_back(run, 4, "a client lied")
+        await served.roll_back(run, 3, "a client lied")
         assert alpha_sha256(run.state.method.alpha) == digests[3]
         assert (await client.run_once()).outcome == "worked"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.messages import RunResult
@@ -18,6 +19,9 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Part
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.acceptance.test_reflection import TOPICS, answer, rules
+from tests.acceptance.test_reflection import rows_of as topical
+from tests.acceptance.test_reflection import spec_of as reflecting
 from tests.typescript.devices import node_device
 
 pytestmark = pytest.mark.typescript
@@ -83,9 +87,11 @@ def app_of(model: LLMBackend) -> web.Application:
             inputs=tuple(tuple(Part(*part) for part in each) for each in asked["inputs"]),
             label_words=tuple(asked["labelWords"]),
             want=asked["want"],
+            max_tokens=asked["maxTokens"] or None,
         )
-        rows = (await model.score(query)).log_probs
-        return web.json_response({"fingerprint": model.fingerprint, "logProbs": rows})
+        found = await model.score(query)
+        answers = {"logProbs": found.log_probs, "texts": found.texts}
+        return web.json_response({"fingerprint": model.fingerprint, **answers})
 
     app = web.Application()
     app.router.add_post("/", score)
@@ -166,6 +172,36 @@ async def test_a_device_counts_epsilon(tmp_path: Path, package: Path) -> None:
         assert len(served.run.result().history) == 2
     (file,) = (tmp_path / "state").glob("*device.spent*")
     assert json.loads(file.read_text()) == {"precision": 2 / 16, "queries": 0}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["gateway", "own model"])
+async def test_devices_write_candidates(own: bool, tmp_path: Path, package: Path) -> None:
+    """As in Python: each rule comes from rows that were wrong, and wins on other devices."""
+    part: dict[str, Any] = {"exchange": "losses", "min_clients": DEVICES}
+    model = ScriptedBackend(answer, write=rules)
+    spec = reflecting(backend=not own, participation=part | ({"model": "scripted"} if own else {}))
+    token, env = "enrolment-token-of-a-fleet", {"FIELDS": "text", "REFLECT": "gateway"}
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(asyncio.timeout(60))
+        if own:
+            url = await stack.enter_async_context(listening(app_of(model)))
+            env |= {"MODEL_URL": url, "REFLECT": "model"}
+        aggregator = Aggregator(backend=None if own else model, enrolment_tokens=[token])
+        await stack.enter_async_context(aggregator)
+        vocabulary = spec.prompt.build(spec.task)
+        run = await aggregator.add_run(spec, vocabulary, proposer=None if own else model)
+        url = await aggregator.listen()
+        places = [(topical(number), tmp_path / f"{number}") for number in range(DEVICES)]
+        devices = [node_device(package, url, token, *place, env=env) for place in places]
+        started = [await stack.enter_async_context(device) for device in devices]
+        assert [await device.ended() for device in started] == [0] * DEVICES
+        result = run.result()
+    assert result.status == "completed", result.reason
+    for topic in TOPICS:
+        assert f"{topic} cases" in result.prompt.text
+    assert result.spent.queries <= 120
+    assert len({one.client for one in result.lineage}) > 1
+    assert any(one.gain is not None and one.gain > 0 for one in result.lineage)
 
 
 async def test_devices_with_models_of_their_own(tmp_path: Path, package: Path) -> None:

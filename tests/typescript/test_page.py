@@ -60,7 +60,7 @@ async def serving(
     model = ScriptedBackend(gate=gate)
     cors = CorsConfig(origins=origins)
     async with Aggregator(backend=model, enrolment_tokens=[TOKEN], cors=cors) as aggregator:
-        run = await aggregator.add_run(SPEC, WORDS)
+        run = await aggregator.service.add_run(SPEC, WORDS)
         yield await aggregator.listen(), run, answering
 
 

@@ -10,8 +10,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
-from fedone_sdk.backends.checkpoint import find_checkpoint, hash_folder, load_module
-from fedone_sdk.backends.fitting import ClozeEncoder, read_max_length
+from fedone_sdk.backends.checkpoint import (
+    find_checkpoint,
+    hash_folder,
+    load_module,
+    read_max_length,
+)
+from fedone_sdk.backends.encoders import ClozeEncoder
 from fedone_sdk.metrics import evaluate
 from fedone_sdk.task import (
     Example,

@@ -1,11 +1,12 @@
 // One device as a Node program: node dist/demo/device.js URL rows.jsonl [STATE]
 // FEDONE_TOKEN is its enrolment token. Prints what happens, a line of JSON for each event; SIGTERM and Ctrl-C end it. With MODEL_URL
 // it asks a model of its own there, and not the aggregator's; POLICY is the `policy` as JSON,
-// FIELDS are the columns that it lets out.
+// FIELDS are the columns that it lets out, REFLECT (`gateway` or `model`) is what reflects.
 import { readFileSync } from "node:fs";
 import { FileStorage } from "../adapters/node/index.js";
 import { EdgeClient, MemoryStorage } from "../src/index.js";
-import type { Backend, Example, WorkPolicy } from "../src/index.js";
+import { reflection } from "../src/reflect.js";
+import type { Backend, Example } from "../src/index.js";
 
 const [server, file, folder] = process.argv.slice(2);
 const { FEDONE_TOKEN: token } = process.env;
@@ -17,7 +18,7 @@ const lines = readFileSync(file, "utf8").split("\n").filter(Boolean);
 const stop = new AbortController();
 for (const signal of ["SIGINT", "SIGTERM"] as const) process.once(signal, () => stop.abort());
 
-const { FIELDS, MODEL_URL = "", POLICY = "{}" } = process.env;
+const { FIELDS, MODEL_URL = "", POLICY = "{}", REFLECT } = process.env;
 const backend: Backend = async (query, signal) => {
   const body = JSON.stringify(query);
   const response = await fetch(MODEL_URL, { method: "POST", body, signal: signal ?? null });
@@ -32,7 +33,10 @@ const client = new EdgeClient({
   storage: folder ? new FileStorage(folder) : new MemoryStorage(),
   label: "label",
   ...(FIELDS && { fields: FIELDS.split(",") }),
-  policy: JSON.parse(POLICY) as WorkPolicy,
+  policy: {
+    ...JSON.parse(POLICY),
+    ...(REFLECT && { reflect: reflection(REFLECT === "gateway" ? REFLECT : backend) }),
+  },
   ...(MODEL_URL && { backend }),
   onEvent: (event) => console.log(JSON.stringify(event)),
 });

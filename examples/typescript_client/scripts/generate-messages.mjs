@@ -6,7 +6,17 @@ const SCHEMA = new URL("../../../docs/reference/messages.schema.json", import.me
 const TARGET = new URL("../src/messages.ts", import.meta.url);
 const WANTED = [
   ...["Enrol", "Enrolled", "Claim", "AlphaAssignment", "LossesAssignment", "Renewal", "RunTask"],
-  ...["VocabularyList", "Score", "Scores", "LossesUpdate", "Decline", "Receipt", "Problem"],
+  ...[
+    "VocabularyList",
+    "Score",
+    "Scores",
+    "Reflect",
+    "Reflected",
+    "LossesUpdate",
+    "Decline",
+    "Receipt",
+    "Problem",
+  ],
 ];
 
 /** The schema in the draft that the generator reads: tuples by `items`, names for definitions only. */

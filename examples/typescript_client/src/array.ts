@@ -3,19 +3,8 @@ import type { PackedArray } from "./messages.js";
 
 type DType = PackedArray["dtype"];
 
-const SIZES: Record<DType, number> = { float32: 4, uint8: 1, uint16: 2 };
-
-const READ: Record<DType, (view: DataView, at: number) => number> = {
-  float32: (view, at) => view.getFloat32(at, true),
-  uint8: (view, at) => view.getUint8(at),
-  uint16: (view, at) => view.getUint16(at, true),
-};
-
-const WRITE: Record<DType, (view: DataView, at: number, value: number) => void> = {
-  float32: (view, at, value) => view.setFloat32(at, value, true),
-  uint8: (view, at, value) => view.setUint8(at, value),
-  uint16: (view, at, value) => view.setUint16(at, value, true),
-};
+/** Of each type its name in `DataView`, and its bytes. */
+const TYPES = { float32: ["Float32", 4], uint8: ["Uint8", 1], uint16: ["Uint16", 2] } as const;
 
 /**
  * The elements of an array of a message, flat, in C order.
@@ -23,8 +12,8 @@ const WRITE: Record<DType, (view: DataView, at: number, value: number) => void> 
  * @throws MessageError It is no array, or its bytes do not fit its type and shape.
  */
 export function unpack(array: PackedArray): number[] {
-  const size = SIZES[array?.dtype];
-  if (size === undefined || !Array.isArray(array.shape)) throw malformed("is none");
+  const [name, size] = TYPES[array?.dtype] ?? [];
+  if (name === undefined || !Array.isArray(array.shape)) throw malformed("is none");
   let raw: string;
   try {
     raw = atob(array.data);
@@ -34,17 +23,19 @@ export function unpack(array: PackedArray): number[] {
   const count = array.shape.reduce((product, length) => product * length, 1);
   if (raw.length !== count * size) throw malformed("its data does not fit its shape");
   const view = new DataView(Uint8Array.from(raw, (character) => character.charCodeAt(0)).buffer);
-  const values = Array.from({ length: count }, (_, at) => READ[array.dtype](view, at * size));
+  const get = `get${name}` as const;
+  const values = Array.from({ length: count }, (_, at) => view[get](at * size, true));
   if (!values.every(Number.isFinite)) throw malformed("it holds NaN or infinity");
   return values;
 }
 
 /** An array for a message, of numbers in C order; `float32` rounds to the nearest. */
 export function pack(values: readonly number[], shape: number[], dtype: DType): PackedArray {
-  const size = SIZES[dtype];
+  const [name, size] = TYPES[dtype];
+  const set = `set${name}` as const;
   const bytes = new Uint8Array(values.length * size);
   const view = new DataView(bytes.buffer);
-  values.forEach((value, at) => WRITE[dtype](view, at * size, value));
+  values.forEach((value, at) => view[set](at * size, value, true));
   return { dtype, shape, data: toBase64(bytes) };
 }
 

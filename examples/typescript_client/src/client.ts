@@ -383,9 +383,10 @@ export class EdgeClient {
       this.#work = { ...facts, done, total };
       if (count > 0) this.#tell({ kind: "scored", done, total, ...facts });
     };
-    const { beforeSend, score, backend } = this.#options;
+    const { beforeSend, score, backend, policy } = this.#options;
     const work = {
-      ...{ run, assignment, beforeSend, score, onScored },
+      ...{ run, assignment, beforeSend, score, onScored, held, signal },
+      ...{ reflect: policy?.reflect, known: this.#known, link: this.#link },
       journal: this.#current,
       account: this.#account,
       ownModel: backend !== undefined,

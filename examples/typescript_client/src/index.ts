@@ -15,7 +15,7 @@ export {
   UnsupportedError,
 } from "./errors.js";
 export type { ClientEvent, OnEvent, WorkFacts } from "./events.js";
-export type { ScoreFunction } from "./loss.js";
+export type { Score, ScoreFunction } from "./loss.js";
 export type * as messages from "./messages.js";
 export type { RequiredPrivacy, WorkPolicy } from "./policy.js";
 export type { Random } from "./random.js";

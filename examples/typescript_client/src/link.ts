@@ -26,6 +26,9 @@ export interface Idle {
 
 export type Assignment = AlphaAssignment | LossesAssignment;
 
+/** Keys that an answer must have, and the types of their values. */
+type Keys = Record<string, "string" | "number">;
+
 type Options = Omit<Request, "method" | "path" | "token" | "clientId">;
 
 /** The gateway's model takes its time; the assignment's own deadline bounds it. */
@@ -114,11 +117,16 @@ export class Link {
     return read<VocabularyList>(await this.#call("GET", path, { signal }), {});
   }
 
-  /** Asks the gateway. */
-  async score(message: Score, signal?: AbortSignal): Promise<Scores> {
+  /** Asks the gateway for scores. */
+  score(message: Score, signal?: AbortSignal): Promise<Scores> {
+    return this.gateway("score", message, { model: "string" }, signal);
+  }
+
+  /** Asks the gateway's model. */
+  async gateway<T>(name: string, message: object, keys: Keys, signal?: AbortSignal): Promise<T> {
     const body = JSON.stringify(message);
-    const reply = await this.#call("POST", "/v1/score", { body, patienceS: SCORE_S, signal });
-    return read<Scores>(reply, { model: "string" });
+    const reply = await this.#call("POST", `/v1/${name}`, { body, patienceS: SCORE_S, signal });
+    return read<T>(reply, keys);
   }
 
   /** Returns finished work. */
@@ -170,7 +178,7 @@ export class Link {
  * @param keys Keys that it must have, and the types of their values.
  * @throws MessageError It is none.
  */
-function read<T>({ text }: Reply, keys: Record<string, "string" | "number">): T {
+function read<T>({ text }: Reply, keys: Keys): T {
   let found: Record<string, unknown> | null;
   try {
     found = JSON.parse(text);

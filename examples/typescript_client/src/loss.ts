@@ -5,8 +5,17 @@ import type { Example, Task } from "./task.js";
 /** What a model said of one input: log-probabilities in nats, or a text. */
 export type ModelOutput = readonly number[] | string;
 
-/** A score function of the app's: from 0 (useless) to 1 (perfect). */
-export type ScoreFunction = (generated: string, example: Example) => number | Promise<number>;
+/** How good a text is, from 0 (useless) to 1 (perfect), and why, for a model that reflects. */
+export interface Score {
+  readonly value: number;
+  readonly feedback: string;
+}
+
+/** A score function of the app's. */
+export type ScoreFunction = (
+  generated: string,
+  example: Example,
+) => number | Score | Promise<number | Score>;
 
 /** The largest loss that counts, and that an update can carry. */
 export const MAX_LOSS = 1e6;
@@ -43,9 +52,7 @@ export function labelLoss(
   target: number,
   bias?: readonly number[] | null,
 ): number {
-  const values = logProbs.map((value, at) =>
-    bias == null || value <= LOG_ZERO ? value : value + bias[at]!,
-  );
+  const values = biased(logProbs, bias);
   if (task.loss === "zero_one") return predicted(logProbs, values) === target ? 0 : 1;
   const own = values[target]!;
   if (task.loss === "hinge") {
@@ -61,8 +68,15 @@ export function labelLoss(
   return Math.log(total) + highest - own;
 }
 
+/** Label log-probabilities with a bias; unwritten labels are unchanged. */
+export function biased(logProbs: readonly number[], bias?: readonly number[] | null): number[] {
+  return logProbs.map((value, at) =>
+    bias == null || value <= LOG_ZERO ? value : value + bias[at]!,
+  );
+}
+
 /** The index of the likeliest label, the first of several; -1 where the model wrote none. */
-function predicted(logProbs: readonly number[], values: readonly number[]): number {
+export function predicted(logProbs: readonly number[], values: readonly number[]): number {
   let found = -1;
   values.forEach((value, at) => {
     if (logProbs[at]! > LOG_ZERO && (found < 0 || value > values[found]!)) found = at;
@@ -76,7 +90,8 @@ async function scored(text: string, example: Example, score?: ScoreFunction): Pr
   }
   let value: number;
   try {
-    value = await score(text, example);
+    const given = await score(text, example);
+    value = typeof given === "number" ? given : given.value;
   } catch (error) {
     throw new Declining(`task.score: the score function failed with ${kindOf(error)}`);
   }
@@ -105,7 +120,7 @@ export function lossTerms(
   target: number,
   bias: readonly number[],
 ): number[] {
-  const values = logProbs.map((value, at) => (value <= LOG_ZERO ? value : value + bias[at]!));
+  const values = biased(logProbs, bias);
   const highest = Math.max(...values);
   const odds = values.map((value) => Math.exp(value - highest));
   const total = exactSum(odds);

@@ -11,6 +11,8 @@ export type Message =
   | VocabularyList
   | Score
   | Scores
+  | Reflect
+  | Reflected
   | LossesUpdate
   | Decline
   | Receipt
@@ -297,6 +299,29 @@ export interface Scores {
   texts?: string[][];
   failed?: [number, number][];
   model: string;
+}
+/**
+ * `POST /v1/reflect`: let the run's model write a candidate from cases, once per assignment.
+ */
+export interface Reflect {
+  assignment_id: string;
+  parent: number;
+  cases: Case[];
+}
+/**
+ * An example and how the model's answer to it was judged.
+ */
+export interface Case {
+  example: {
+    [k: string]: string;
+  };
+  feedback: string;
+}
+/**
+ * The model's answer, as it wrote it.
+ */
+export interface Reflected {
+  text: string;
 }
 /**
  * The update of the `losses` exchange.

@@ -52,6 +52,7 @@ export function gatewayOracle(
         prompts: parts.length === 1 ? null : pack(asked.flat(), shape, step.dtype),
         examples: [...batch.texts],
         references: [...batch.references],
+        ...step.trial,
       });
       const rows = answersOf(scores, asked.length, batch.texts.length, step.run.task);
       for (const [at, row] of rows.entries()) {
@@ -123,7 +124,7 @@ export function ownOracle(
       for (let own = ahead.shift(); own !== undefined; own = ahead.shift()) {
         try {
           await ready();
-          const prompt = vocabulary.prompt(task, step.prompts[own[0]!]!);
+          const prompt = (step.vocabulary ?? vocabulary).prompt(task, step.prompts[own[0]!]!);
           const answer = await asked(backend, queryFor(step, prompt), signal);
           await step.keep(own, checked(step, answer), answer.fingerprint, usageOf(answer));
         } catch (error) {
@@ -173,7 +174,12 @@ function queryFor(step: Step, prompt: Filling): ModelQuery {
   };
 }
 
-async function asked(
+/**
+ * What the device's own model answers.
+ *
+ * @throws Declining It has failed.
+ */
+export async function asked(
   backend: Backend,
   query: ModelQuery,
   signal: AbortSignal | undefined,

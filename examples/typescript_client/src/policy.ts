@@ -3,6 +3,7 @@ import { ArgumentError, Declining, FedOneError } from "./errors.js";
 import type { PrivacySpec, Usage } from "./messages.js";
 import type { EdgeStorage } from "./state.js";
 import type { Run } from "./task.js";
+import type { Reflect } from "./work.js";
 
 /** Which work a device accepts. */
 export interface WorkPolicy {
@@ -15,6 +16,11 @@ export interface WorkPolicy {
    * run. By default those of the rows: whether a run fits then shows which occur.
    */
   readonly labels?: readonly string[];
+  /**
+   * Writes candidates from rows that a prompt got wrong: `reflection` of `@fedone/edge/reflect`. By
+   * default the device proposes nothing.
+   */
+  readonly reflect?: Reflect;
 }
 
 /** A device's requirements of the runs that it works for (docs/explanation/privacy.md). */

@@ -158,7 +158,16 @@ interface Journal {
   readonly rows: (Row | null)[];
   readonly answers: (LogProbs | null)[];
   readonly model?: string;
+  readonly written?: string;
   readonly noised?: readonly number[];
+}
+
+interface Found {
+  readonly row: Row;
+  readonly answers: LogProbs | null;
+  readonly model: string;
+  readonly written?: string;
+  readonly usage?: Usage | undefined;
 }
 
 interface Work {
@@ -184,7 +193,8 @@ const MOST_JOURNALS = 8;
 
 /**
  * The paid losses of open assignments, and the update until the server has it, in one document: a
- * device that dies has one or the other. It holds numbers and digests, no text.
+ * device that dies has one or the other. It holds numbers, digests, and the text that a reflection
+ * wrote.
  */
 export class CurrentWork {
   readonly #stored: Stored<Work>;
@@ -264,6 +274,11 @@ export class CurrentWork {
     return journals.find((each) => each.assignmentId === assignmentId)?.usage ?? NOTHING;
   }
 
+  /** What the reflection of the work wrote; undefined before. */
+  get written(): string | undefined {
+    return this.#journal.written;
+  }
+
   row(place: number): Row | null {
     return this.#journal.rows[place] ?? null;
   }
@@ -272,18 +287,17 @@ export class CurrentWork {
     return this.#journal.answers[place] ?? [];
   }
 
-  /** Keeps the losses of a prompt, and what they have cost. */
+  /** Keeps the losses of a prompt, or what a reflection wrote, and what they have cost. */
   async keep(
     places: readonly number[],
-    found: { row: Row; answers: LogProbs | null; model: string; usage?: Usage },
+    { row, answers, usage = NOTHING, ...more }: Found,
   ): Promise<void> {
-    const { rows, answers } = this.#journal;
+    const journal = this.#journal;
     for (const place of places) {
-      rows[place] = found.row;
-      answers[place] = found.answers;
+      journal.rows[place] = row;
+      journal.answers[place] = answers;
     }
-    const usage = sum(this.#journal.usage, found.usage ?? NOTHING);
-    this.#journal = { ...this.#journal, model: found.model, usage };
+    this.#journal = { ...journal, ...more, usage: sum(journal.usage, usage) };
     await this.#save();
   }
 

@@ -2,9 +2,10 @@ import type { Minibatch } from "./batch.js";
 import { Declining } from "./errors.js";
 import { exampleLoss, MAX_LOSS } from "./loss.js";
 import type { ModelOutput, ScoreFunction } from "./loss.js";
-import type { PackedArray, Usage } from "./messages.js";
+import type { PackedArray, Proposal, Usage } from "./messages.js";
 import type { CurrentWork, Row } from "./state.js";
 import type { Run } from "./task.js";
+import type { Vocabulary } from "./vocabulary.js";
 
 /** Why a device cannot work for a run of another model. */
 export function mismatch(run: string, device: string): string {
@@ -13,6 +14,12 @@ export function mismatch(run: string, device: string): string {
 
 /** Prompts to score on one mini-batch. */
 export class Step {
+  /** What the model answered to each prompt, in this process. */
+  readonly answered: (readonly (ModelOutput | null)[])[] = [];
+  /** Of the trial of a candidate: what its request to the gateway has, and the candidates with it. */
+  declare readonly trial?: { readonly prompts: null; readonly proposal: Proposal };
+  declare readonly vocabulary?: Vocabulary;
+
   /** @param onScored Called with how many more prompts have their losses. */
   constructor(
     readonly run: Run,
@@ -68,9 +75,9 @@ export class Step {
       }
     });
     const row: Row = await Promise.all(losses);
+    for (const place of places) this.answered[place] = answers;
     const logProbs = answers.map((answer) => (typeof answer === "string" ? null : answer));
-    const kept = { row, answers: this.byClass ? logProbs : null, model };
-    await this.journal.keep(places, { ...kept, ...(usage && { usage }) });
+    await this.journal.keep(places, { row, answers: this.byClass ? logProbs : null, model, usage });
     this.onScored(places.length);
   }
 }

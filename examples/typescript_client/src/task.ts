@@ -34,15 +34,7 @@ export class Task {
     const labels = spec.labels ?? [];
     this.labels = labels.map(({ value }) => value);
     this.labelWords = labels.map(({ word }) => word);
-    const { chat } = spec;
-    const written = chat
-      ? [
-          ...(chat.system == null ? [] : [{ role: "system", template: chat.system }]),
-          { role: "user", template: chat.user },
-          { role: "assistant", template: chat.assistant ?? "" },
-        ]
-      : [{ template: spec.template ?? "" }];
-    this.#messages = written.map(({ template, ...who }) => ({
+    this.#messages = this.messages.map(({ template, ...who }) => ({
       ...who,
       pieces: parseTemplate(template),
     }));
@@ -51,6 +43,17 @@ export class Task {
     this.fields = [
       ...new Set(names.filter((name) => name !== undefined && !others.has(name))),
     ] as string[];
+  }
+
+  /** The templates of an input, in a chat with their roles. */
+  get messages(): readonly { readonly role?: string; readonly template: string }[] {
+    const { chat, template } = this.spec;
+    if (!chat) return [{ template: template ?? "" }];
+    return [
+      ...(chat.system == null ? [] : [{ role: "system", template: chat.system }]),
+      { role: "user", template: chat.user },
+      { role: "assistant", template: chat.assistant ?? "" },
+    ];
   }
 
   /** The slots that the templates name; none where `{prompt}` stands for all of them. */

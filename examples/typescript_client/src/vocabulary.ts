@@ -16,6 +16,11 @@ const SPECIAL = new RegExp(
   "i",
 );
 
+/** Whether a text has a special token; a tokeniser may normalise it before it looks for them. */
+export function hasSpecialToken(text: string): boolean {
+  return SPECIAL.test(text.normalize("NFKC"));
+}
+
 /** The candidates of a prompt's positions: the same for all, or slot by slot. They only grow. */
 export class Vocabulary {
   constructor(
@@ -37,7 +42,7 @@ export class Vocabulary {
       ...(listed.slots ?? []).flatMap((slot) => slot.candidates),
       ...(listed.appended ?? []).map(([, text]) => text),
     ];
-    if (sent.some((text) => SPECIAL.test(text.normalize("NFKC")))) {
+    if (sent.some(hasSpecialToken)) {
       throw new Declining("the vocabulary is malformed");
     }
     if (known === undefined) {

@@ -2,6 +2,8 @@ import { pack, rowsOf } from "./array.js";
 import { Minibatch } from "./batch.js";
 import type { BeforeSend } from "./batch.js";
 import { Declining } from "./errors.js";
+import type { KnownRuns } from "./known.js";
+import type { Link } from "./link.js";
 import { classMeans, lossTerms, numGroups } from "./loss.js";
 import type { ScoreFunction } from "./loss.js";
 import type { LossesAssignment, LossesUpdate } from "./messages.js";
@@ -34,7 +36,21 @@ export interface Work {
   readonly random: () => Random;
   /** Called with how many more prompts have their losses. */
   readonly onScored: (count: number) => void;
+  readonly reflect: Reflect | undefined;
+  /** For `reflect`: all rows of the device, and the calls to the server. */
+  readonly held: readonly Example[];
+  readonly known: KnownRuns;
+  readonly link: Link;
+  readonly signal: AbortSignal | undefined;
 }
+
+/** Writes a candidate from scored prompts and tries it: what the update gets if it is better. */
+export type Reflect = (
+  work: Work,
+  step: Step,
+  update: LossesUpdate,
+  oracle: Oracle,
+) => Promise<Partial<LossesUpdate> | undefined>;
 
 /**
  * Scores what an assignment asks for.
@@ -60,7 +76,8 @@ export async function lossesUpdate(work: Work, oracle: Oracle): Promise<LossesUp
     await oracle(step, missing);
   }
   const numExamples = run.privacy == null ? examples.length : 1;
-  return { num_examples: numExamples, ...(await summed(step, work)) };
+  const update = { num_examples: numExamples, ...(await summed(step, work)) };
+  return { ...update, ...(await work.reflect?.(work, step, update, oracle)) };
 }
 
 /** The losses of a step whose rows are all in the journal. */

@@ -12,7 +12,7 @@ export interface Received {
   readonly headers: Record<string, string>;
 }
 
-type Reaction = (received: Received) => Response | Promise<Response>;
+export type Reaction = (received: Received) => Response | Promise<Response>;
 
 /** An answer of JSON. */
 export function json(value: unknown, status = 200, headers: Record<string, string> = {}): Response {

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.access.tokens import may_see
 from fedone_sdk.aggregator.dispatch.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
+from fedone_sdk.aggregator.model.calls import ModelChecks
 from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
@@ -48,8 +50,9 @@ class Dispatcher:
 
     store: Store
     clock: Clock
+    access: Access
     registry: RunRegistry
-    prepare: Callable[[ServedRun], Awaitable[None]]
+    models: ModelChecks
     pool: ClientPool = field(default_factory=ClientPool, init=False)
     _polls: dict[int, _Poll] = field(default_factory=dict, init=False)
     # Client -> ids of the runs that may have a seat for it. An offer may outlive its seat; the
@@ -177,16 +180,19 @@ class Dispatcher:
             self.pool.remove([member.client_index])
             raise
 
-    async def enter_all(self, clients: Iterable[tuple[ClientRecord, int]]) -> None:
-        """Add clients without a poll to the pool, each with its number of examples.
+    async def enter_all(self, clients: Mapping[int, int]) -> None:
+        """Let clients wait for work of any run without a poll, whatever the pool's capacity.
 
-        The caller limits their number; the pool's capacity does not apply.
+        For a process that runs many clients and gets their offers from the service's listeners.
+        Call it again before the membership expires.
+
+        Args:
+            clients: Enrolment index -> number of examples.
         """
         until = self.clock.now() + MEMBER_TTL_S
-        for client, held in clients:
-            member = Member(client_index=client.index, num_examples=held, run_id=None, until=until)
-            await self._join(member)
-            self.add_member(member, client)
+        for index, held in clients.items():
+            member = Member(client_index=index, num_examples=held, run_id=None, until=until)
+            await self.add_member(member, join=True)
         for run in self._vacant(list(self._runs.values())):
             with self._may_end():
                 await run.seat()
@@ -238,7 +244,7 @@ class Dispatcher:
             return None  # Paused: the seat is kept.
         if run.run_id in self._closing and (seat is None or seat.phase == "offered"):
             return None  # Stopping: no new assignments.
-        await self.prepare(run)
+        await self.models.ensure(run)
         work = await run.apply(
             assign, client=client, assignment_id=uuid.uuid4().hex, own_model=message.own_model
         )
@@ -292,9 +298,13 @@ class Dispatcher:
             or not run.machine.admits(own_model=own_model)
         )
 
-    def add_member(self, member: Member, client: ClientRecord) -> None:
-        """Add a waiting client that the store or another replica reported."""
-        self.pool.add(member, client.runs, self._closed_runs(client.index))
+    async def add_member(self, member: Member, *, join: bool = False) -> None:
+        """Add a waiting client, unless it is revoked; `join` stores it first."""
+        client = await self.access.record(member.client_index)
+        if client is not None and client.revoked_at is None:
+            if join:
+                await self._join(member)
+            self.pool.add(member, client.runs, self._closed_runs(client.index))
 
     def extend_membership(self, member: Member) -> Member:
         """Return a member with a new expiry, for use after downtime of all replicas."""

@@ -1,4 +1,4 @@
-"""Open assignments of clients: calls of the model, updates, renewals and declines."""
+"""Work of clients: claims, calls of the model, updates, renewals and declines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
 from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
 from fedone_sdk.aggregator.model.calls import Companion
 from fedone_sdk.aggregator.model.gateway import ModelGateway
@@ -18,8 +19,11 @@ from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
+    AlphaAssignment,
     AlphaUpdate,
+    Claim,
     Decline,
+    LossesAssignment,
     LossesUpdate,
     Receipt,
     Reflect,
@@ -38,13 +42,41 @@ _MAX_REASON_CHARS = 200
 
 @dataclass(kw_only=True, eq=False)
 class OpenWork:
-    """The assignments that clients work on."""
+    """What clients do for runs."""
 
     store: Store
     registry: RunRegistry
     dispatcher: Dispatcher
     gateway: ModelGateway | None
     companions: Mapping[str, Sequence[Companion]]
+
+    async def claim(
+        self, client: ClientRecord, message: Claim
+    ) -> AlphaAssignment | LossesAssignment | RetryLater:
+        """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
+
+        Raises:
+            ProblemError: ``run_ended`` if all runs that the client may work for have ended.
+        """
+        run = None
+        if message.run_id is not None:
+            run = await self.registry.run_for(client, message.run_id)
+        return await self.dispatcher.claim(client, message, run)
+
+    def traffic_run(
+        self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
+    ) -> ServedRun | None:
+        """Return the run whose traffic includes a message: the named run, or the only run.
+
+        `work` is a client and the id of its open assignment.
+        """
+        held = None if work is None else self.seat_with(*work)
+        if held is not None:
+            return held[0]
+        runs = self.registry.served
+        if run_id is None and len(runs) == 1 and not self.registry.stored:
+            return next(iter(runs.values()))
+        return runs.get(run_id or "")
 
     async def check_known(self, client: ClientRecord, assignment_id: str) -> None:
         """Refuse work that a client never had (``not_found``), before its body is read."""

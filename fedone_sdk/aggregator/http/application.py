@@ -29,7 +29,6 @@ from fedone_sdk.aggregator.http.guards import (
 from fedone_sdk.aggregator.http.requests import (
     ACTIVE,
     CONTEXT,
-    DRAIN,
     METRICS,
     SERVICE,
     authorize,
@@ -41,7 +40,7 @@ from fedone_sdk.aggregator.http.requests import (
 )
 from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, Handler, Route, openapi_document
 from fedone_sdk.aggregator.http.server_routes import DOCUMENT, READINESS, Readiness
-from fedone_sdk.aggregator.runtime import Drain, run_shielded
+from fedone_sdk.aggregator.runtime import run_shielded
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry import NO_OBSERVERS, Observers
 
@@ -63,7 +62,6 @@ ROUTES: tuple[Route, ...] = (
 def build_app(
     service: Service,
     *,
-    drain: Drain | None = None,
     observers: Observers = NO_OBSERVERS,
     limits: Limits = NO_LIMITS,
     cors: CorsConfig = NO_PAGES,
@@ -90,9 +88,7 @@ def build_app(
         ],
         client_max_size=MAX_BODY_BYTES,
     )
-    drain = drain or Drain()
     app[SERVICE] = service
-    app[DRAIN] = drain
     app[READINESS] = Readiness(service)
     app[METRICS] = observers.metrics
     app[LIMITER] = limiter

@@ -52,7 +52,7 @@ async def enrol(request: web.Request) -> web.Response:
     The response contains its credential, of which the server only stores a digest.
     """
     service = request.app[SERVICE]
-    CONTEXT.get().set_run(service.traffic_run())
+    CONTEXT.get().set_run(service.work.traffic_run())
     message = await message_of(request, Enrol.model_validate)
     return answer(await service.access.enrol(bearer_token(request), message), status=201)
 
@@ -73,15 +73,15 @@ async def claim(request: web.Request) -> web.Response:
     """
     service, client = request.app[SERVICE], client_of(request)
     message = await message_of(request, Claim.model_validate)
-    concerned = service.traffic_run(run_id=message.run_id)
+    concerned = service.work.traffic_run(run_id=message.run_id)
     if concerned is not None and CONTEXT.get().may_see(concerned.run_id):
         CONTEXT.get().set_run(concerned)
-    found = await service.claim(client, message)
+    found = await service.work.claim(client, message)
     if isinstance(found, RetryLater):
         # At least 1 s, so that clients do not poll in a tight loop.
         after_s = max(math.ceil(found.retry_after_s), 1)
         return web.Response(status=204, headers={"Retry-After": str(after_s)})
-    CONTEXT.get().set_run(service.traffic_run(run_id=found.run_id))
+    CONTEXT.get().set_run(service.work.traffic_run(run_id=found.run_id))
     return await _assigned(found)
 
 
@@ -166,7 +166,7 @@ async def score(request: web.Request) -> web.Response:
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
     await service.work.check_lease(client, body_sha256)
     message = await message_of(request, Score.model_validate, body)
-    CONTEXT.get().set_run(service.traffic_run(work=(client, message.assignment_id)))
+    CONTEXT.get().set_run(service.work.traffic_run(work=(client, message.assignment_id)))
     scores = await service.work.score(client, message, body_sha256)
     return await in_thread_if_large(_size(scores.log_probs), answer, scores)
 
@@ -187,7 +187,7 @@ async def reflect(request: web.Request) -> web.Response:
     service, client = request.app[SERVICE], client_of(request)
     await service.work.check_lease(client)
     message = await message_of(request, Reflect.model_validate)
-    CONTEXT.get().set_run(service.traffic_run(work=(client, message.assignment_id)))
+    CONTEXT.get().set_run(service.work.traffic_run(work=(client, message.assignment_id)))
     return answer(await service.work.reflect(client, message))
 
 

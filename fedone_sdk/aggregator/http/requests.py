@@ -26,7 +26,7 @@ from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, may_see
 from fedone_sdk.aggregator.http.guards import LIMITER
 from fedone_sdk.aggregator.http.route import JSON, Handler, Route
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.runtime import Drain, in_thread_if_large
+from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry import Observers
 from fedone_sdk.errors import ProblemError, StoreUnavailable
@@ -63,7 +63,6 @@ _SANE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HEADER = "X-Request-ID"
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
-DRAIN: web.AppKey[Drain] = web.AppKey("drain", Drain)
 METRICS: web.AppKey[Metrics | None] = web.AppKey("metrics")
 
 T = TypeVar("T")
@@ -203,7 +202,7 @@ async def authorize(request: web.Request, route: Route) -> None:
         await service.wait_until_open()
         if "assignment_id" in request.match_info:
             work = request.match_info["assignment_id"]
-            context.set_run(service.traffic_run(work=(client, work)))
+            context.set_run(service.work.traffic_run(work=(client, work)))
 
 
 def person_of(request: web.Request) -> AdminToken:
@@ -227,7 +226,7 @@ async def run_of(request: web.Request) -> ServedRun:
     service, context, run_id = request.app[SERVICE], CONTEXT.get(), request.match_info["run_id"]
     if not context.may_see(run_id):
         raise ProblemError("not_found", f"there is no run {run_id!r}")
-    run = await service.run(run_id)
+    run = await service.registry.run(run_id)
     context.set_run(run)
     return run
 

@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 from fedone_sdk.aggregator.access.tokens import AdminToken
 from fedone_sdk.aggregator.http.requests import (
     CONTEXT,
-    DRAIN,
     SERVICE,
     RequestContext,
     answer,
@@ -167,13 +166,13 @@ async def events(request: web.Request) -> web.StreamResponse:
     A round is sent again once its metric is known. A stream without `end` was interrupted; a new
     connection gets all rounds again.
     """
-    service, drain = request.app[SERVICE], request.app[DRAIN]
+    service = request.app[SERVICE]
     watched = await run_of(request)
     response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
     response.content_type = "text/event-stream"
     with Feed(watched, service.listeners) as feed:
         await response.prepare(request)
-        while True:
+        while not service.draining:
             for report in feed.take():
                 await _event(response, "round", report)
             if feed.has_more:
@@ -183,10 +182,10 @@ async def events(request: web.Request) -> web.StreamResponse:
                 return response
             try:
                 async with asyncio.timeout(_KEEPALIVE_S):
-                    if await drain.unless_started(feed.changed()) is None:
-                        return response
+                    await feed.changed()
             except TimeoutError:
                 await response.write(b": keep-alive\n\n")
+    return response
 
 
 async def _event(response: web.StreamResponse, name: str, message: Message) -> None:
@@ -197,7 +196,7 @@ async def _event(response: web.StreamResponse, name: str, message: Message) -> N
 async def stop(request: web.Request) -> web.Response:
     """Stop a run and keep its result."""
     stopped = await run_of(request)
-    await request.app[SERVICE].steering.stop(stopped)
+    await request.app[SERVICE].stop_run(stopped)
     return answer(stopped.result())
 
 
@@ -205,7 +204,7 @@ async def stop(request: web.Request) -> web.Response:
 async def resume(request: web.Request) -> web.Response:
     """Resume a stopped or paused run, with the current model."""
     resumed = await run_of(request)
-    await request.app[SERVICE].steering.resume(resumed)
+    await request.app[SERVICE].resume_run(resumed)
     return answer(resumed.result())
 
 
@@ -217,7 +216,7 @@ async def raise_caps(request: web.Request) -> web.Response:
     """
     raised = await run_of(request)
     caps = await message_of(request, Budget.model_validate)
-    await request.app[SERVICE].steering.raise_caps(raised, caps)
+    await request.app[SERVICE].raise_caps(raised, caps)
     return answer(raised.result())
 
 
@@ -257,7 +256,7 @@ async def roll_back(request: web.Request) -> web.Response:
     """Roll a run back to an earlier round. Spending of later rounds stays counted."""
     rolled = await run_of(request)
     message = await message_of(request, RollBack.model_validate)
-    await request.app[SERVICE].steering.roll_back(rolled, message.to_round, message.reason)
+    await request.app[SERVICE].roll_back(rolled, message.to_round, message.reason)
     return answer(rolled.result())
 
 
@@ -273,7 +272,7 @@ async def quarantine(request: web.Request) -> web.Response:
     watched = await run_of(request)
     message = await message_of(request, Quarantine.model_validate)
     client_id = request.match_info["client_id"]
-    await request.app[SERVICE].steering.quarantine(watched, client_id, message.reason)
+    await request.app[SERVICE].quarantine(watched, client_id, message.reason)
     return web.Response(status=204)
 
 
@@ -286,7 +285,7 @@ async def quarantine(request: web.Request) -> web.Response:
 async def release(request: web.Request) -> web.Response:
     """Release a client from quarantine."""
     client_id = request.match_info["client_id"]
-    await request.app[SERVICE].steering.release(await run_of(request), client_id)
+    await request.app[SERVICE].release(await run_of(request), client_id)
     return web.Response(status=204)
 
 
@@ -363,7 +362,16 @@ def listed(service: Service, context: RequestContext) -> Sequence[RunSummary | R
     found = [one for one in service.registry.summaries if context.may_see(one.run_id)]
     if context.person is None:
         return [one.entry for one in found]
-    return [service.with_devices(one) for one in found]
+    return [_with_devices(service, one) for one in found]
+
+
+def _with_devices(service: Service, summary: RunSummary) -> RunSummary:
+    """Return a summary with the number of available devices while the run is running."""
+    run = service.runs.get(summary.run_id)
+    if run is None or not run.state.running:
+        return summary
+    devices = service.dispatcher.count_devices(run, reasons=False)
+    return summary.model_copy(update={"devices": devices})
 
 
 def result_of(service: Service, run: ServedRun, person: AdminToken) -> RunResult:

@@ -8,7 +8,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -38,9 +38,9 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
-_log = structlog.get_logger(__name__)
-
 T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
 
 _RETRY_S = 1.0
 
@@ -200,7 +200,7 @@ class Companion(ABC):
 
     def __init__(self, run: ServedRun) -> None:
         self._run = run
-        self._tasks: dict[str, asyncio.Task[Any]] = {}  # By name.
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @abstractmethod
     def on_change(self, change: Change) -> None:
@@ -209,27 +209,30 @@ class Companion(ABC):
     def on_restart(self) -> None:  # noqa: B027 (optional)
         """Begin the work that a resumed run requires."""
 
-    def _begin(self, work: Coroutine[Any, Any, T], name: str = "work") -> asyncio.Task[T]:
-        """Begin some work, unless earlier work of this name is not done; return what is done."""
-        task = self._tasks.get(name)
-        if task is not None and not task.done():
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work, name=f"{type(self).__name__.lower()} {self._run.run_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _begin_alone(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin some work, unless earlier work is not done."""
+        if self._tasks:
             work.close()
         else:
-            title = f"{type(self).__name__.lower()} {name} {self._run.run_id}"
-            task = self._tasks[name] = asyncio.create_task(work, name=title)
-        return task
+            self._begin(work)
 
     async def wait_idle(self) -> None:
         """Wait until the work is done and charged."""
-        for task in [*self._tasks.values()]:
-            with suppress(ProblemError):  # Told to a device.
-                await asyncio.shield(task)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def aclose(self) -> None:
-        """Cancel the work; a pending call is charged in full."""
-        for task in self._tasks.values():
+        """Cancel the work; pending calls are charged in full."""
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class BugCounter:

@@ -100,7 +100,7 @@ class Evaluation(Companion):
 
     def on_restart(self) -> None:
         """Measure the run, unless a measurement is pending."""
-        self._begin(self._measure_run())
+        self._begin_alone(self._measure_run())
 
     async def _measure_run(self) -> None:
         """Measure "no prompt" and the untrained prompt, then the curve, then the final prompt.

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -21,6 +19,7 @@ from fedone_sdk.aggregator.rounds.spending import (
     settle_call,
 )
 from fedone_sdk.aggregator.rounds.state import Seat
+from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.backends import (
@@ -63,6 +62,25 @@ class Refused(NamedTuple):
     reason: str
 
 
+Call = asyncio.Task[Scores | Refused]
+
+
+@dataclass(eq=False, slots=True)
+class _Work:
+    """What the gateway keeps of an open assignment.
+
+    Attributes:
+        calls: By the digest of their bodies, without those that failed.
+        num_quoting: New queries of calls that are admitted, but not reserved yet.
+        num_in_vain: Calls that were sent and failed temporarily.
+    """
+
+    run: ServedRun
+    calls: dict[str, Call] = field(default_factory=dict)
+    num_quoting: int = 0
+    num_in_vain: int = 0
+
+
 class ModelGateway:
     """Scores prompts for clients, with a reservation before and a settlement after each call.
 
@@ -74,13 +92,8 @@ class ModelGateway:
 
     def __init__(self, backend: LLMBackend) -> None:
         self.backend = backend
-        self._calls: dict[str, dict[str, asyncio.Task[Scores | Refused]]] = {}
-        self._run_ids: dict[str, ServedRun] = {}
-        self._pending: dict[asyncio.Task[Scores | Refused], ServedRun] = {}
-        # Assignment -> new queries of calls that are admitted, but not reserved yet.
-        self._quoting: Counter[str] = Counter()
-        # Assignment -> calls that were sent and failed temporarily.
-        self._in_vain: Counter[str] = Counter()
+        self._open: dict[str, _Work] = {}
+        self._pending: dict[Call, ServedRun] = {}
         self._bugs = BugCounter("the model's backend")
 
     async def score(self, run: ServedRun, seat: Seat, message: Score, body_sha256: str) -> Scores:
@@ -89,39 +102,32 @@ class ModelGateway:
         Raises:
             ProblemError: The request does not fit the assignment, or the model failed.
         """
-        if run.state.seat_with(message.assignment_id) is None:
-            raise ProblemError(
-                "assignment_expired", f"assignment {message.assignment_id} has ended"
-            )
-        calls = self._calls.get(message.assignment_id, {})
-        task = calls.get(body_sha256)
+        assignment_id = message.assignment_id
+        if run.state.seat_with(assignment_id) is None:
+            raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
+        work = self._open.setdefault(assignment_id, _Work(run))
+        call = work.calls.get(body_sha256)
         # No await from here to the task: the same request sent twice at once is one call.
-        if task is None or _failed(task):
-            self._calls[message.assignment_id] = calls
-            self._run_ids[message.assignment_id] = run
-            task = calls[body_sha256] = asyncio.create_task(
-                self._query_model(run, seat, message, body_sha256),
-                name=f"gateway {message.assignment_id}",
+        if call is None or _failed(call):
+            call = work.calls[body_sha256] = asyncio.create_task(
+                self._query_model(work, seat, message, body_sha256), name=f"gateway {assignment_id}"
             )
-            self._pending[task] = run
-            task.add_done_callback(partial(self._on_call_done, calls, body_sha256))
+            self._pending[call] = run
+            call.add_done_callback(partial(self._on_call_done, work, body_sha256))
         # Shielded: the answer is paid for and kept for a retry.
-        found = await asyncio.shield(task)
+        found = await asyncio.shield(call)
         if isinstance(found, Refused):
             raise ProblemError("backend_failed", found.reason)
         return found
 
-    def discard_answers(self, assignment_id: str) -> None:
-        """Discard the answers of a closed assignment."""
-        self._calls.pop(assignment_id, None)
-        self._in_vain.pop(assignment_id, None)
-        self._run_ids.pop(assignment_id, None)
-
-    def prune(self, run: ServedRun) -> None:
-        """Discard the answers of a run's assignments that were closed on another replica."""
-        for assignment_id in [work for work, of in self._run_ids.items() if of is run]:
-            if run.state.seat_with(assignment_id) is None:
-                self.discard_answers(assignment_id)
+    def on_change(self, run: ServedRun, change: Change) -> None:
+        """Discard the answers of closed assignments."""
+        closed = [one.assignment_id for one in change.closed]
+        if change.reloaded:  # Some may be closed on another replica.
+            of_run = [work_id for work_id, work in self._open.items() if work.run is run]
+            closed += [work_id for work_id in of_run if run.state.seat_with(work_id) is None]
+        for assignment_id in closed:
+            self._open.pop(assignment_id, None)
 
     async def wait_idle(self, run: ServedRun) -> None:
         """Wait until the pending calls of a run have ended."""
@@ -136,29 +142,12 @@ class ModelGateway:
             task.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
-    def _on_call_done(
-        self,
-        calls: dict[str, asyncio.Task[Scores | Refused]],
-        call: str,
-        task: asyncio.Task[Scores | Refused],
-    ) -> None:
-        del self._pending[task]
+    def _on_call_done(self, work: _Work, body_sha256: str, call: Call) -> None:
+        del self._pending[call]
         # Retrieves the exception of a call without a waiter. Failures are not kept: a retry queries
         # the model again, and the traceback would hold the request's texts in memory.
-        if _failed(task) and calls.get(call) is task:
-            del calls[call]
-
-    @contextmanager
-    def _admitted(self, run: ServedRun, work: str, call: str, num_queries: int) -> Iterator[None]:
-        """Context of the work for a call until its reservation, if the lease admits it."""
-        new = new_queries(run.state, work, call, num_queries, self._quoting[work])
-        self._quoting[work] += new
-        try:
-            yield
-        finally:
-            self._quoting[work] -= new
-            if not self._quoting[work]:
-                del self._quoting[work]
+        if _failed(call) and work.calls.get(body_sha256) is call:
+            del work.calls[body_sha256]
 
     async def _on_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
         """Return the refusal of a call that failed with a bug in the backend."""
@@ -248,47 +237,39 @@ class ModelGateway:
             )
 
     async def _query_model(
-        self, run: ServedRun, seat: Seat, message: Score, call: str
+        self, work: _Work, seat: Seat, message: Score, call: str
     ) -> Scores | Refused:
-        work = message.assignment_id
+        run, assignment_id = work.run, message.assignment_id
         call_budget = CallBudget(
             run,
             lambda attempt, worst: run.apply(
-                reserve_call, assignment_id=work, call=call, attempt=attempt, worst=worst
+                reserve_call, assignment_id=assignment_id, call=call, attempt=attempt, worst=worst
             ),
         )
         try:
             num_queries = self._num_queries(run, seat, message)
             self._check(run, message)
             try:
-                with self._admitted(run, work, call, num_queries):
-                    rows = await self._prompts(run, seat, message.prompts)
-                    if message.proposal is not None:
-                        if not await is_proposable(run, message.proposal.text, self.backend):
-                            raise ProblemError("invalid_message", "proposal.text: is no candidate")
-                        rows = [rows[message.proposal.parent]]
-                    size = _rendered_size(run, message) * num_queries
-                    queries = await in_thread_if_large(
-                        size, self._queries, run, seat, message, rows
-                    )
-                    quotes = [await self.backend.quote(query) for query in queries]
-                    worst = sum((quote.without_queries() for quote in quotes), NOTHING)
-                    await call_budget.grant(worst + Usage(queries=num_queries))
+                queries = await self._admitted(work, seat, message, call, num_queries, call_budget)
                 answers = await score_all(
                     self.backend, [replace(query, payer=call_budget) for query in queries]
                 )
             except BackendBlocked:
-                await run.apply(return_queries, assignment_id=work, call=call, queries=num_queries)
+                await run.apply(
+                    return_queries, assignment_id=assignment_id, call=call, queries=num_queries
+                )
                 raise
             finally:
                 for attempt, used in call_budget.shares(call_budget.spent):
-                    await run.apply(settle_call, assignment_id=work, attempt=attempt, used=used)
+                    await run.apply(
+                        settle_call, assignment_id=assignment_id, attempt=attempt, used=used
+                    )
             size = 8 * num_queries * len(message.examples) * max(len(run.spec.task.labels), 1)
             model = self.backend.fingerprint
             scores = await in_thread_if_large(size, _scores, queries, answers, model)
         except BackendUnavailable as exc:
-            self._in_vain[work] += bool(call_budget.spent.requests)
-            if self._in_vain[work] >= _MOST_IN_VAIN:
+            work.num_in_vain += bool(call_budget.spent.requests)
+            if work.num_in_vain >= _MOST_IN_VAIN:
                 return Refused(exc.summary)
             raise ProblemError(
                 "backend_unavailable", exc.summary, retry_after_s=exc.retry_after_s
@@ -309,6 +290,28 @@ class ModelGateway:
         self._bugs.reset(run)
         await run.record_answers(answers)
         return scores
+
+    async def _admitted(
+        self, work: _Work, seat: Seat, message: Score, call: str, count: int, payer: CallBudget
+    ) -> list[Query]:
+        """Return the queries of a call that the lease admits, with their cost reserved."""
+        run = work.run
+        new = new_queries(run.state, message.assignment_id, call, count, work.num_quoting)
+        work.num_quoting += new
+        try:
+            rows = await self._prompts(run, seat, message.prompts)
+            if message.proposal is not None:
+                if not await is_proposable(run, message.proposal.text, self.backend):
+                    raise ProblemError("invalid_message", "proposal.text: is no candidate")
+                rows = [rows[message.proposal.parent]]
+            size = _rendered_size(run, message) * count
+            queries = await in_thread_if_large(size, self._queries, run, seat, message, rows)
+            quotes = [await self.backend.quote(query) for query in queries]
+            worst = sum((quote.without_queries() for quote in quotes), NOTHING)
+            await payer.grant(worst + Usage(queries=count))
+        finally:
+            work.num_quoting -= new
+        return queries
 
 
 def _rendered_size(run: ServedRun, message: Score) -> int:
@@ -343,5 +346,5 @@ def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scor
     )
 
 
-def _failed(call: asyncio.Task[Scores | Refused]) -> bool:
+def _failed(call: Call) -> bool:
     return call.done() and (call.cancelled() or call.exception() is not None)

@@ -38,12 +38,16 @@ class Reflections(Proposer):
     assignment is closed, so that a repeated request pays nothing.
     """
 
+    def __init__(self, run: ServedRun, backend: LLMBackend, *, model: LLMBackend | None) -> None:
+        super().__init__(run, backend, model=model)
+        self._calls: dict[str, asyncio.Task[Reflected]] = {}  # By assignment.
+
     def on_change(self, change: Change) -> None:
         """Drop the answers to assignments that are closed; start a merge, if one is due."""
-        self._tasks = {
-            name: task
-            for name, task in self._tasks.items()
-            if not task.done() or self._run.state.seat_with(name) is not None
+        self._calls = {
+            assignment_id: call
+            for assignment_id, call in self._calls.items()
+            if not call.done() or self._run.state.seat_with(assignment_id) is not None
         }
         super().on_change(change)
 
@@ -74,11 +78,11 @@ class Reflections(Proposer):
         fields = set(self._run.spec.task.fields)
         if any(case.example.keys() != fields for case in message.cases):
             raise ProblemError("invalid_message", f"cases: must have the fields {sorted(fields)}")
-        call = self._tasks.get(message.assignment_id)
+        call = self._calls.get(message.assignment_id)
         if call is None:
-            call = self._begin(self._written(seat, message), message.assignment_id)
-        found: Reflected = await asyncio.shield(call)  # Paid for, and kept.
-        return found
+            call = self._begin(self._written(seat, message))
+            self._calls[message.assignment_id] = call
+        return await asyncio.shield(call)  # Paid for, and kept.
 
     async def _written(self, seat: Seat, message: Reflect) -> Reflected:
         run = self._run

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
@@ -62,6 +62,7 @@ _SLOW_SIZE = 1 << 16
 """Size of alpha up to which a check, a projection and a write take a few milliseconds."""
 
 
+@dataclass(eq=False)
 class RoundMachine:
     """The fixed parts of a run, on which its handlers decide.
 
@@ -106,33 +107,23 @@ class RoundMachine:
 
     LONGEST_ASIDE_S: ClassVar = 86_400.0
 
-    def __init__(
-        self,
-        run_id: str,
-        spec: RunSpec,
-        *,
-        vocab_size: int,
-        blank: int | None = None,
-        layout: Layout = (),
-        start: Start | None = None,
-        vocabulary: Vocabulary | None = None,
-        planned: int | None = None,
-        worst_query: Usage = ONE_QUERY,
-        gateway_model: str | None = None,
-    ) -> None:
-        self.run_id = run_id
-        self.spec = spec
-        self.layout = layout
-        self._blank = blank
-        self._start = start
-        self._vocabulary = vocabulary
-        self._planned = planned
+    run_id: str
+    spec: RunSpec
+    _: KW_ONLY
+    vocab_size: int
+    blank: int | None = None
+    layout: Layout = ()
+    start: Start | None = None
+    vocabulary: Vocabulary | None = None
+    planned: int | None = None
+    worst_query: Usage = ONE_QUERY
+    gateway_model: str | None = None
+
+    def __post_init__(self) -> None:
+        spec, vocab_size, layout = self.spec, self.vocab_size, self.layout
         self._proposed: tuple[tuple[str, str], ...] = ()
         self._base: Any = self  # A type checker takes no Self here.
         self._variants: dict[tuple[int, int | None], Self] = {}
-        self.vocab_size = vocab_size
-        self.worst_query = worst_query
-        self.gateway_model = gateway_model
         self.shape = spec.prompt.length, vocab_size
         self.losses_exchange = spec.participation.exchange == "losses"
         self.calibrates = spec.calibration.kind == "labels"
@@ -154,13 +145,13 @@ class RoundMachine:
             spec.method,
             prompt_len=spec.prompt.length,
             vocab_size=vocab_size,
-            blank=blank,
+            blank=self.blank,
             space=Space.of(layout, vocab_size) if layout else None,
             seed=spec.seed,
             num_labels=self.num_labels,
             num_groups=self.num_groups,
             asks=self.planned_asks if self.losses_exchange else None,
-            start=start,
+            start=self.start,
         )
         if isinstance(spec.method, OwnMethodSpec) and self.method.shares_memory:
             spec.check_shared_memory(spec.method.label, "its memories")
@@ -204,7 +195,7 @@ class RoundMachine:
 
     def at(self, state: RunState) -> Self:
         """Return the machine for the candidates and the plan of a state."""
-        if state.proposed == self._proposed and state.planned == self._planned:
+        if state.proposed == self._proposed and state.planned == self.planned:
             return self
         if self is not self._base:
             base: Self = self._base
@@ -218,18 +209,12 @@ class RoundMachine:
                 (repeat, size + counts[name], blank)
                 for name, (repeat, size, blank) in zip(names, self.layout, strict=True)
             )
-            known = type(self)(
-                self.run_id,
-                self.spec,
-                vocab_size=self.vocab_size,
+            known = replace(
+                self,
                 # With added candidates the layout has the index of the blank.
-                blank=None if state.proposed else self._blank,
+                blank=None if state.proposed else self.blank,
                 layout=layout,
-                start=self._start,
-                vocabulary=self._vocabulary,
                 planned=state.planned,
-                worst_query=self.worst_query,
-                gateway_model=self.gateway_model,
             )
             known._base, known._proposed = self, state.proposed
             self._variants[key] = known
@@ -288,7 +273,7 @@ class RoundMachine:
     @property
     def planned_queries(self) -> int:
         """Number of queries that the method plans with; a raised cap does not change it."""
-        return self.planned_under(self.spec.budget) if self._planned is None else self._planned
+        return self.planned_under(self.spec.budget) if self.planned is None else self.planned
 
     def planned_under(self, budget: Budget | None) -> int:
         """Return the number of training queries within the run's rounds and a cap."""
@@ -497,9 +482,9 @@ class RoundMachine:
     def _length_price(self, candidates: Candidates) -> NDArray[np.float64]:
         """Return what the length of each prompt adds to its loss (`PromptSpec.length_penalty`)."""
         penalty = self.spec.prompt.length_penalty
-        if not penalty or self._vocabulary is None:
+        if not penalty or self.vocabulary is None:
             return np.zeros(len(candidates.prompts))
-        words = self._vocabulary.with_candidates(self._proposed)
+        words = self.vocabulary.with_candidates(self._proposed)
         lengths = [words.length(row) for row in candidates.prompts.tolist()]
         return penalty * np.array(lengths) / CHARS_PER_TOKEN
 

@@ -35,7 +35,7 @@ def fill(
     `available` maps the enrolment indices of the clients that may be drawn to their number of
     examples. `enrolled` counts all clients, connected or not; None is unknown.
     """
-    if not state.running:
+    if not machine.needs_seating(state):
         return Result(state=state)
     if machine.is_exhausted(state):
         return end_early(machine, state, "budget_exhausted", _no_answer_reason(state), now)
@@ -150,22 +150,29 @@ def assign(
     assignment_id: str,
     own_model: bool = False,
     memory: Memory | None = None,
+    available: Mapping[int, int] | None = None,
+    enrolled: int | None = None,
 ) -> Result[AlphaAssignment | LossesAssignment | None]:
-    """Assign the work of a client's seat, under a lease.
+    """Assign the work of a client's seat, under a lease; a client without a seat may be drawn now.
 
     A repeated claim gets the same assignment and no second lease. `memory` is the method memory
-    after the client's last work (losses exchange).
+    after the client's last work (losses exchange); `available` and `enrolled` are as for `fill`.
     """
+    drawn: Result[Any] = Result(state=state)
+    if available and state.seat_of(client) is None:
+        drawn = fill(machine, state, now, available=available, enrolled=enrolled)
+    state = drawn.state
+    machine = machine.at(state)
     seat = state.seat_of(client)
     if seat is None or not state.running:
-        return Result(state=state)
+        return drawn
     if seat.phase == "offered":
         state = machine.with_current_plan(state)
         machine = machine.at(state)
         affordable = machine.affordable_work(state, seat.local)
         if affordable is None:
             # Another client's lease may release budget; the seat waits for it.
-            return Result(state=state)
+            return replace(drawn, state=state)
         samples, steps = affordable
         worst = machine.worst_query * (samples * steps)
         reflects = (
@@ -194,7 +201,7 @@ def assign(
     elif own_model and not seat.own_model:  # The client restarted with a model.
         seat = replace(seat, own_model=True)
         state = state.with_seat(seat)
-    return Result(state=state, reply=assignment(machine, state, seat, now))
+    return replace(drawn, state=state).replying(assignment(machine, state, seat, now))
 
 
 def _saved_local(

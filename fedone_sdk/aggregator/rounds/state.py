@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cache
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_type_hints
@@ -16,8 +16,8 @@ from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
-    ProposerReport,
     MetricReport,
+    ProposerReport,
     Receipt,
     RoundReport,
     RunStatus,
@@ -404,10 +404,9 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
 
 
 def _fields(record: Any) -> dict[str, Any]:
+    # `fields` alone would take a third of the time of a commit's document.
     return {
-        field.name: getattr(record, field.name)
-        for field in fields(record)
-        if field.name not in _ARRAYS
+        name: getattr(record, name) for name in record.__dataclass_fields__ if name not in _ARRAYS
     }
 
 

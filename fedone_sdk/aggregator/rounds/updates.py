@@ -16,7 +16,7 @@ from fedone_sdk.aggregator.rounds.state import Closed, Lineage, Result, RunState
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, ProposerReport, LossesUpdate, Receipt
+from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, LossesUpdate, ProposerReport, Receipt
 from fedone_sdk.messages.array import from_wire
 
 _MAX_ALPHA = 1e6

@@ -1,17 +1,30 @@
-"""Changes of runs, their listeners, and the rounds of a run as they finish."""
+"""Changes of runs, as the log, the other replicas and listeners get them; the feed of rounds."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from operator import attrgetter
+from typing import Any, Self
 
-from fedone_sdk.aggregator.rounds.state import Closed, FinishedRound
+import structlog
+
+from fedone_sdk.aggregator.rounds.state import Closed, FinishedRound, Result, RunState, offers
+from fedone_sdk.aggregator.runs.run_view import RunView
+from fedone_sdk.aggregator.signals import MAX_NAMED, RunChanged
 from fedone_sdk.messages import RoundReport
 
-if TYPE_CHECKING:
-    from fedone_sdk.aggregator.runs.served_run import ServedRun
+_log = structlog.get_logger(__name__)
+
+_LOGGED = {
+    "aside": "client set aside",
+    "budget": "caps raised",
+    "proposal": "candidate proposed",
+    "rollback": "run rolled back",
+}
+
+_phase = attrgetter("status", "paused", "ended_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +35,7 @@ class Change:
         offered: Clients with a new seat, or with an offer that can be paid for now.
         back_to: Number of rounds that remain after a rollback.
         reloaded: Whether another replica changed the run; what has changed is unknown.
+        log: Lines of the run's log: kind and body.
     """
 
     offered: tuple[int, ...] = ()
@@ -31,21 +45,68 @@ class Change:
     back_to: int | None = None
     ended: bool = False
     reloaded: bool = False
+    log: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+
+    @classmethod
+    def of(cls, before: RunState, result: Result[Any]) -> Self:
+        """Return the change of a handler's result."""
+        after = result.state
+        rollbacks = (record["round"] for kind, record in result.log if kind == "rollback")
+        return cls(
+            offered=offers(before, after),
+            closed=result.closed,
+            finished=result.finished,
+            back_to=next(rollbacks, None),
+            ended=not after.running and _phase(before) != _phase(after),
+            log=result.log,
+        )
 
     @property
     def of_rounds(self) -> bool:
         """Whether it may change the run's rounds or end the run."""
         return self.finished is not None or self.measured or self.ended or self.reloaded
 
+    def signal(self, run_id: str, version: int, state: RunState) -> str:
+        """Return the signal to other replicas."""
+        changed = RunChanged(
+            run_id=run_id,
+            version=version,
+            due=state.next_deadline,
+            offered=self.offered if len(self.offered) <= MAX_NAMED else None,
+            finished=self.finished is not None,
+            status=state.status,
+        )
+        return changed.model_dump_json()
 
-Listener = Callable[["ServedRun", Change], None]
+    def write_log(self, run_id: str, state: RunState) -> None:
+        """Write the lines of the server's log."""
+        log = _log.bind(run_id=run_id)
+        for one in self.closed:
+            if one.receipt is None:
+                facts = {"assignment_id": one.assignment_id, "client": one.client}
+                log.info("assignment closed", reason=one.reason, **facts)
+        for kind, record in self.log:
+            log.info(_LOGGED[kind], **record)
+        if self.finished is not None:
+            number = self.finished.report.round
+            for banned in self.finished.record.get("quarantined", ()):
+                log.warning("client quarantined", round=number, **banned)
+        if self.ended:
+            # A provider's words may quote a text; the summary does not.
+            reason = state.summary or state.reason
+            facts = {"status": state.status} | ({} if reason is None else {"reason": reason})
+            write = log.warning if state.paused or state.status == "failed" else log.info
+            write("run paused" if state.paused else "run ended", **facts)
+
+
+Listener = Callable[[Any, Change], None]
 """Receives the changes of a run after they are committed."""
 
 
 class Feed:
     """Rounds of a run that are new or changed since the last look."""
 
-    def __init__(self, run: ServedRun, listeners: list[Listener]) -> None:
+    def __init__(self, run: RunView, listeners: list[Listener]) -> None:
         self._run = run
         self._listeners = listeners
         self._changed = asyncio.Event()
@@ -71,12 +132,11 @@ class Feed:
         """Whether `take` would return rounds, or a rollback has removed some."""
         return self._run.history != self._seen
 
-    async def changed(self) -> bool:
+    async def changed(self) -> None:
         """Wait for a change of the rounds or the end of the run; safe to cancel."""
         await self._changed.wait()
         self._changed.clear()
-        return True
 
-    def _listen(self, run: ServedRun, change: Change) -> None:
+    def _listen(self, run: RunView, change: Change) -> None:
         if run is self._run and change.of_rounds:
             self._changed.set()

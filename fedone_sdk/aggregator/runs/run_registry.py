@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
 import structlog
 
+from fedone_sdk.aggregator.access.tokens import may_see
 from fedone_sdk.aggregator.runs.run_view import RunView
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError, SpecError, StoreUnavailable
+from fedone_sdk.errors import BackendError, ProblemError, SpecError, StoreUnavailable
 from fedone_sdk.messages import Cap, RunSummary
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import RunHead, RunRecord, Store
+from fedone_sdk.stores import ClientRecord, RunHead, RunRecord, Store
 from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
@@ -136,6 +137,27 @@ class RunRegistry:
             loading.add_done_callback(lambda _: self._loading.pop(run_id, None))
         return await asyncio.shield(loading)
 
+    async def run(self, run_id: str) -> ServedRun:
+        """Return the run of this name, with its newest state.
+
+        Raises:
+            ProblemError: ``not_found``; ``run_conflict``: it cannot be read here.
+        """
+        try:
+            run = await self.get_or_load(run_id)
+        except SpecError as exc:
+            raise ProblemError("run_conflict", "; ".join(exc.problems)) from exc
+        if run is None:
+            raise ProblemError("not_found", f"there is no run {run_id!r}")
+        await run.catch_up()
+        return run
+
+    async def run_for(self, client: ClientRecord, run_id: str) -> ServedRun:
+        """Return a run that a client may access; others are ``not_found``."""
+        if not may_see(client.runs, run_id):
+            raise ProblemError("not_found", f"there is no run {run_id!r}")
+        return await self.run(run_id)
+
     async def _read(self, run_id: str) -> ServedRun | None:
         record = await self.store.run(run_id)
         if record is None or run_id in self.served:
@@ -225,31 +247,23 @@ class RunRegistry:
         size = sum(len(head.document) + len(head.spec) for head in heads)
         return await in_thread_if_large(size, _stored_runs, heads)
 
-    def has_changes(self, versions: Mapping[str, int]) -> bool:
-        """Whether other replicas added, removed or resumed runs that are not served here."""
-        if (self.served.keys() | self.stored.keys()) - versions.keys():
-            return True
-        return any(self._is_change(run_id, version) for run_id, version in versions.items())
-
-    def _is_change(self, run_id: str, version: int) -> bool:
-        stored = self.stored.get(run_id)
-        return run_id not in self.served and (stored is None or stored.version != version)
-
     async def refresh(self) -> None:
         """Load the changes of other replicas."""
         known = self.served.keys() | self.stored.keys()
         versions = await self.store.versions()
         for run_id in known - versions.keys():
             await self.remove(run_id)
-        if any(self._is_change(run_id, version) for run_id, version in versions.items()):
+        stored = self.stored
+        others = versions.keys() - self.served.keys()
+        if any(run not in stored or stored[run].version != versions[run] for run in others):
             await self.read_heads()
         for run_id, version in versions.items():
-            run, stored = self.served.get(run_id), self.stored.get(run_id)
+            run, head = self.served.get(run_id), self.stored.get(run_id)
             try:
                 if run is not None:
                     run.on_remote_version(version)
                     await run.catch_up()
-                elif stored is None or stored.live:
+                elif head is None or head.live:
                     await self.get_or_load(run_id)
             except Exception as exc:
                 _log_unreadable(run_id, exc)

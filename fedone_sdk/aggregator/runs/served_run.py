@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
 
+from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.lifecycle import (
     charge_lost_replicas,
@@ -22,6 +22,7 @@ from fedone_sdk.aggregator.rounds.lifecycle import (
 )
 from fedone_sdk.aggregator.rounds.seats import assign, fill
 from fedone_sdk.aggregator.rounds.state import (
+    Closed,
     Result,
     RunState,
     Seat,
@@ -30,19 +31,18 @@ from fedone_sdk.aggregator.rounds.state import (
     encode_arrays,
     encode_document,
     encode_snapshot,
-    offers,
 )
 from fedone_sdk.aggregator.rounds.updates import accept
-from fedone_sdk.aggregator.runs.changes import Change, Feed, Listener
+from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.run_view import Counters, RunView, reasons
 from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large, run_shielded
-from fedone_sdk.aggregator.signals import MAX_NAMED, RunChanged
+from fedone_sdk.aggregator.signals import RunChanged
 from fedone_sdk.algorithms import State, dump_memory, load_memory
 from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import MethodError, ProblemError
 from fedone_sdk.evaluation.outcomes import OUTCOMES, Outcomes, Which, newest_outcomes
-from fedone_sdk.messages import LostWork, RunEvent, RunResult
+from fedone_sdk.messages import LostWork
 from fedone_sdk.stores import (
     SERVER,
     ClosedWork,
@@ -56,24 +56,12 @@ from fedone_sdk.stores import (
 )
 from fedone_sdk.vocabulary import Vocabulary
 
-if TYPE_CHECKING:
-    from fedone_sdk.aggregator.service import Service
-
 _log = structlog.get_logger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Handler = Callable[..., Result[Any]]
-
-_LOGGED = {
-    "aside": "client set aside",
-    "budget": "caps raised",
-    "proposal": "candidate proposed",
-    "rollback": "run rolled back",
-}
-
-_phase = attrgetter("status", "paused", "ended_at")
 
 _SLOW: frozenset[Handler] = frozenset({assign, accept, stop, roll_back})
 """Handlers that may ask or tell the method."""
@@ -106,11 +94,9 @@ class ServedRun(RunView):
         store: Store,
         clock: Clock,
         available: Callable[[ServedRun], Mapping[int, int]],
-        enrolled: Callable[[], int],
-        names: Callable[[Sequence[int]], Awaitable[Sequence[str]]],
-        listener: Listener,
+        access: Access,
+        listener: Callable[[ServedRun, Change], None],
         priced: Callable[[], bool],
-        service: Service,
     ) -> None:
         super().__init__(machine, vocabulary, clock)
         self.ended = asyncio.Event()
@@ -120,63 +106,14 @@ class ServedRun(RunView):
         self._new_counters = Counters()
         self._store = store
         self._available = available
-        self._enrolled = enrolled
-        self._names = names
+        self._access = access
         self._listener = listener
         self._priced = priced
-        self._service = service
         self._lock = asyncio.Lock()
         self._arrays = arrays_of(self.state)
         self._known_version = 0
         self.may_be_stale = False
         self.due: float | None = None
-
-    # For the embedding program
-
-    async def wait(self) -> RunResult:
-        """Return the result once the run has ended and its final prompt is measured.
-
-        A run that is stopped, paused or failed has ended too, until it is resumed.
-        """
-        await self._service.wait(self)
-        return self.result()
-
-    async def stop(self, reason: str | None = None) -> RunResult:
-        """End the run with what it has learnt.
-
-        Args:
-            reason: Why, for people.
-
-        Raises:
-            ProblemError: ``run_conflict`` if it has ended.
-        """
-        await self._service.steering.stop(self, reason)
-        return self.result()
-
-    async def events(self) -> AsyncIterator[RunEvent]:
-        """Stream each finished round from the first one on, then the result.
-
-        A round is repeated once its metric is known. The last event is a `RunResult`.
-
-        Example:
-            ```python
-            async for event in run.events():
-                print(event.mean_loss if isinstance(event, RoundReport) else event.status)
-            ```
-        """
-        with Feed(self, self._service.listeners) as feed:
-            while True:
-                for report in feed.take():
-                    yield report
-                if feed.has_more:
-                    continue
-                if not self.state.running:
-                    break
-                await feed.changed()
-            result = await self.wait()
-            for report in feed.take():
-                yield report
-            yield result
 
     @property
     def replica(self) -> str:
@@ -311,7 +248,10 @@ class ServedRun(RunView):
                     break
                 except VersionConflict:
                     self.may_be_stale = True
-            self._emit(change, result)
+            if any(one.receipt is not None for one in change.closed):
+                self._active_at = self._clock.now()
+            change.write_log(self.run_id, self.state)
+            self._listener(self, change)
         return result
 
     def _failed(self, error: MethodError) -> Result[Any]:
@@ -330,43 +270,37 @@ class ServedRun(RunView):
         )
 
     async def _completed(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a handler's data with data from the store, read no earlier than the state.
+        """Return a handler's data with what others know, read no earlier than the state.
 
-        A claim gets the client's current method memory, and a rollback the snapshot of its round.
         `charge_lost_replicas` gets replicas that have started since the list was read, because they
         may have pending calls.
         """
+        found: dict[str, Any] = {}
         if handler is charge_lost_replicas:
-            return {**data, "alive": data["alive"] | await self._store.alive()}
-        if handler is roll_back and 0 < data["to_round"] <= self.state.round:
-            return {**data, "method": await self._snapshot(data["to_round"])}
-        if handler is assign and self.machine.remembers_clients:
+            found["alive"] = data["alive"] | await self._store.alive()
+        elif handler is roll_back and 0 < data["to_round"] <= self.state.round:
+            found["method"] = await self._snapshot(data["to_round"])
+        elif handler is assign and self.machine.remembers_clients:
             saved = await self._store.memory(self.run_id, data["client"])
-            return {**data, "memory": None if saved is None else load_memory(saved)}
-        return dict(data)
+            found["memory"] = None if saved is None else load_memory(saved)
+        if handler is assign and self.state.seat_of(data["client"]) is None:
+            found |= self._waiting()
+        return {**data, **found}
 
     async def _step(self, handler: Handler, data: dict[str, Any]) -> Result[Any]:
         """Return the result of a handler, with the offers of the seats that are vacant by it."""
         now = self._clock.now()
-        result: Result[Any] = Result(state=self.state)
-        if handler is assign and self.state.seat_of(data["client"]) is None:
-            result = self._seated(result, now)  # The claiming client may be drawn at once.
         if self.machine.is_slow and handler in _SLOW:  # Would block the event loop.
-            later = await in_thread(self.base.step, result.state, now, handler, **data)
+            result = await in_thread(self.base.step, self.state, now, handler, **data)
         else:
-            later = self.base.step(result.state, now, handler, **data)
-        result = result.then(later)
-        return result if handler is fill else self._seated(result, now)
-
-    def _seated(self, result: Result[Any], now: float) -> Result[Any]:
-        state = result.state
-        if not self.base.at(state).needs_seating(state):
+            result = self.base.step(self.state, now, handler, **data)
+        if handler is fill or not self.base.at(result.state).needs_seating(result.state):
             return result
-        seated = result.then(self.base.step(state, now, fill, **self._waiting()))
+        seated = result.then(self.base.step(result.state, now, fill, **self._waiting()))
         return replace(seated, reply=result.reply, refusal=result.refusal)
 
     def _waiting(self) -> dict[str, Any]:
-        return {"available": self._available(self), "enrolled": self._enrolled()}
+        return {"available": self._available(self), "enrolled": self._access.num_clients}
 
     async def pause(self, cause: Exception | str) -> None:
         """Pause the run because of a failure."""
@@ -438,24 +372,20 @@ class ServedRun(RunView):
 
     async def _commit(self, result: Result[Any]) -> Change:
         """Store a result in one transaction; return the change."""
-        before, state, now = self.state, result.state, self._clock.now()
-        closed = tuple(
-            ClosedWork(
-                assignment_id=one.assignment_id,
-                run_id=self.run_id,
-                client_index=one.client,
-                outcome=one.reason,
-                body_sha256=None if one.receipt is None else one.receipt.body_sha256,
-                receipt=None if one.receipt is None else one.receipt.model_dump_json(),
-            )
-            for one in result.closed
-        )
+        before, state, finished = self.state, result.state, result.finished
         without = [one for one in result.closed if one.receipt is None]
-        names = await self._names([one.client for one in without]) if without else ()
+        concerned = [one.client for one in without] + list(finished.clients if finished else ())
+        names = dict(zip(concerned, await self._access.names(concerned), strict=True))
         # In the round before the event, which may also end the round.
         lost = [
-            LostWork(round=before.round, client_id=name, reason=one.reason, said=one.said, at=now)
-            for one, name in zip(without, names, strict=True)
+            LostWork(
+                round=before.round,
+                client_id=names[one.client],
+                reason=one.reason,
+                said=one.said,
+                at=self._clock.now(),
+            )
+            for one in without
         ]
         log = [LogEntry(kind="lost", body=one.model_dump_json()) for one in lost]
         every = self.base.snapshot_every
@@ -465,9 +395,8 @@ class ServedRun(RunView):
             StoredMemory(client_index=client, round=kept_at, value=dump_memory(memory))
             for client, memory in result.memories.items()
         ]
-        finished = result.finished
         if finished is not None:
-            clients = ",".join(await self._names(finished.clients))
+            clients = ",".join(names[client] for client in finished.clients)
             report = finished.report.model_copy(update={"client_id": clients})
             finished = replace(finished, report=report)
             body = {"report": report.model_dump(), **finished.record}
@@ -477,23 +406,32 @@ class ServedRun(RunView):
                 snapshot = await in_thread_if_large(self._num_bytes, encode_snapshot, state)
                 memories.append(StoredMemory(client_index=SERVER, round=kept_at, value=snapshot))
         log += [LogEntry(kind=kind, body=json.dumps(record)) for kind, record in result.log]
-        back_to = next((record["round"] for kind, record in result.log if kind == "rollback"), None)
-        change = Change(
-            offered=offers(before, state),
-            closed=result.closed,
-            finished=finished,
-            back_to=back_to,
-            ended=not state.running and _phase(before) != _phase(state),
-        )
+        change = Change.of(before, replace(result, finished=finished))
         await self._store_commit(
-            state, change, closed=closed, log=tuple(log), memories=tuple(memories), back_to=back_to
+            state,
+            change,
+            closed=tuple(self._closed_work(one) for one in result.closed),
+            log=tuple(log),
+            memories=tuple(memories),
+            back_to=change.back_to,
         )
-        if back_to is not None:
-            del self.history[back_to:]
+        if change.back_to is not None:
+            del self.history[change.back_to :]
         if finished is not None:
             self.history.append(finished.report)
         self.lost.extend(lost)
         return change
+
+    def _closed_work(self, closed: Closed) -> ClosedWork:
+        receipt = closed.receipt
+        return ClosedWork(
+            assignment_id=closed.assignment_id,
+            run_id=self.run_id,
+            client_index=closed.client,
+            outcome=closed.reason,
+            body_sha256=None if receipt is None else receipt.body_sha256,
+            receipt=None if receipt is None else receipt.model_dump_json(),
+        )
 
     async def _store_commit(self, state: RunState, change: Change, **changes: Any) -> None:
         arrays = arrays_of(state)
@@ -509,7 +447,9 @@ class ServedRun(RunView):
         commit = Commit(
             document=encode_document(state, counters=counters),
             arrays=encoded,
-            signal=self._signal(state, change) if self._store.shared else None,
+            signal=change.signal(self.run_id, self.version + 1, state)
+            if self._store.shared
+            else None,
             **changes,
         )
         try:
@@ -534,39 +474,6 @@ class ServedRun(RunView):
     def _num_bytes(self) -> int:
         """Size of the state's arrays; a round's log line is about as large."""
         return sum(array.nbytes for array in self._arrays.values())
-
-    def _signal(self, state: RunState, change: Change) -> str:
-        changed = RunChanged(
-            run_id=self.run_id,
-            version=self.version + 1,
-            due=state.next_deadline,
-            offered=change.offered if len(change.offered) <= MAX_NAMED else None,
-            finished=change.finished is not None,
-            status=state.status,
-        )
-        return changed.model_dump_json()
-
-    def _emit(self, change: Change, result: Result[Any]) -> None:
-        for one in change.closed:
-            if one.receipt is None:
-                facts = {"assignment_id": one.assignment_id, "client": one.client}
-                _log.info("assignment closed", run_id=self.run_id, reason=one.reason, **facts)
-            else:
-                self._active_at = self._clock.now()
-        for kind, record in result.log:
-            _log.info(_LOGGED[kind], run_id=self.run_id, **record)
-        if result.finished is not None:
-            for banned in result.finished.record.get("quarantined", ()):
-                number = result.finished.report.round
-                _log.warning("client quarantined", run_id=self.run_id, round=number, **banned)
-        if change.ended:
-            state = self.state
-            # A provider's words may quote a text; the summary does not.
-            reason = state.summary or state.reason
-            facts = {"status": state.status} | ({} if reason is None else {"reason": reason})
-            log = _log.warning if state.paused or state.status == "failed" else _log.info
-            log("run paused" if state.paused else "run ended", run_id=self.run_id, **facts)
-        self._listener(self, change)
 
     async def record_answers(self, answers: Iterable[Answer]) -> None:
         """Update the counters from answers; a new model name pauses the run."""

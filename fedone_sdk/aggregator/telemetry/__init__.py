@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -29,23 +29,22 @@ class Observers:
     @contextmanager
     def commit(self, run_id: str) -> Iterator[None]:
         """Observe a transaction of a run."""
-        with ExitStack() as stack:
-            if self.tracing is not None:
-                stack.enter_context(self.tracing.commit(run_id))
-            if self.metrics is not None:
-                stack.enter_context(self.metrics.commit())
+        with (
+            nullcontext() if self.tracing is None else self.tracing.commit(run_id),
+            nullcontext() if self.metrics is None else self.metrics.commit(),
+        ):
             yield
 
     @contextmanager
     def model_request(self, backend: LLMBackend, query: Query) -> Iterator[None]:
         """Observe a request to the model."""
-        with ExitStack() as stack:
-            if self.tracing is not None:
-                run_id = None if query.payer is None else query.payer.name
-                number = get_contextvars().get("round")  # Of the request that pays for it.
-                stack.enter_context(self.tracing.model_request(backend, query, run_id, number))
-            if self.metrics is not None:
-                stack.enter_context(self.metrics.model_request())
+        run_id = None if query.payer is None else query.payer.name
+        number = get_contextvars().get("round")  # Of the request that pays for it.
+        trace = self.tracing and self.tracing.model_request(backend, query, run_id, number)
+        with (
+            trace or nullcontext(),
+            nullcontext() if self.metrics is None else self.metrics.model_request(),
+        ):
             yield
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.service import Service
@@ -42,59 +43,54 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Histogram(
+        histogram = partial(Histogram, registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
+        self._requests = histogram(
             "fedone_http_request_duration_seconds",
             "Duration of requests, from the head to the end of the response",
             ("method", "route", "status"),
             buckets=_REQUEST_S,
-            registry=self.registry,
         )
         self._in_progress = Gauge(
             "fedone_requests_in_progress",
             "Requests that are being answered here, without those that wait for work or for events",
             registry=self.registry,
         )
-        self._refusals = Counter(
+        self._refusals = counter(
             "fedone_http_problems",
             "Refused requests, by problem code",
             ("code",),
-            registry=self.registry,
         )
-        self._claims = Histogram(
+        self._claims = histogram(
             "fedone_claim_wait_seconds",
             "How long devices waited for work, by how it ended: assigned, turned_away, or the code "
             "of a problem",
             ("outcome",),
             buckets=_WAIT_S,
-            registry=self.registry,
         )
-        self._bytes = Counter(
+        self._bytes = counter(
             "fedone_http_body_bytes",
             "Size of request (up) and response (down) bodies of devices' routes",
             ("route", "direction"),
-            registry=self.registry,
         )
-        self._updates = Counter(
+        self._updates = counter(
             "fedone_updates",
             "Updates, by outcome: accepted, or the code of a problem",
             ("outcome",),
-            registry=self.registry,
         )
-        self._commits = Histogram(
+        self._commits = histogram(
             "fedone_store_commit_duration_seconds",
             "One transaction of a run, by outcome: ok, conflict (another replica was first, so it "
             "is made again) or error",
             ("outcome",),
             buckets=_FAST_S,
-            registry=self.registry,
         )
-        self._asked = Histogram(
+        self._asked = histogram(
             "fedone_llm_request_duration_seconds",
             "One request to the language model, by outcome: ok, unavailable, blocked, refused or "
             "cancelled",
             ("outcome",),
             buckets=_MODEL_S,
-            registry=self.registry,
         )
 
     def watch(self, service: Service) -> None:
@@ -132,37 +128,38 @@ class Metrics:
         self._bytes.labels(route, "up").inc(upload)
         self._bytes.labels(route, "down").inc(download)
 
-    @contextmanager
-    def commit(self) -> Iterator[None]:
+    def commit(self) -> AbstractContextManager[None]:
         """Measure the duration of a transaction."""
-        began, outcome = time.perf_counter(), "error"
-        try:
-            yield
-            outcome = "ok"
-        except VersionConflict:
-            outcome = "conflict"
-            raise
-        finally:
-            self._commits.labels(outcome).observe(time.perf_counter() - began)
+        return _measured(self._commits, {VersionConflict: "conflict"}, "error")
 
-    @contextmanager
-    def model_request(self) -> Iterator[None]:
+    def model_request(self) -> AbstractContextManager[None]:
         """Measure the duration of a request to the model."""
-        began, outcome = time.perf_counter(), "cancelled"
-        try:
-            yield
-            outcome = "ok"
-        except BackendUnavailable:
-            outcome = "unavailable"
-            raise
-        except (BackendBlocked, BudgetExhausted):
-            outcome = "blocked"
-            raise
-        except Exception:
-            outcome = "refused"
-            raise
-        finally:
-            self._asked.labels(outcome).observe(time.perf_counter() - began)
+        return _measured(self._asked, _OF_MODEL, "cancelled")
+
+
+_OF_MODEL = {
+    BackendUnavailable: "unavailable",
+    BackendBlocked: "blocked",
+    BudgetExhausted: "blocked",
+    Exception: "refused",
+}
+
+
+@contextmanager
+def _measured(
+    histogram: Histogram, outcomes: Mapping[type[Exception], str], otherwise: str
+) -> Iterator[None]:
+    """Measure the duration of the body, by its outcome: ok, or that of its exception."""
+    began, outcome = time.perf_counter(), otherwise
+    try:
+        yield
+        outcome = "ok"
+    except Exception as exc:
+        found = (name for kind, name in outcomes.items() if isinstance(exc, kind))
+        outcome = next(found, otherwise)
+        raise
+    finally:
+        histogram.labels(outcome).observe(time.perf_counter() - began)
 
 
 class _ServiceFigures(Collector):
@@ -176,22 +173,7 @@ class _ServiceFigures(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._of_clients()
-        yield from self._of_replicas()
-        yield GaugeMetricFamily(
-            "fedone_model_available",
-            "Whether the gateway's model is available; 0 while its circuit breaker is open",
-            self._service.trouble is None,
-        )
-        yield from self._of_runs()
-
-    def _of_clients(self) -> Iterator[Metric]:
-        service, pool = self._service, self._service.dispatcher.pool
-        enrolled = service.access.num_clients
-        yield _gauge("clients_enrolled", "Enrolled devices known to this replica", enrolled)
-        yield _gauge("clients_waiting", "Devices that wait for work", len(pool))
-        away = "Devices that got a Retry-After and have not returned"
-        yield _gauge("clients_away", away, pool.num_away)
+        service = self._service
         changes = CounterMetricFamily(
             "fedone_access_changes",
             "Changes of enrolment tokens and revoked devices, made by this replica",
@@ -200,14 +182,24 @@ class _ServiceFigures(Collector):
         for change, count in service.access.changes.items():
             changes.add_metric((change,), count)
         yield changes
-        polls = service.dispatcher.num_polls
-        yield _gauge("long_polls", "Open long polls on this replica", polls)
+        for name, text, value in self._gauges():
+            yield GaugeMetricFamily(f"fedone_{name}", text, value)
+        yield from self._of_runs()
 
-    def _of_replicas(self) -> Iterator[Metric]:
-        replicas = self._service.replicas
-        count = replicas.num_alive
-        yield _gauge("replicas", "Replicas on this store, including this one", count)
-        yield _gauge("leader", "Whether this replica is the leader", replicas.is_leader)
+    def _gauges(self) -> Iterator[tuple[str, str, float]]:
+        service, pool = self._service, self._service.dispatcher.pool
+        enrolled = service.access.num_clients
+        yield "clients_enrolled", "Enrolled devices known to this replica", enrolled
+        yield "clients_waiting", "Devices that wait for work", len(pool)
+        away = "Devices that got a Retry-After and have not returned"
+        yield "clients_away", away, pool.num_away
+        yield "long_polls", "Open long polls on this replica", service.dispatcher.num_polls
+        replicas = service.replicas
+        alive = "Replicas on this store, including this one"
+        yield "replicas", alive, replicas.num_alive
+        yield "leader", "Whether this replica is the leader", replicas.is_leader
+        model = "Whether the gateway's model is available; 0 while its circuit breaker is open"
+        yield "model_available", model, service.trouble is None
 
     def _of_runs(self) -> Iterator[Metric]:
         runs = list(self._service.runs.values())
@@ -289,7 +281,3 @@ def _figures_of(run: ServedRun, devices: RunDevices) -> Iterator[tuple[str, Labe
     yield "clients_quarantined", (), len(run.state.quarantined)
     yield "run_devices_connected", (), devices.connected
     yield "run_devices_fit", (), devices.fit
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"fedone_{name}", text, value)

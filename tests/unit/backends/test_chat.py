@@ -10,7 +10,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from fedone_sdk.backends.chat import messages_of
-from fedone_sdk.backends.fitting import CausalEncoder
+from fedone_sdk.backends.encoders import CausalEncoder
 from fedone_sdk.errors import BackendError, LabelWordError
 from fedone_sdk.task import Rendered, TaskSpec, answer_word, form_of, render
 

@@ -15,7 +15,7 @@ import pytest
 from fedone_paper.glue import glue_task
 from fedone_sdk import assets
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
-from fedone_sdk.backends.fitting import ClozeEncoder
+from fedone_sdk.backends.encoders import ClozeEncoder
 from fedone_sdk.backends.onnx import OnnxBackend, _MaskedModel
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError

@@ -9,8 +9,8 @@ from decimal import Decimal
 import pytest
 
 from fedone_sdk.backends import ModelClient, Query
+from fedone_sdk.backends.billing import Surplus
 from fedone_sdk.backends.openai import OpenAIBackend
-from fedone_sdk.backends.surplus import Surplus
 from fedone_sdk.budget import Budget, BudgetGuard, Price, Usage
 from fedone_sdk.errors import BudgetExhausted
 from fedone_sdk.local.federation import Federation, simulate

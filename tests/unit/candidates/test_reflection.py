@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedone_sdk.candidates import quotes, read_reflection, reflection_messages
-from fedone_sdk.task import TaskSpec
+from fedone_sdk.scores import graded
+from fedone_sdk.task import Score, TaskSpec, feedback
 
 VECTORS = json.loads(
     (Path(__file__).parents[2] / "vectors" / "reflection.json").read_text(encoding="utf-8")
@@ -34,3 +36,11 @@ def test_the_messages_have_the_task_the_text_and_the_cases() -> None:
     task = TaskSpec.model_validate(given["task"])
     found = reflection_messages(task, given["slot"], given["parent"], cases)
     assert [list(message) for message in found] == given["expected"]
+
+
+@pytest.mark.parametrize("case", VECTORS["feedback"])
+async def test_feedback_says_what_was_expected_and_answered(case: dict[str, Any]) -> None:
+    task, answer, example = TaskSpec.model_validate(case["task"]), case["answer"], case["example"]
+    if isinstance(answer, str):
+        (answer,) = await graded(task, [answer], [example], lambda *_: Score(**case["score"]))
+    assert feedback(task, answer, example) == case["expected"]

@@ -1,37 +1,18 @@
-"""Tokenisation of rendered inputs, truncated to a model's maximum length."""
+"""Encoders of rendered inputs: token ids, truncated to a model's maximum length."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from itertools import chain, islice, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedone_sdk.backends import chat
 from fedone_sdk.backends.base import Query
-from fedone_sdk.backends.chat import (
-    MASKED,
-    ApplyTemplate,
-    ChatFrame,
-    answer_words,
-    chat_frame,
-    is_chat,
-    messages_of,
-    probes,
-    refuse_chat,
-    unpadded,
-)
-from fedone_sdk.errors import BackendError, LabelWordError, SpecError
+from fedone_sdk.backends.tokens import CHARS_PER_TOKEN, Span, fit, load_tokenizer, special_names
+from fedone_sdk.errors import BackendError, LabelWordError
 from fedone_sdk.task import Part, Rendered
-
-CHARS_PER_TOKEN = 16
-"""Mean number of characters per token that no text exceeds, but for long runs of one character."""
-
-
-Span = tuple[int, int]
-"""Start and end of a token, in characters."""
 
 
 class Cloze(NamedTuple):
@@ -57,33 +38,23 @@ class Encoding(NamedTuple):
         return cls(ids, list(zip(borders, [*borders[1:], len(text)], strict=True)))
 
 
-def special_names(tokenizer: Any, text: str) -> list[str]:
-    """Return the special tokens of a tokeniser of ``tokenizers`` in a text."""
-    added = tokenizer.get_added_tokens_decoder().values()
-    return [token.content for token in added if token.special and token.content in text]
-
-
 class _Encoder:
     # Text before a continuation, for tokenisers that tokenise the start of a text differently.
     _anchor = ""
-    # What allows label words of several tokens.
-    _way_out = ""
+    # Whether label words may have several tokens, and what allows them.
+    _several, _way_out = False, ""
 
     def __init__(self, tokenizer_file: Path, max_length: int) -> None:
-        tokenizers = import_module("tokenizers")
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
-        except Exception as exc:  # The library has no base class for its errors.
-            raise BackendError(f"{tokenizer_file}: cannot load the tokeniser: {exc}") from exc
+        self._tokenizer = load_tokenizer(tokenizer_file)
         self._max_length = max_length
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         self._place_special_tokens(tokenizer_file)
         # "<mask>" in a user's text is plain text.
         self._tokenizer.encode_special_tokens = True
         # Special tokens are placed here by id; what is left to post-process is that offsets must
         # cover the spaces too, for cutting.
-        self._tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
+        from tokenizers.processors import ByteLevel
+
+        self._tokenizer.post_processor = ByteLevel(trim_offsets=False)
 
     def _place_special_tokens(self, tokenizer_file: Path) -> None:
         """Read the special tokens while the tokeniser still inserts them."""
@@ -106,13 +77,13 @@ class _Encoder:
         if not self._anchor:
             return self._tokenise(text)
         anchor = self._tokenise(self._anchor).ids
-        found = self._tokenise(self._anchor + text)
-        if found.ids[: len(anchor)] != anchor:
+        whole = self._tokenise(self._anchor + text)
+        if whole.ids[: len(anchor)] != anchor:
             raise BackendError(f"cannot tell how {text!r} is tokenised after another text")
+        offsets = whole.offsets[len(anchor) :]
         shift = len(self._anchor)
         return Encoding(
-            list(found.ids[len(anchor) :]),
-            [(begin - shift, end - shift) for begin, end in found.offsets[len(anchor) :]],
+            list(whole.ids[len(anchor) :]), [(begin - shift, end - shift) for begin, end in offsets]
         )
 
     def continuation(self, text: str) -> list[int]:
@@ -123,25 +94,22 @@ class _Encoder:
         """Return the label words as the answer to an input, or to the task's form, spells them."""
         return (*label_words,)
 
-    def label_ids(
-        self, label_words: Sequence[str], like: Rendered = (), *, several: bool = False
-    ) -> list[list[int]]:
+    def label_ids(self, label_words: Sequence[str], like: Rendered = ()) -> list[list[int]]:
         """Return the token ids of each label word, in its spelling after an input (`spelled`)."""
         words = self.spelled(label_words, like)
-        found: list[list[int]] = []
+        labels: list[list[int]] = []
         for word in words:
             ids = self.continuation(word)
-            if not ids or (len(ids) > 1 and not several):
+            if not ids or (len(ids) > 1 and not self._several):
                 names = [self._tokenizer.id_to_token(token) for token in ids]
                 raise LabelWordError(word, names, self._way_out)
-            if ids in found:
-                same = words[found.index(ids)]
+            if ids in labels:
                 raise BackendError(
-                    f"label words {same!r} and {word!r} are the same token of this model: "
-                    "choose others"
+                    f"label words {words[labels.index(ids)]!r} and {word!r} are the same token of "
+                    "this model: choose others"
                 )
-            found.append(ids)
-        return found
+            labels.append(ids)
+        return labels
 
     def _special_id(self, text: str) -> int:
         return int(self._tokenizer.token_to_id(text))
@@ -150,22 +118,22 @@ class _Encoder:
         """Return the token ids of a rendered input, truncated to max_length - `num_extra`."""
         borders = [index for index, part in enumerate(parts) if part.kind in ("mask", "special")]
         placed = [
-            self._special_id(parts[index].text) if parts[index].kind == "special" else mask_id
+            mask_id if parts[index].kind == "mask" else self._special_id(parts[index].text)
             for index in borders
         ]
         masks = [side for side, index in enumerate(borders) if parts[index].kind == "mask"]
         # Each side of a border is one text: tokens may span two parts.
         pairs = pairwise([-1, *borders, len(parts)])
         sides = [parts[before + 1 : border] for before, border in pairs]
-        found: list[Any] = []
+        encodings: list[Any] = []
 
         def offsets(sides: Sequence[Rendered]) -> list[Sequence[Span]]:
             texts = ["".join(part.text for part in side) for side in sides]
             # <mask> swallows the space before it (`lstrip`), as it did in the model's training.
             for side in masks:
                 texts[side] = texts[side].rstrip()
-            found[:] = [self._tokenise(texts[0]), *map(self._continued, texts[1:])]
-            return [encoding.offsets for encoding in found]
+            encodings[:] = [self._tokenise(texts[0]), *map(self._continued, texts[1:])]
+            return [encoding.offsets for encoding in encodings]
 
         most = self._max_length - len(placed) - num_extra
         _, num_tokens = fit(sides, most, offsets, chars=self._max_length * CHARS_PER_TOKEN)
@@ -174,8 +142,8 @@ class _Encoder:
                 f"the input is {num_tokens + self._max_length - most} tokens without its text "
                 f"fields, the model takes {self._max_length}: shorten the prompt or the template"
             )
-        ids = list(found[0].ids)
-        for between, encoding in zip(placed, found[1:], strict=True):
+        ids = list(encodings[0].ids)
+        for between, encoding in zip(placed, encodings[1:], strict=True):
             ids += [between, *encoding.ids]
         return ids
 
@@ -198,7 +166,7 @@ class ClozeEncoder(_Encoder):
 
     def encode(self, parts: Rendered) -> Cloze:
         """Tokenises an input, and shortens its fields until it fits."""
-        refuse_chat(parts, MASKED)
+        chat.refuse_chat(parts, chat.MASKED)
         num_masks = sum(part.kind == "mask" for part in parts)
         if num_masks != 1:
             raise BackendError(
@@ -217,18 +185,20 @@ class CausalEncoder(_Encoder):
     the roles of their messages. Special tokens in a text are plain text.
     """
 
-    frames: dict[tuple[str, ...], ChatFrame]
+    frames: dict[tuple[str, ...], chat.ChatFrame]
     _way_out = "set multi_token_labels: true"
 
     def __init__(
         self,
         tokenizer_file: Path,
         max_length: int,
-        apply_template: ApplyTemplate | None = None,
+        apply_template: chat.ApplyTemplate | None = None,
         *,
         start: list[int] | None = None,
+        multi_token_labels: bool = False,
     ) -> None:
         super().__init__(tokenizer_file, max_length)
+        self._several = multi_token_labels
         if start is not None:
             self._start = start
         self._apply_template = apply_template
@@ -255,12 +225,12 @@ class CausalEncoder(_Encoder):
         special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         parts: list[Part] = []
         end = 0
-        for found in special.finditer(piece):
-            parts += [Part("text", piece[end : found.start()]), Part("special", found[0])]
-            end = found.end()
+        for match in special.finditer(piece):
+            parts += [Part("text", piece[end : match.start()]), Part("special", match[0])]
+            end = match.end()
         return tuple(part for part in (*parts, Part("text", piece[end:])) if part.text)
 
-    def frame(self, roles: tuple[str, ...]) -> ChatFrame:
+    def frame(self, roles: tuple[str, ...]) -> chat.ChatFrame:
         """Return the frame of the model's chat template for messages of these roles."""
         if roles not in self.frames:
             if self._apply_template is None:
@@ -268,35 +238,35 @@ class CausalEncoder(_Encoder):
                     "the task is a chat, but the model has no chat template: "
                     "write the task as a template, or take an instruct model"
                 )
-            bare, spaced = map(self._apply_template, probes(roles))
-            self.frames[roles] = chat_frame(roles, bare, spaced, self.cut)
+            bare, spaced = map(self._apply_template, chat.probes(roles))
+            self.frames[roles] = chat.chat_frame(roles, bare, spaced, self.cut)
         return self.frames[roles]
 
     def framed(self, parts: Rendered) -> Rendered:
         """Return a chat in the frame of the model's template; other inputs are unchanged."""
-        if not is_chat(parts):
+        if not chat.is_chat(parts):
             return parts
-        messages = messages_of(parts)
+        messages = chat.messages_of(parts)
         frame = self.frame(tuple(message.role for message in messages))
-        found: list[Part] = []
+        framed: list[Part] = []
         for piece, strips, message in zip(frame.pieces, frame.strips, messages, strict=False):
-            found += [*piece, *unpadded(message.parts, strips)]
-        return (*found, *frame.pieces[-1])
+            framed += [*piece, *chat.unpadded(message.parts, strips)]
+        return (*framed, *frame.pieces[-1])
 
     def spelled(self, label_words: Sequence[str], like: Rendered) -> tuple[str, ...]:
         """Return the label words as the answer to an input, or to the task's form, spells them."""
-        return answer_words(label_words, self.framed(like)) if is_chat(like) else (*label_words,)
+        if not chat.is_chat(like):
+            return (*label_words,)
+        return chat.answer_words(label_words, self.framed(like))
 
-    def endings(self, query: Query, *, several: bool) -> list[list[list[int]]]:
+    def endings(self, query: Query) -> list[list[list[int]]]:
         """Return per input the token ids of the texts to score: label words, or its reference."""
         if query.want != "reference":
-            return [self.label_ids(query.label_words, query.inputs[0], several=several)] * len(
-                query.inputs
-            )
-        found = [self.continuation(text) for text in query.references]
-        if not all(found):
+            return [self.label_ids(query.label_words, query.inputs[0])] * len(query.inputs)
+        references = [self.continuation(text) for text in query.references]
+        if not all(references):
             raise BackendError("a reference text is empty")
-        return [[ids] for ids in found]
+        return [[ids] for ids in references]
 
     def encode(self, parts: Rendered, *, reserve: int = 0) -> list[int]:
         """Tokenises an input, and shortens its fields until it and `reserve` tokens fit."""
@@ -306,7 +276,7 @@ class CausalEncoder(_Encoder):
                 "take {mask} and what follows it out of the template"
             )
         # A chat template includes the start token, if the model has one.
-        start = [] if is_chat(parts) else self._start
+        start = [] if chat.is_chat(parts) else self._start
         ids = self._fitted(self.framed(parts), len(start) + reserve)
         if not start and not ids:
             raise BackendError("an input is empty, and this model has no token that starts a text")
@@ -315,110 +285,3 @@ class CausalEncoder(_Encoder):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
-
-
-def read_max_length(folder: Path, *, causal: bool = False) -> int:
-    """Return a model's maximum number of tokens per input, from its folder.
-
-    A model that is not causal is of the RoBERTa family.
-    """
-    limits = []
-    stated = read_json(folder / "tokenizer_config.json").get("model_max_length")
-    if isinstance(stated, int) and stated < 2**31:  # transformers writes 1e30 for "unknown"
-        limits.append(stated)
-    config = read_json(folder / "config.json")
-    positions = config.get("max_position_embeddings", config.get("n_positions"))  # GPT-2's name
-    if isinstance(positions, int):
-        # RoBERTa numbers positions from pad_token_id + 1.
-        limits.append(positions if causal else positions - config.get("pad_token_id", 1) - 1)
-    if not limits:
-        raise SpecError(
-            "the maximum length is unknown: needs tokenizer_config.json with model_max_length, "
-            "or config.json with max_position_embeddings",
-            source=str(folder),
-        )
-    return int(min(limits))
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if there is no such file."""
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as exc:
-        raise SpecError(f"is not JSON: {exc}", source=str(file)) from exc
-    return content if isinstance(content, dict) else {}
-
-
-def fit(
-    texts: Sequence[Rendered],
-    most: int,
-    offsets: Callable[[Sequence[Rendered]], Sequence[Sequence[Span]]],
-    *,
-    chars: int,
-) -> tuple[list[Rendered], int]:
-    """Truncate fields at their ends, the longest first, until the texts have `most` tokens.
-
-    Args:
-        texts: Each is tokenised as a whole.
-        most: Tokens of all texts together.
-        offsets: Return the characters that each token of each text covers.
-        chars: Characters of a field that are tokenised at most.
-
-    Returns:
-        The texts, and their number of tokens, which is over `most` if that is so without fields.
-    """
-    fitted = [
-        tuple(
-            part._replace(text=part.text[:chars]) if part.kind == "field" else part
-            for part in parts
-        )
-        for parts in texts
-    ]
-    while True:
-        spans = offsets(fitted)
-        num_tokens = sum(map(len, spans))
-        starts = [
-            start
-            for parts, each in zip(fitted, spans, strict=True)
-            for start in token_starts(parts, each)
-        ]
-        if num_tokens <= most or not any(starts):
-            return fitted, num_tokens
-        # Truncation may change the tokens at the border, so the length is measured again.
-        # Each iteration removes at least one character.
-        left = iter(shorten([*chain(*fitted)], starts, num_tokens - most))
-        fitted = [tuple(islice(left, len(parts))) for parts in fitted]
-
-
-def token_starts(parts: Sequence[Part], offsets: Sequence[Span]) -> list[list[int]]:
-    """Return the starts of each field's tokens, relative to the field; empty for other parts."""
-    starts: list[list[int]] = []
-    end = 0
-    for part in parts:
-        begin, end = end, end + len(part.text)
-        starts.append(
-            [max(a - begin, 0) for a, b in offsets if a < end and b > begin]
-            if part.kind == "field" and part.text
-            else []
-        )
-    return starts
-
-
-def shorten(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: int) -> Rendered:
-    """Remove `excess` tokens from the ends of the fields, each from the longest field."""
-    keep = [len(part_starts) for part_starts in starts]
-    excess = min(excess, sum(keep))
-    while excess:
-        most = max(keep)
-        longest = [index for index, kept in enumerate(keep) if kept == most][:excess]
-        below = max((kept for kept in keep if kept < most), default=0)
-        step = min(most - below, excess // len(longest))
-        for index in longest:
-            keep[index] -= step
-        excess -= step * len(longest)
-    return tuple(
-        part._replace(text=part.text[: part_starts[kept]]) if kept < len(part_starts) else part
-        for part, part_starts, kept in zip(parts, starts, keep, strict=True)
-    )

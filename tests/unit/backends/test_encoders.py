@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedone_sdk import assets
-from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder, read_max_length
+from fedone_sdk.backends.checkpoint import read_max_length
+from fedone_sdk.backends.encoders import CausalEncoder, ClozeEncoder
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError
 from fedone_sdk.task import Part
 
@@ -103,7 +104,7 @@ def test_a_field_that_shares_its_only_token_with_the_template_can_go(encoder: Cl
 def test_a_file_that_is_no_tokeniser(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     for kind in (ClozeEncoder, CausalEncoder):
-        with pytest.raises(BackendError, match=r"tokenizer\.json: cannot load the tokeniser"):
+        with pytest.raises(SpecError, match=r"tokenizer\.json: cannot load the tokeniser"):
             kind(tmp_path / "tokenizer.json", 128)
 
 

@@ -1,0 +1,145 @@
+"""What requests cost: the bound that is reserved, and the bill that is charged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from decimal import Decimal
+
+import structlog
+
+from fedone_sdk.backends.base import Answer
+from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Payer, Price, Usage
+from fedone_sdk.errors import BackendError, BudgetExhausted
+
+_log = structlog.get_logger(__name__)
+
+_MARGIN = 2
+"""Later quotes are raised by this multiple of the largest surplus, so that a bill that grows from
+request to request is not ahead of the quotes of concurrent requests."""
+
+_MOST = 2**53
+
+
+class Surplus:
+    """Learns from each answer how much a provider bills beyond its adapter's quote.
+
+    Causes are hidden reasoning, a longer chat template, or another tokeniser. Prompt tokens and
+    money are learnt in proportion to the quote, completion tokens per input.
+
+    Attributes:
+        unsure: Whether the last answer was billed beyond its raised quote, so that the next request
+            has to be sent alone.
+    """
+
+    def __init__(self) -> None:
+        self.unsure = False
+        self._prompt = 0.0
+        self._completion = 0.0
+        self._usd = Decimal(0)
+
+    def raised(self, quoted: Usage, num_inputs: int) -> Usage:
+        """Return the bound of a request, given its adapter's quote."""
+        if not (self._prompt or self._completion or self._usd):
+            return quoted
+        prompt = quoted.prompt_tokens * (1 + _MARGIN * self._prompt)
+        completion = quoted.completion_tokens + _MARGIN * self._completion * num_inputs
+        return quoted.model_copy(
+            update={
+                "prompt_tokens": min(math.ceil(prompt), _MOST),
+                "completion_tokens": min(math.ceil(completion), _MOST),
+                "usd": min(quoted.usd * (1 + _MARGIN * self._usd), Decimal(_MOST)),
+            }
+        )
+
+    def learn(self, quoted: Usage, billed: Usage, num_inputs: int) -> Usage:
+        """Take the bill of a request, and return by how much it exceeds the raised quote."""
+        more = billed.beyond(quoted)
+        if not (more.prompt_tokens or more.completion_tokens or more.usd):
+            self.unsure = False
+            return NOTHING
+        over = billed.beyond(self.raised(quoted, num_inputs)).model_copy(
+            update={"queries": 0, "requests": 0}
+        )
+        self.unsure = over != NOTHING
+        self._prompt = max(self._prompt, more.prompt_tokens / max(quoted.prompt_tokens, 1))
+        self._completion = max(self._completion, more.completion_tokens / num_inputs)
+        if quoted.usd:
+            self._usd = max(self._usd, more.usd / quoted.usd)
+        return over
+
+
+class Billing:
+    """Reserves the bound of each request before it is sent, and charges its bill.
+
+    Args:
+        price: Price of the model; None keeps the adapter's cost.
+        guard: A budget that is charged in addition to a request's payer.
+    """
+
+    def __init__(self, price: Price | None, guard: BudgetGuard | None) -> None:
+        self._price, self._guard = price, guard
+        self.surplus = Surplus()
+
+    def bound(self, quoted: Usage, num_inputs: int) -> Usage:
+        """Return the upper bound on the cost of a request, given its adapter's quote."""
+        return self._priced(self.surplus.raised(quoted, num_inputs))
+
+    async def pay(
+        self,
+        payer: Payer | None,
+        quoted: Usage,
+        num_inputs: int,
+        ask: Callable[[], Awaitable[Answer]],
+    ) -> Answer:
+        """Return the answer to a request with its cost, which is charged.
+
+        Raises:
+            BudgetExhausted: The bound does not fit a budget, and the request was not sent.
+            BackendError: As of `ask`; with its cost.
+        """
+        worst = self.bound(quoted, num_inputs).without_queries()
+        leases: list[Lease] = []
+
+        def settle(billed: Usage, cached_tokens: int = 0) -> Usage:
+            over = self._priced(self.surplus.learn(quoted, billed, num_inputs))
+            if over != NOTHING:
+                _log.warning(
+                    "the provider counted more than the request was bounded by",
+                    quoted=worst.exact(),
+                    beyond=over.exact(),
+                )
+            usage = self._priced(billed, cached_tokens)
+            for lease in leases:
+                lease.settle(usage.without_queries())
+            return usage
+
+        async with AsyncExitStack() as stack:
+            try:
+                for each in (self._guard, None if payer is self._guard else payer):
+                    if each is not None:
+                        leases.append(await stack.enter_async_context(each.reserve(worst)))
+            except BaseException:
+                for lease in leases:
+                    lease.release()
+                raise
+            try:
+                answer = await ask()
+            except BackendError as exc:
+                if exc.usage is None:
+                    exc.usage = worst  # The leases are charged in full.
+                else:
+                    settle(exc.usage)
+                raise
+            except BudgetExhausted:  # From another account, behind this model.
+                settle(NOTHING)
+                raise
+            usage = settle(answer.usage, answer.cached_tokens)
+            return answer if usage is answer.usage else replace(answer, usage=usage)
+
+    def _priced(self, usage: Usage, cached_tokens: int = 0) -> Usage:
+        if self._price is None:
+            return usage
+        return self._price.priced(usage, cached_tokens=cached_tokens)
