@@ -214,7 +214,7 @@ class _Planner:
 
         trained = _new(costs.query, training, requests, draws.new_rows) + graded_training
         leased = (costs.leased * evaluation.queries).without_queries() + grade.most * compared
-        each_round = Fraction(1, proposals.every)
+        each_round = Fraction(proposals.calls, self.rounds or 1)
         round_most = costs.leased * self.per_round + _share(proposals.most, each_round)
         round_expected = (
             _new(costs.query, self.per_round, requests, draws.new_rows)
@@ -393,8 +393,9 @@ class _Planner:
         candidates = self.federation.vocabulary.candidates_of(slot)
         expected = min(calls, math.ceil(proposer.max_candidates / proposer.count))
         if self.spec.prompt.reflects:
-            # At most one of each assignment, whose rows are read.
-            expected = calls = calls * self.spec.participation.clients_per_round
+            # At most one of each assignment, whose rows are read; and the merges.
+            calls *= self.spec.participation.clients_per_round
+            expected = calls = calls + (self.rounds - 1) // proposer.merge_every
             cases = [
                 ({name: str(row[name]) for name in self.task.fields}, _FEEDBACK)
                 for row in self.federation.shards[0][:_CASES]
@@ -417,7 +418,6 @@ class _Planner:
         return _Proposals(
             calls=calls,
             expected_calls=expected,
-            every=proposer.every,
             each=each.without_queries(),
             most=most.without_queries(),
         )
@@ -527,7 +527,6 @@ class _Grade:
 class _Proposals:
     calls: int = 0
     expected_calls: int = 0
-    every: int = 1
     each: Usage = NOTHING
     most: Usage = NOTHING
 

@@ -59,10 +59,10 @@ class TestGoldenMessages:
             setattr(message, field, None)
 
     def test_every_message_has_a_vector(self) -> None:
-        parts = {"Array", "CacheReport", "Cap", "CensoringReport", "Check", "ClientInfluence",
-                 "LostWork", "Message", "MetricReport", "PositionProbabilities", "Preference",
-                 "PrivacyReport", "PromptReport", "Case", "ProposerReport", "Proposal", "Reflection",
-                 "RoundReport", "RunDevices", "Scored", "SeatReport", "Spread",
+        parts = {"Array", "CacheReport", "Cap", "Case", "CensoringReport", "Check",
+                 "ClientInfluence", "LostWork", "Message", "MetricReport", "PositionProbabilities",
+                 "Preference", "PrivacyReport", "PromptReport", "Proposal", "ProposerReport",
+                 "Reflection", "RoundReport", "RunDevices", "Scored", "SeatReport", "Spread",
                  "Standing", "Step", "TokenProbability", "Traffic", "UnfitDevices",
                  "Verdict", "Written"}  # fmt: skip
         classes = {

@@ -303,8 +303,9 @@ def propose(
 def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tuple[int, ...]]:
     """Return the best candidates of different clusters of clients, if a merge of them is due.
 
-    Their number is at most the square root of the number of clients, and at least 2: many texts
-    merged at once lose what each of them says (Combee 2026).
+    A cluster has at least two clients, so that no client decides alone, and a candidate is merged
+    once. The number of candidates is at most the square root of the number of clients, and at least
+    2: many texts merged at once lose what each of them says (Li et al. 2026, "Combee").
     """
     proposer = machine.spec.prompt.proposer
     due = proposer is not None and state.round - state.merged_at >= proposer.merge_every
@@ -312,7 +313,12 @@ def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tu
         return Result(state=state, reply=())
     found = clusters(state.method.memory, machine.proposed_position)
     width = max(2, math.isqrt(found.total()))
-    best = tuple(candidate for candidate, _ in found.most_common(width))
+    merged = {parent for one in state.lineage if one.client is None for parent in one.parents}
+    best = tuple(
+        candidate
+        for candidate, count in found.most_common()
+        if count > 1 and candidate not in merged
+    )[:width]
     if len(best) < 2:
         return Result(state=state, reply=())
     return Result(state=replace(state, merged_at=state.round), reply=best)

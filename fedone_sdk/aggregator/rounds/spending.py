@@ -66,10 +66,10 @@ def lease_cost(
 
     Gateway calls are metered by the server; pending calls count with their upper bound. For a
     client with its own model, an update costs the whole lease, or its report if the run trusts
-    it; the trial of a candidate costs nothing if the client reports none and sends no candidate,
-    which is then no use to it. A decline costs its report: it gives no losses, so a low report gains nothing. Without a
-    report the client may have queried its model: the whole lease is charged, unless the caps are on
-    the gateway's model.
+    it. The trial of a candidate costs nothing if the client reports none and sends no candidate: a
+    trial is then of no use to it. A decline costs its report: it gives no losses, so a low report
+    gains nothing. Without a report the client may have queried its model: the whole lease is
+    charged, unless the caps are on the gateway's model.
     """
     lease = state.account.leases[seat.assignment_id or ""]
     queries = 0 if reported is None else reported.queries
