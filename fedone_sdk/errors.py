@@ -63,6 +63,7 @@ __all__ = [
     "UnknownLease",
     "installing",
     "is_retryable",
+    "needs_extra",
     "one_line",
 ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 import string
@@ -26,13 +25,13 @@ from pydantic import (
     model_validator,
 )
 
-from fedone_sdk.description import Description
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.metrics import METRICS
 
 __all__ = [
     "Bias",
     "ChatSpec",
+    "Description",
     "Example",
     "Filling",
     "LOG_ZERO",
@@ -48,15 +47,11 @@ __all__ = [
     "TaskSpec",
     "TextPrompt",
     "answer_word",
-    "biased",
-    "example_loss",
     "form_of",
     "label_index",
     "label_key",
-    "label_loss",
     "pieces_of",
     "placed",
-    "predicted",
     "references_of",
     "render",
     "target_of",
@@ -213,6 +208,40 @@ def _parsed(template: str) -> str:
     if any(not name.isidentifier() for _, name, _, _ in found if name is not None):
         raise ValueError("every {field} must be a plain name")
     return template
+
+
+def _phrase(text: str) -> str:
+    if text != text.strip():
+        raise ValueError("must not begin or end with white space")
+    if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text):
+        raise ValueError("must be one line of plain text")
+    if "{" in text or "}" in text:
+        raise ValueError("must not contain braces")
+    return text
+
+
+_Phrase = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_phrase)]
+
+
+class Description(BaseModel):
+    """What is classified, and by what, in the words of the shipped instructions.
+
+    Attributes:
+        text: An example's kind, a singular noun without an article: ``movie review``.
+        aspect: What its label describes, a noun without an article: ``sentiment``.
+        question: The question that the label answers; null asks for the aspect of the text.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    text: _Phrase = "text"
+    aspect: _Phrase = "label"
+    question: _Phrase | None = None
+
+    @property
+    def asked(self) -> str:
+        """The question, with its question mark."""
+        return self.question or f"What is the {self.aspect} of the {self.text}?"
 
 
 class ChatSpec(BaseModel):
@@ -549,84 +578,3 @@ def references_of(task: TaskSpec, examples: Iterable[Example]) -> tuple[str, ...
     if task.loss != "nll":
         return ()
     return tuple(str(target_of(task, example)) for example in examples)
-
-
-def biased(task: TaskSpec, log_probs: LogProbs) -> LogProbs:
-    """Return label log-probabilities with the task's bias; unwritten labels are unchanged."""
-    if task.bias is None:
-        return log_probs
-    return tuple(
-        value if value <= LOG_ZERO else value + more
-        for value, more in zip(log_probs, task.bias, strict=True)
-    )
-
-
-def predicted(task: TaskSpec, log_probs: LogProbs) -> int:
-    """Return the index of the likeliest label with the task's bias, the first of several."""
-    written = [index for index, value in enumerate(log_probs) if value > LOG_ZERO]
-    values = biased(task, log_probs)
-    return max(written, key=lambda index: values[index], default=-1)
-
-
-def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
-    """Return the training loss of one example.
-
-    Returns:
-        ``cross_entropy``: nats, over the label words only (their log-probs are renormalised, as
-        the paper's code does by a softmax over the label logits). ``brier``: the squared distance
-        of these probabilities from the true label, 0 to 2 (Brier 1950). ``hinge``: the sum over the
-        other labels of ``max(0, 1 - (log p_target - log p_other))``, divided by the label count
-        (torch's ``MultiMarginLoss``). ``zero_one``: 0.0 where `predicted` is the true label, else
-        1.0.
-    """
-    if task.loss == "zero_one":
-        return float(predicted(task, log_probs) != target)
-    values = biased(task, log_probs)
-    if task.loss == "hinge":
-        others = (value for index, value in enumerate(values) if index != target)
-        return math.fsum(max(0.0, 1.0 - values[target] + value) for value in others) / len(values)
-    highest = max(values)
-    odds = [math.exp(value - highest) for value in values]
-    total = math.fsum(odds)
-    if task.loss == "brier":
-        return math.fsum((odd / total - (at == target)) ** 2 for at, odd in enumerate(odds))
-    return math.log(total) + highest - values[target]
-
-
-def example_loss(task: TaskSpec, row: LogProbs | Score, example: Example) -> float:
-    """Return the training loss of one example, for any loss of a task.
-
-    Returns:
-        As `label_loss`; nats for ``nll``; ``1 - score`` for ``score``.
-
-    Raises:
-        DataError: The label is missing or unknown to the task.
-    """
-    if isinstance(row, Score):
-        return 1.0 - row.value
-    if task.loss == "nll":
-        return -row[0]
-    target = target_of(task, example)
-    assert isinstance(target, int)
-    return label_loss(task, row, target)
-
-
-def feedback(task: TaskSpec, row: LogProbs | Score, example: Example) -> str:
-    """Return what was expected of the model for an example, and what it answered.
-
-    Args:
-        task: The task, with its label bias.
-        row: The model's answer, as for `example_loss`.
-        example: The example, with its label or reference text.
-    """
-    if isinstance(row, Score):
-        return row.feedback
-    if task.loss == "nll":
-        return f"expected {example[task.label_field]!r}, probability {math.exp(row[0]):.3f}"
-    target, values = target_of(task, example), biased(task, row)
-    best = max(range(len(values)), key=values.__getitem__)
-    share = 1.0 / math.fsum(math.exp(value - values[best]) for value in values)
-    words = [word.strip() for word in task.label_words]
-    assert isinstance(target, int)
-    answered = f"answered {words[best]!r} with probability {share:.2f}"
-    return answered if best == target else f"expected {words[target]!r}, {answered}"

@@ -12,7 +12,7 @@ from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import EdgeClient, Idle
 from fedone_sdk.clock import Clock
-from fedone_sdk.local.memory_transport import MemoryTransport
+from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import Claim, Decline, Receipt, Score, Scores
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store

@@ -1,8 +1,30 @@
-"""The server: a round machine without I/O, and the service that runs it."""
+"""The server: a round machine without I/O, and the service that runs it.
+
+The names of this module are all that other packages use of the server.
+"""
 
 from fedone_sdk.aggregator.aggregator import Aggregator, RunHandle
+from fedone_sdk.aggregator.config import RunToServe, ServeConfig
+from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
 from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.state import snapshot_sha256
+from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator.runs.run_view import exported_run
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.service import Service
+from fedone_sdk.aggregator.telemetry import Observers
 
-__all__ = ["Aggregator", "RoundMachine", "RunHandle", "ServedRun", "Service"]
+__all__ = [
+    "Aggregator",
+    "Change",
+    "Observers",
+    "RetryLater",
+    "RoundMachine",
+    "RunHandle",
+    "RunToServe",
+    "ServeConfig",
+    "ServedRun",
+    "Service",
+    "exported_run",
+    "snapshot_sha256",
+]

@@ -24,7 +24,6 @@ from fedone_sdk.messages import RunEvent, RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
-from fedone_sdk.stores.base import watched
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -77,8 +76,6 @@ class Aggregator:
         self._is_default_store = store is None
         store = store or MemoryStore()
         self._is_durable = not isinstance(store, MemoryStore)
-        if observers.metrics is not None or observers.tracing is not None:
-            store = watched(store, observers.commit)
         self.service = Service(
             store=store,
             clock=clock or SystemClock(),
@@ -89,6 +86,7 @@ class Aggregator:
             ),
             backend=backend,
             retention=retention,
+            observe_commit=observers.commit,
         )
         self._limits = limits
         self._cors = cors
@@ -249,6 +247,10 @@ class RunHandle:
     def result(self) -> RunResult:
         """Return the current or final result."""
         return self._run.result()
+
+    async def wait_ended(self) -> None:
+        """Wait until the run has ended; its final prompt may not be measured yet."""
+        await self._run.ended.wait()
 
     async def wait(self) -> RunResult:
         """Return the result once the run has ended and its final prompt is measured.

@@ -40,7 +40,6 @@ __all__ = [
     "TlsConfig",
     "Token",
     "TracingConfig",
-    "host_and_port",
 ]
 
 
@@ -65,7 +64,7 @@ def _address(value: str) -> str:
     return value
 
 
-def host_and_port(address: str) -> tuple[str, int]:
+def _host_and_port(address: str) -> tuple[str, int]:
     """Return the host and the port of an `Address`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
@@ -109,7 +108,7 @@ class StoreConfig(Spec):
                 raise SpecError("store.password: a SQLite file has none; name a URL")
             return SqlStore.sqlite(folder / self.url.get_secret_value(), serving=serving)
         try:
-            return SqlStore(self._sql_url(), serving=serving)
+            return SqlStore.at(self._sql_url(), serving=serving)
         except SpecError as exc:
             raise SpecError([f"store: {problem}" for problem in exc.problems]) from exc
 
@@ -173,6 +172,11 @@ class MetricsConfig(Spec):
 
     enabled: bool = True
     listen: Address | None = None
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Host and port of `listen`."""
+        return None if self.listen is None else _host_and_port(self.listen)
 
 
 class TracingConfig(Spec):
@@ -296,7 +300,7 @@ class ServeConfig(Spec):
     @property
     def address(self) -> tuple[str, int]:
         """Return host and port of `listen`."""
-        return host_and_port(self.listen)
+        return _host_and_port(self.listen)
 
     def server_tls(self, folder: Path) -> ServerTls | None:
         """Return the TLS context if TLS is configured; a `SpecError` if its files are unusable."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 
@@ -16,6 +17,7 @@ from fedone_sdk.aggregator.dispatch.open_work import OpenWork
 from fedone_sdk.aggregator.model.calls import (
     Companion,
     ModelChecks,
+    charged_to,
     check_required_model,
     query_as_evaluation,
 )
@@ -29,7 +31,7 @@ from fedone_sdk.aggregator.rounds.lifecycle import raise_caps, resume, roll_back
 from fedone_sdk.aggregator.rounds.seats import lift_quarantine, quarantine
 from fedone_sdk.aggregator.runs.changes import Change, Listener
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
-from fedone_sdk.aggregator.runs.served_run import ServedRun
+from fedone_sdk.aggregator.runs.served_run import ObserveCommit, ServedRun
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending
 from fedone_sdk.aggregator.signals import RunsChanged, publish
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
@@ -60,6 +62,7 @@ class Service:
 
     Args:
         backend: The gateway's model; None if clients query their own models.
+        observe_commit: Returns a context manager that surrounds a commit to the run of this id.
     """
 
     def __init__(
@@ -70,11 +73,13 @@ class Service:
         authority: Authority,
         backend: LLMBackend | None = None,
         retention: Retention = KEEP_ALL,
+        observe_commit: ObserveCommit = nullcontext,
     ) -> None:
         self.authority = authority
         self.access = Access(store=store, authority=authority, clock=clock)
         self.listeners: list[Listener] = []
         self.draining = False
+        self._observe_commit = observe_commit
         self.store = store
         self.clock = clock
         self._backend = backend = None if backend is None else _metered(backend)
@@ -282,6 +287,7 @@ class Service:
             available=self.dispatcher.available,
             access=self.access,
             listener=self._on_change,
+            observe_commit=self._observe_commit,
             priced=lambda: self._backend is None or "usd" in self._backend.bounds,
         )
 
@@ -312,6 +318,10 @@ class Service:
         answers = await query_as_evaluation(run, self._backend, queries)
         await run.record_answers(answers)
         return answers
+
+    def charged(self, run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
+        """Return a run's score function; the calls of a judge are charged to the run."""
+        return charged_to(run, score)
 
     async def delete_run(self, run: ServedRun, *, dry: bool = False) -> Removal:
         """Delete a run with all its data; its name stays reserved. `dry` only reports it.

@@ -18,6 +18,7 @@ from fedone_sdk.errors import (
     BudgetError,
     SpecError,
 )
+from fedone_sdk.losses import example_loss, predicted
 from fedone_sdk.messages import MAX_WRITTEN_CHARS
 from fedone_sdk.metrics import MetricFunction, evaluate
 from fedone_sdk.scores import graded
@@ -31,8 +32,6 @@ from fedone_sdk.task import (
     ScoreFunction,
     TaskSpec,
     TextPrompt,
-    example_loss,
-    predicted,
     references_of,
     render,
     target_of,

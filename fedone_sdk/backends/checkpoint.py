@@ -13,6 +13,15 @@ from fedone_sdk.backends.chat import ApplyTemplate
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.files import user_path
 
+__all__ = [
+    "Checkpoint",
+    "WEIGHTS",
+    "find_checkpoint",
+    "hash_folder",
+    "load_module",
+    "read_max_length",
+]
+
 _NEEDED_FILES = ("config.json", "tokenizer.json")
 _TEMPLATE_FILE = "chat_template.jinja"
 _SMALL_FILES = (*_NEEDED_FILES, "tokenizer_config.json", "special_tokens_map.json", _TEMPLATE_FILE)

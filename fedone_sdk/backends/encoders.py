@@ -14,6 +14,8 @@ from fedone_sdk.backends.tokens import CHARS_PER_TOKEN, Span, fit, load_tokenize
 from fedone_sdk.errors import BackendError, LabelWordError
 from fedone_sdk.task import Part, Rendered
 
+__all__ = ["CausalEncoder", "Cloze", "ClozeEncoder", "Encoding"]
+
 
 class Cloze(NamedTuple):
     """Token ids of a masked model's input, and the mask's place."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fedone_sdk.candidates.demonstrations import demonstration_candidates
 from fedone_sdk.candidates.instructions import code_candidates, instruction_candidates
 from fedone_sdk.candidates.label_sets import label_candidates, label_words, shipped_label_sets
-from fedone_sdk.candidates.prompt import (
+from fedone_sdk.candidates.placeholders import (
     fill,
     forms_of,
     label_checks,
@@ -17,7 +17,7 @@ from fedone_sdk.candidates.prompt import (
     no_prompt,
     prompt_of,
 )
-from fedone_sdk.candidates.proposer import (
+from fedone_sdk.candidates.proposals import (
     ScoredCandidate,
     proposal_messages,
     read_proposals,
@@ -36,7 +36,7 @@ from fedone_sdk.candidates.sources import (
     LabelsSource,
     OwnSource,
 )
-from fedone_sdk.description import Description
+from fedone_sdk.task import Description
 
 __all__ = [
     "DemonstrationsSource",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
 
-from fedone_sdk.candidates.prompt import label_placeholder
+from fedone_sdk.candidates.placeholders import label_placeholder
 from fedone_sdk.data.misfit import label_misfit, text_misfit
 from fedone_sdk.data.splitmix import SplitMix64
 from fedone_sdk.errors import DataError, SpecError

@@ -9,8 +9,8 @@ from functools import cache
 from itertools import chain, zip_longest
 
 from fedone_sdk import assets
-from fedone_sdk.candidates.prompt import label_placeholder
-from fedone_sdk.description import Description
+from fedone_sdk.candidates.placeholders import label_placeholder
+from fedone_sdk.task import Description
 
 _NAME = re.compile(r"[^\W_]+")
 _WORDS = re.compile(r"\{(\w+)\}")

@@ -11,9 +11,8 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from fedone_sdk.candidates.proposer import quoted, read_proposals, task_paragraphs
-from fedone_sdk.description import Description
-from fedone_sdk.task import Role, TaskSpec
+from fedone_sdk.candidates.proposals import quoted, read_proposals, task_paragraphs
+from fedone_sdk.task import Description, Role, TaskSpec
 from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS
 
 _SYSTEM = (
@@ -51,7 +50,7 @@ def reflection_messages(
 ) -> list[tuple[Role, str]]:
     """Return the messages that ask a model for a better text of a slot than `parent`.
 
-    A case has the fields of an example, and what was expected and answered (`task.feedback`).
+    A case has the fields of an example, and what was expected and answered (`losses.feedback`).
     """
     paragraphs = _task(task, slot)
     paragraphs.append(f"The current text at {{{slot}}}: {quoted(parent) if parent else 'none'}")

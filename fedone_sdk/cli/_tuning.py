@@ -19,8 +19,7 @@ from fedone_sdk.cli._run_file import KnownRun, RunState
 from fedone_sdk.cli.report import stored_run
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.runs.changes import Change
+    from fedone_sdk.aggregator import Change, ServedRun
     from fedone_sdk.local import Federation
     from fedone_sdk.messages import RunResult
     from fedone_sdk.reports import ReportedRun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,7 @@ from fedone_sdk.errors import ArgumentError, FedOneError, system_errors
 
 if TYPE_CHECKING:
     from fedone_sdk.evaluation.engine import Session, Trial
-    from fedone_sdk.evaluation.results import Results
+    from fedone_sdk.evaluation.results import Results, TrialRecord
     from fedone_sdk.local.comparison import Contest, Costs
 
 _SEEDS = 5
@@ -65,10 +65,8 @@ def compare(
         ray (ADDRESS): Run the trials on this Ray cluster; `local` starts one on this machine.
         html (FILE): Write a page with table and curves.
     """
-    from fedone_sdk.evaluation.engine import Records, Session
-    from fedone_sdk.evaluation.results import TrialRecord, results_of
-    from fedone_sdk.local.comparison import contests
-    from fedone_sdk.local.entrants import default_names, entrants_of
+    from fedone_sdk.evaluation.results import results_of
+    from fedone_sdk.local.comparison import contests, default_names, entrants_of
     from fedone_sdk.spec import load_yaml
 
     output = Output(json_file)
@@ -86,43 +84,20 @@ def compare(
     repeats = range(run.spec.seed, run.spec.seed + seeds)
     with naming(str(run.path)):
         entrants = entrants_of(load_yaml(run.path), run.spec, names)
-        found = [*contests(entrants, repeats, run.folder, **place)]
-    with ExitStack() as stack:
-        if not only_report:
-            stack.enter_context(_locked(state, folder))
-        show = stack.enter_context(shown("compare"))
-        kept = Records(folder.parent, folder.name)
-        session = Session(
-            kept,
-            workers=None if ray else 1,
-            ray=ray,
-            watch=lambda progress: show(progress.text, True),
-        )
-        ahead = asyncio.run(_missing(run, found, session, usd, only_report=only_report, yes=yes))
-        if ahead:
-            stopped = f"stopped; trials are kept in {folder}, and the same command continues"
-            with interruptible(f"{stopped} from there"):
-                session.run(ahead, stop_at_failure=True)
-    records = [TrialRecord.model_validate(result) for result in session.results.values()]
-    for failure in session.failures.values():
-        if not failure.startswith("budget of"):
-            raise FedOneError(failure)
-        if not records:
-            raise ArgumentError(f"--requests, --usd: {failure}")
-        note(f"--requests, --usd: {failure}")
-    if not records:
-        raise ArgumentError(f"there is nothing to report in {folder}")
+        planned = [*contests(entrants, repeats, run.folder, **place)]
+    with nullcontext() if only_report else _locked(state, folder):
+        records = _records(run, folder, planned, ray, only_report=only_report, yes=yes)
     results = results_of(
         name=run.spec.name,
         task=run.spec.task,
         entrants=entrants,
         seeds=repeats,
         records={(one.entrant, one.seed): one for one in records},
-        num_examples=len(found[0].federation.dev),
+        num_examples=len(planned[0].federation.dev),
         target=target,
     )
     if html is not None:
-        from fedone_sdk.reports.comparison_page import comparison_html
+        from fedone_sdk.reports.pages import comparison_html
 
         write_file("--html", html, comparison_html(results, same_command()))
     output.write_json({"version": __version__, "run": str(run.path), **results.document()})
@@ -145,36 +120,67 @@ def _locked(state: RunState, folder: Path) -> Iterator[None]:
         yield
 
 
-async def _missing(
+def _records(
     run: RunFile,
-    found: list[Contest],
-    session: Session,
-    usd: float | None,
+    folder: Path,
+    planned: list[Contest],
+    ray: str | None,
     *,
     only_report: bool,
     yes: bool,
+) -> list[TrialRecord]:
+    """Run the trials that are not kept yet; return the records of all."""
+    from fedone_sdk.evaluation.engine import Records, Session
+    from fedone_sdk.evaluation.results import TrialRecord
+
+    with shown("compare") as show:
+        session = Session(
+            Records(folder.parent, folder.name),
+            workers=None if ray else 1,
+            ray=ray,
+            watch=lambda progress: show(progress.text, True),
+        )
+        missing = asyncio.run(_missing(run, planned, session, only_report=only_report, yes=yes))
+        if missing:
+            stopped = f"stopped; trials are kept in {folder}, and the same command continues"
+            with interruptible(f"{stopped} from there"):
+                session.run(missing, stop_at_failure=True)
+    records = [TrialRecord.model_validate(result) for result in session.results.values()]
+    for failure in session.failures.values():
+        if not failure.startswith("budget of"):
+            raise FedOneError(failure)
+        if not records:
+            raise ArgumentError(f"--requests, --usd: {failure}")
+        note(f"--requests, --usd: {failure}")
+    if not records:
+        raise ArgumentError(f"there is nothing to report in {folder}")
+    return records
+
+
+async def _missing(
+    run: RunFile, planned: list[Contest], session: Session, *, only_report: bool, yes: bool
 ) -> list[Trial]:
+    """Return the trials to run, after their costs are shown and allowed."""
     from fedone_sdk.backends.label_words import check_label_words
     from fedone_sdk.local.comparison import costs_of, is_free
     from fedone_sdk.task import form_of
 
-    async with run.backend(cache=None if only_report else found[0].cache) as backend:
+    caps = planned[0].caps
+    async with run.backend(cache=None if only_report else planned[0].cache) as backend:
         with naming(str(run.path)):
             if not run.spec.task.slots:  # The trials check each form of their candidates.
                 await check_label_words(backend, run.spec.task.label_words, form_of(run.spec.task))
-            if usd is not None and "usd" not in backend.bounds:
+            if caps is not None and caps.usd is not None and "usd" not in backend.bounds:
                 raise ArgumentError(
                     "--usd: the price of this model is not known; backend.prices names it"
                 )
-            trials = {id(one): one.trial(backend.fingerprint) for one in found}
-            missing = session.find([*trials.values()])
-            if only_report:
+            trials = [one.trial(backend.fingerprint) for one in planned]
+            missing = session.find(trials)
+            if only_report or not missing:
                 return []
-            ahead = [one for one in found if trials[id(one)] in missing]
-            if not ahead:
-                return []
-            costs = await costs_of(ahead, backend)
-        for line in _cost_lines(costs, len(found)):
+            pairs = zip(planned, trials, strict=True)
+            costs = await costs_of([one for one, trial in pairs if trial in missing], backend)
+        for line in _cost_lines(costs, len(planned)):
             note(line)
         if not yes and not is_free(backend, run.spec.method.batch_size):
             raise ArgumentError("--yes: is required to begin, because this model may cost money")

@@ -59,13 +59,9 @@ def copy(source: Annotated[str, typer.Argument(metavar="FROM", help=STORE)], tar
     Args:
         target (TO): An empty store, as FROM.
     """
-    from fedone_sdk.aggregator.rounds.state import decode_snapshot
-    from fedone_sdk.algorithms import alpha_sha256
+    from fedone_sdk.aggregator import snapshot_sha256
 
-    def digest(arrays: bytes) -> str:
-        return alpha_sha256(decode_snapshot(arrays).alpha)
-
-    copied = asyncio.run(_store_at(source).copy_to(_store_at(target), digest))
+    copied = asyncio.run(_store_at(source).copy_to(_store_at(target), snapshot_sha256))
     for run_id, found in copied.digests.items():
         typer.echo(f"run {run_id}: alpha_sha256 {found}")
     rows = copied.rows
@@ -80,7 +76,7 @@ def _store(config_path: Path | None, url: str | None) -> SqlStore:
         raise ArgumentError("give CONFIG.yaml or --store, not both")
     if url is not None:
         return _store_at(url)
-    from fedone_sdk.aggregator.config import ServeConfig
+    from fedone_sdk.aggregator import ServeConfig
 
     if config_path is not None and _is_database(config_path):
         raise ArgumentError(f"{config_path}: is a database, not a CONFIG.yaml: name it by --store")
@@ -99,7 +95,7 @@ def _is_database(path: Path) -> bool:
 def _store_at(where: str) -> SqlStore:
     from fedone_sdk.stores import SqlStore
 
-    return SqlStore(where) if "://" in where else SqlStore.sqlite(where)
+    return SqlStore.at(where) if "://" in where else SqlStore.sqlite(where)
 
 
 def budget(

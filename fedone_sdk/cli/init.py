@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.filesize import decimal as size
@@ -83,7 +83,6 @@ def init(
     if target.exists() and not fresh:
         raise ArgumentError(f"{target} exists: --fresh replaces it, -o FILE writes another file")
     name = "".join(c if c.isalnum() and c.isascii() else "-" for c in data.stem).strip("-") or "run"
-    files = {part: f"{name}.{part}.jsonl" for part in Splits._fields}
     with naming(str(data)):
         rows = load_examples(data)
         label = _chosen("--label", label, label_columns(rows), columns_of(rows))
@@ -98,54 +97,83 @@ def init(
             parts,
             queries,
             columns=(text, label),
-            public=files["public"],
+            public=_file(name, "public"),
             text=noun or None,
             aspect=aspect or None,
             words=_meanings(words, sorted({row["label"] for row in usable.rows})),
         )
     )
-    clients = max(1, min(20, len(parts.train) // _BATCH))
-    # The columns' own names, so that other rows of the table fit the task.
-    taken = {*drafted.slots, "prompt", "mask"}
-    keys = (text, label)
-    if not all(key.isidentifier() and key not in taken for key in keys):
-        keys = ("text", "label")
-    content = {
-        file: "".join(_yaml(dict(zip(keys, row.values(), strict=True))) + "\n" for row in part)
-        for file, part in zip(files.values(), parts, strict=True)
-    }
-    content[target.name] = _document(
-        drafted,
-        form=f"{{{keys[0]}:.{cut}}}",
-        name=name[:64],
-        label=keys[1],
-        train=files["train"],
-        dev=files["dev"],
-        clients=clients,
-        samples=_SAMPLES,
-        batch=_BATCH,
-        queries=queries,
-        rounds=_ROUNDS * max(1, queries // _SAMPLES),
-        backend=backend,
-    )
-    _write(target, content, fresh=fresh)
-    longer = sum(len(row["text"]) > cut for row in usable.rows)
-    described = drafted.task["description"]
+    run = _NewRun(name, (text, label), parts, drafted, cut, backend)
+    _write(target, run.files(target.name, queries), fresh=fresh)
     output.heading(f"{target}: texts of {text!r}, labels of {label!r}")
-    output.facts(
-        {
-            "model": backend.get("model", "roberta-mini"),
-            "texts": f"{described['text']}, {described['aspect']}; cut at {cut} characters"
-            f" ({plural(longer, 'row')} of {len(usable.rows)} longer)",
-            "label words": ", ".join(f"{one}: {w!r}" for one, w in drafted.task["labels"].items()),
-            files["train"]: f"{plural(len(parts.train), 'row')}, on {plural(clients, 'device')}",
-            files["dev"]: f"{plural(len(parts.dev), 'row')}, which only measure the prompt",
-            files["public"]: f"{plural(len(parts.public), 'row')}, which become public as examples",
-        }
-    )
+    output.facts(run.facts)
     for line in usable.notes:
         output.console.print(f"  note: {line}")
     output.console.print(f"\nNext: fedone plan {target}, then fedone tune {target}")
+
+
+def _file(name: str, part: str) -> str:
+    return f"{name}.{part}.jsonl"
+
+
+class _NewRun(NamedTuple):
+    """A run to write; `cut` is the length at which its texts are cut."""
+
+    name: str
+    columns: tuple[str, str]
+    parts: Splits
+    draft: Draft
+    cut: int
+    backend: dict[str, Any]
+
+    @property
+    def clients(self) -> int:
+        return max(1, min(20, len(self.parts.train) // _BATCH))
+
+    def files(self, target: str, queries: int) -> dict[str, str]:
+        """Return the contents of RUN.yaml and of its tables."""
+        # The columns' own names, so that other rows of the table fit the task.
+        taken, keys = {*self.draft.slots, "prompt", "mask"}, self.columns
+        if not all(key.isidentifier() and key not in taken for key in keys):
+            keys = ("text", "label")
+        tables = {
+            _file(self.name, part): "".join(
+                _yaml(dict(zip(keys, row.values(), strict=True))) + "\n" for row in rows
+            )
+            for part, rows in self.parts._asdict().items()
+        }
+        run = _document(
+            self.draft,
+            form=f"{{{keys[0]}:.{self.cut}}}",
+            name=self.name[:64],
+            label=keys[1],
+            train=_file(self.name, "train"),
+            dev=_file(self.name, "dev"),
+            clients=self.clients,
+            samples=_SAMPLES,
+            batch=_BATCH,
+            queries=queries,
+            rounds=_ROUNDS * max(1, queries // _SAMPLES),
+            backend=self.backend,
+        )
+        return {**tables, target: run}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        task, rows = self.draft.task, [row for part in self.parts for row in part]
+        longer = sum(len(row["text"]) > self.cut for row in rows)
+        count = {part: plural(len(each), "row") for part, each in self.parts._asdict().items()}
+        return {
+            "model": self.backend.get("model", "roberta-mini"),
+            "texts": f"{', '.join(task['description'].values())}; cut at {self.cut} characters"
+            f" ({plural(longer, 'row')} of {len(rows)} longer)",
+            "label words": ", ".join(
+                f"{label}: {word!r}" for label, word in task["labels"].items()
+            ),
+            _file(self.name, "train"): f"{count['train']}, on {plural(self.clients, 'device')}",
+            _file(self.name, "dev"): f"{count['dev']}, which only measure the prompt",
+            _file(self.name, "public"): f"{count['public']}, which become public as examples",
+        }
 
 
 def _interactive() -> bool:

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from fedone_sdk.backends.judge import Judge
     from fedone_sdk.budget import Usage
     from fedone_sdk.messages import Preference
+    from fedone_sdk.metrics import MetricFunction
     from fedone_sdk.reports import Labelled, PromptArtefact
-    from fedone_sdk.task import Example, TaskSpec
+    from fedone_sdk.task import Example, ScoreFunction, TaskSpec
 
 
 app = group("Use a tuned prompt.", example="fedone prompt use sst2.prompt.json --data texts.jsonl")
@@ -212,11 +213,7 @@ def score(
         pairs: Let the judge of task.score also compare the texts with those of no prompt, in both
             orders: two requests per example.
     """
-    from fedone_sdk.backends import predict
     from fedone_sdk.backends.judge import Judge
-    from fedone_sdk.backends.label_words import check_label_words
-    from fedone_sdk.evaluation import interval
-    from fedone_sdk.evaluation.outcomes import Outcomes
     from fedone_sdk.local import load_measure, load_score
 
     output = Output(json_file)
@@ -229,66 +226,90 @@ def score(
     asked = _asked(task, prompt, slot or []) if artefact is None else artefact.prompt.prompt
     source, examples = _dev_examples(run, data, task)
     backend = backend_of(backend_path) if backend_path else run.backend()
-
-    async def predicted() -> tuple[Prediction, Preference | None, Usage | None]:
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(backend)
-            if isinstance(score, Judge):
-                await stack.enter_async_context(score.backend)
-            await check_label_words(backend, words_of(task, asked), form_of(task, asked))
-            size = run.spec.method.batch_size
-            found = await predict(
-                backend, task, asked, examples, size, score=score, measure=measure
-            )
-            if not isinstance(score, Judge):
-                return found, None, None
-            preferred = None
-            if pairs:
-                preferred = await _preferred(score, backend, task, asked, examples, size)
-            return found, preferred, (await score.bill.account()).spent
-
     with naming(str(run_path)):
-        score, measure = load_score(task, run.folder), load_measure(task, run.folder)
-        if pairs and not isinstance(score, Judge):
+        judge = load_score(task, run.folder)
+        if pairs and not isinstance(judge, Judge):
             raise ArgumentError("--pairs: needs task.score: {judge: ...}")
-        found, preferred, judged = asyncio.run(predicted())
-        metric, mean_loss = found.metric, found.mean_loss
-        ends = interval(task.metric, Outcomes.of("after", found), len(task.labels))
-        priced = "usd" in backend.bounds
-    report = {
-        "prompt": asked if isinstance(asked, str) else asked.text,
-        "data": source,
-        "model": backend.fingerprint,
-        "metric": {
-            "name": task.metric,
-            "value": metric,
-            "interval": ends and (ends.low, ends.high),
-        },
-        "mean_loss": mean_loss,
-        "bias": found.task.bias,
-        "examples": len(examples),
-        "failed": len(examples) - len(found.scored),
+        measure = load_measure(task, run.folder)
+        size = run.spec.method.batch_size
+        answers = asyncio.run(
+            _measured(backend, task, asked, examples, size, judge, measure, pairs=pairs)
+        )
+        document, facts = _results(*answers, priced="usd" in backend.bounds)
+    text = asked if isinstance(asked, str) else asked.text
+    try:
+        output.write_json(
+            {"prompt": text, "data": source, "model": backend.fingerprint, **document}
+        )
+    finally:  # paid for: printed even if the file cannot be written
+        output.heading(f"{text!r} on {source}")
+        output.facts(facts)
+
+
+async def _measured(
+    backend: LLMBackend,
+    task: TaskSpec,
+    asked: TextPrompt,
+    examples: Sequence[Example],
+    size: int,
+    score: ScoreFunction | None,
+    measure: MetricFunction | None,
+    *,
+    pairs: bool,
+) -> tuple[Prediction, Preference | None, Usage | None]:
+    """Return a prompt's answers, with what a judge prefers and has cost."""
+    from fedone_sdk.backends import predict
+    from fedone_sdk.backends.judge import Judge
+    from fedone_sdk.backends.label_words import check_label_words
+
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(backend)
+        if isinstance(score, Judge):
+            await stack.enter_async_context(score.backend)
+        await check_label_words(backend, words_of(task, asked), form_of(task, asked))
+        answers = await predict(backend, task, asked, examples, size, score=score, measure=measure)
+        if not isinstance(score, Judge):
+            return answers, None, None
+        preferred = None
+        if pairs:
+            preferred = await _preferred(score, backend, task, asked, examples, size)
+        return answers, preferred, (await score.bill.account()).spent
+
+
+def _results(
+    found: Prediction, preferred: Preference | None, judged: Usage | None, *, priced: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the results as JSON, and as lines."""
+    from fedone_sdk.evaluation import Outcomes, interval
+
+    task, failed = found.task, len(found.examples) - len(found.scored)
+    ends = interval(task.metric, Outcomes.of("after", found), len(task.labels))
+    metric = {"name": task.metric, "value": found.metric, "interval": ends and ends[1:3]}
+    document: dict[str, Any] = {
+        "metric": metric,
+        "mean_loss": found.mean_loss,
+        "bias": task.bias,
+        "examples": len(found.examples),
+        "failed": failed,
         "censored": found.censored,
         "usage": bill(found.usage, priced=priced),
-        **({} if judged is None else {"judge": bill(judged, priced=judged.usd > 0)}),
-        **({} if preferred is None else {"preference": preferred.model_dump(mode="json")}),
     }
     spread = "" if ends is None else f", 95 % {ends.low:.4f} to {ends.high:.4f}"
-    of_loss = spread if task.metric == "loss" else ""
-    facts = {
-        **({} if task.metric == "loss" else {task.metric: metric_text(metric, 4) + spread}),
-        "mean loss": f"{metric_text(mean_loss, 4)} ({task.loss}){of_loss}",
-        **({} if judged is None else {"judge": cost_text(judged, priced=judged.usd > 0)}),
-        **({} if preferred is None else {"judge in pairs": preferred.text}),
-        **({} if found.task.bias is None else {"label bias": bias_text(found.task.bias)}),
-        "examples": f"{report['examples']} ({report['failed']} failed)",
-        "queries": f"{found.usage.queries} ({cost_text(found.usage, priced=priced)})",
-    }
-    try:
-        output.write_json(report)
-    finally:  # paid for: printed even if the file cannot be written
-        output.heading(f"{report['prompt']!r} on {source}")
-        output.facts(facts)
+    loss = f"{metric_text(found.mean_loss, 4)} ({task.loss})"
+    facts = {"mean loss": loss + spread}
+    if task.metric != "loss":
+        facts = {task.metric: metric_text(found.metric, 4) + spread, "mean loss": loss}
+    if judged is not None:
+        document["judge"] = bill(judged, priced=judged.usd > 0)
+        facts["judge"] = cost_text(judged, priced=judged.usd > 0)
+    if preferred is not None:
+        document["preference"] = preferred.model_dump(mode="json")
+        facts["judge in pairs"] = preferred.text
+    if task.bias is not None:
+        facts["label bias"] = bias_text(task.bias)
+    facts["examples"] = f"{len(found.examples)} ({failed} failed)"
+    facts["queries"] = f"{found.usage.queries} ({cost_text(found.usage, priced=priced)})"
+    return document, facts
 
 
 async def _preferred(

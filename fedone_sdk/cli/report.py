@@ -70,7 +70,7 @@ def check_report(option: str, target: Path) -> None:
 
 def write_report(option: str, target: Path, run: ReportedRun) -> None:
     """Write a report."""
-    from fedone_sdk.reports.render import html_report
+    from fedone_sdk.reports.pages import html_report
 
     write_file(option, target, html_report(run))
 
@@ -128,14 +128,6 @@ def stored_run(
     return read_export(_exported(run_id, server, token, store))
 
 
-async def exported_from(store: Store, run_id: str) -> bytes:
-    """Return the export of a run of an open store."""
-    from fedone_sdk.aggregator.runs import run_view
-
-    run = await run_view.open_run(store, run_id)
-    return b"".join([piece async for piece in run_view.export_run(store, run)])
-
-
 def _exported(
     run_id: str, server: str | None, token: str | None, store: str | Store | None
 ) -> bytes:
@@ -153,9 +145,11 @@ def _exported(
 
 
 async def _read(store: Store, run_id: str) -> bytes:
+    from fedone_sdk.aggregator import exported_run
+
     await store.open()
     try:
-        return await exported_from(store, run_id)
+        return await exported_run(store, run_id)
     finally:
         await store.close()
 
@@ -176,7 +170,7 @@ def _readable(where: str) -> SqlStore:
 
     if "://" in where:
         with naming("arguments"):
-            return SqlStore(where, serving=False)
+            return SqlStore.at(where, serving=False)
     if not Path(where).is_file():
         raise ArgumentError(f"--store: there is no file {where}")
     return SqlStore.sqlite(where, serving=False)

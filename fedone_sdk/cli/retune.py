@@ -56,8 +56,7 @@ def retune(
         fresh: Remove the kept run and start over. Paid answers stay.
     """
     from fedone_sdk.local.retune import Retuning, retune_name, retune_spec
-    from fedone_sdk.reports import read_artefact, retuned, retuned_artefact
-    from fedone_sdk.reports.render import html_report
+    from fedone_sdk.reports import read_artefact
 
     output = Output(json_file)
     quiet_logs()
@@ -83,14 +82,34 @@ def retune(
     kept = KeptRun(state.store)
     with abortable(state):
         known, result = asyncio.run(_retune(model, move, estimate, state, kept, fresh))
-    final = exit_code(result) == 0
-    stored = kept.run(result.run_id)
-    measure = move.federation.measure
-    found = retuned(artefact, stored, move.biases, finished=final, measure=measure)
-    chosen = None if found.recommended is None else target
+    _report(output, move, kept, (estimate, result), target, html, backend_path)
+    for line in next_steps(spec, result, state, known):
+        note(line)
+    raise typer.Exit(exit_code(result))
+
+
+def _report(
+    output: Output,
+    move: Retuning,
+    kept: KeptRun,
+    done: tuple[RunPlan, RunResult],
+    target: Path,
+    html: Path | None,
+    backend: Path,
+) -> None:
+    """Print and write the four prompts and the recommended one."""
+    from fedone_sdk.reports import retuned, retuned_artefact
+    from fedone_sdk.reports.pages import html_report
+
+    plan, result = done
+    run, finished = kept.run(result.run_id), exit_code(result) == 0
+    moved = retuned(
+        move.artefact, run, move.biases, finished=finished, measure=move.federation.measure
+    )
+    chosen = None if moved.recommended is None else target
     document = {
-        **found.model_dump(mode="json"),
-        "plan": estimate,
+        **moved.model_dump(mode="json"),
+        "plan": plan,
         "run": result,
         "output": None if chosen is None else str(chosen),
     }
@@ -98,22 +117,19 @@ def retune(
     with ExitStack() as last_first:
         if html is not None:
             last_first.callback(
-                lambda: write_file("--html", html, html_report(stored, found, chosen, backend_path))
+                lambda: write_file("--html", html, html_report(run, moved, chosen, backend))
             )
         if chosen is not None:
-            made = retuned_artefact(stored, found).dump()
-            last_first.callback(write_file, "--output", chosen, made)
+            text = retuned_artefact(run, moved).dump()
+            last_first.callback(write_file, "--output", chosen, text)
         last_first.callback(output.write_json, document)
-    output.heading(f"{artefact.name}: from {found.old_model} to {found.new_model}")
-    output.table(found.header, found.rows)
+    output.heading(f"{move.artefact.name}: from {moved.old_model} to {moved.new_model}")
+    output.table(moved.header, moved.rows)
     output.console.print()
-    for sentence in found.text:
+    for sentence in moved.text:
         output.console.print(sentence)
     if chosen is not None:
         note(f"{chosen}: the recommended prompt")
-    for line in next_steps(spec, result, state, known):
-        note(line)
-    raise typer.Exit(exit_code(result))
 
 
 async def _plan(model: RunFile, move: Retuning) -> RunPlan:
@@ -139,7 +155,7 @@ async def _retune(
         expected, most = estimate.expected, estimate.most
         note(
             f"{federation.spec.name}: up to {estimate.training_queries} training and "
-            f"{estimate.evaluation.queries} evaluation queries, about {expected.requests} requests "
+            f"{estimate.evaluation_queries} evaluation queries, about {expected.requests} requests "
             f"and USD {money(expected, priced=estimate.priced)}, "
             f"{money(most, priced=estimate.priced)} at most"
         )

@@ -25,9 +25,7 @@ from fedone_sdk.errors import (
 )
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator import Aggregator
-    from fedone_sdk.aggregator.config import RunToServe, ServeConfig
-    from fedone_sdk.aggregator.telemetry import Observers
+    from fedone_sdk.aggregator import Aggregator, Observers, RunToServe, ServeConfig
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.metrics import MetricFunction
     from fedone_sdk.task import Example, ScoreFunction
@@ -58,7 +56,7 @@ def serve(
         config_path (CONFIG.yaml): The service.
         check: Only check whether it would start; change nothing.
     """
-    from fedone_sdk.aggregator.config import ServeConfig
+    from fedone_sdk.aggregator import ServeConfig
 
     config = ServeConfig.load(config_path)
     if check:
@@ -101,8 +99,7 @@ async def _check(
     for record in await config.store.stored(folder, [run.spec.name for run in runs]):
         await copy.add_run(record)
     async with AsyncExitStack() as stack:
-        if _traced(config):
-            from fedone_sdk.aggregator.telemetry import tracing  # noqa: F401 (raises if the extra is missing)
+        _observers(config, stack)
         backend = await _backend(config, folder, None, stack)
         aggregator = Aggregator(backend=backend, store=copy, **config.auth.arguments())
         await stack.enter_async_context(aggregator)
@@ -115,7 +112,6 @@ async def _serve(
     config: ServeConfig, folder: Path, runs: list[RunToServe], errors: list[FedOneError]
 ) -> None:
     from fedone_sdk.aggregator import Aggregator
-    from fedone_sdk.aggregator.config import host_and_port
 
     stopped = asyncio.Event()
     _allow_connections()
@@ -148,9 +144,9 @@ async def _serve(
             url = await aggregator.listen(
                 host=host, port=port, ssl_context=None if tls is None else tls.context
             )
-        if config.metrics.listen is not None:
+        if config.metrics.address is not None:
             with system_errors(SpecError, f"metrics.listen: {config.metrics.listen}"):
-                host, port = host_and_port(config.metrics.listen)
+                host, port = config.metrics.address
                 await aggregator.listen_metrics(host=host, port=port)
         await aggregator.service.wait_until_loaded()
         await _add_runs(aggregator, runs, errors, stack)
@@ -248,19 +244,16 @@ def _dev_of(run: RunToServe) -> _Dev:
 
 
 def _observers(config: ServeConfig, stack: AsyncExitStack) -> Observers:
-    from fedone_sdk.aggregator.telemetry import Observers
+    from fedone_sdk.aggregator import Observers
 
-    metrics = tracing = None
-    if config.metrics.enabled:
-        from fedone_sdk.aggregator.telemetry.metrics import Metrics
-
-        metrics = Metrics()
-    if _traced(config):
-        from fedone_sdk.aggregator.telemetry.tracing import Tracing
-
-        tracing = Tracing.otlp(None if config.tracing is None else config.tracing.endpoint)
-        stack.callback(tracing.close)
-    return Observers(metrics=metrics, tracing=tracing, request_level=config.log.requests)
+    observers = Observers.create(
+        metrics=config.metrics.enabled,
+        traces=_traced(config),
+        endpoint=None if config.tracing is None else config.tracing.endpoint,
+        request_level=config.log.requests,
+    )
+    stack.callback(observers.close)
+    return observers
 
 
 def _traced(config: ServeConfig) -> bool:

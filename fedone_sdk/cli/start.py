@@ -16,7 +16,7 @@ from fedone_sdk.cli._output import Output, exit_code, note, print_result, printa
 from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._tuning import run_here
-from fedone_sdk.cli.report import check_report, exported_from, write_report
+from fedone_sdk.cli.report import check_report, write_report
 from fedone_sdk.errors import ArgumentError, MissingExtraError, SpecError
 
 if TYPE_CHECKING:
@@ -90,13 +90,14 @@ async def _tuned(
     run: RunFile, federation: Federation
 ) -> tuple[RunResult, list[Change] | None, bytes]:
     """Return the run, the answers that its prompt changes (None if it was stopped), its export."""
+    from fedone_sdk.aggregator import exported_run
     from fedone_sdk.stores import MemoryStore
 
     async with run.backend() as backend:
         store = MemoryStore()
         result = await run_here(federation, source=run.path, backend=backend, store=store)
     changes = None if exit_code(result) else await _changes(store, federation, result)
-    return result, changes, await exported_from(store, result.run_id)
+    return result, changes, await exported_run(store, result.run_id)
 
 
 async def _changes(store: Store, federation: Federation, result: RunResult) -> list[Change]:

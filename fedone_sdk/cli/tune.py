@@ -187,7 +187,7 @@ async def _plan(run: RunFile, probe: bool) -> tuple[RunPlan, bool]:
 
 def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
     """Print a plan."""
-    cap, evaluation = plan.cap.queries, plan.evaluation
+    cap = plan.cap.queries
     expected, most, smallest = plan.expected, plan.most, plan.smallest_cap
     likely = plan.rounds_expected >= plan.rounds_planned
     verdict = "yes" if plan.sufficient else "probably" if likely else "no"
@@ -197,9 +197,7 @@ def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
         f"{'' if cap is None else f', cap {cap}'} ({plan.queries_per_round} per round)",
         "cap suffices": f"{verdict}: pays about {plan.rounds_expected} of "
         f"{plural(plan.rounds_planned, 'round')}, {plan.rounds_affordable} at worst",
-        "evaluation queries": f"{evaluation.queries} (no prompt {evaluation.no_prompt}, "
-        f"untrained {evaluation.before}, curve {evaluation.curve}, tuned {evaluation.after}"
-        f"{f', cheapest {evaluation.cheapest}' if evaluation.cheapest else ''})",
+        "evaluation queries": f"{plan.evaluation_queries}",
         "proposals": f"{plan.proposals} at most" if plan.proposals else "",
         "judge": "" if plan.judge is None else f"about {cost_text(plan.judge, priced=plan.priced)}",
         "requests": f"about {expected.requests} ({plan.distinct_share:.0%} of the training's rows "

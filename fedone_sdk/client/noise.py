@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING
 
-from fedone_sdk.calibration import PROBABILITY_WIDTH, sensitivity
+from fedone_sdk.losses import PROBABILITY_WIDTH, sensitivity
 from fedone_sdk.messages import MAX_LOSS
 from fedone_sdk.spec.sections import PrivacySpec
 

@@ -14,8 +14,9 @@ from fedone_sdk.candidates import quotes, read_reflection, reflection_messages
 from fedone_sdk.client.examples import BeforeSend, Declining, passed
 from fedone_sdk.client.work import Ask, Step
 from fedone_sdk.errors import BackendError, BudgetError, ProblemError
-from fedone_sdk.messages import MAX_TEXT_CHARS, Array, Case, LossesUpdate, Proposal, RunTask
-from fedone_sdk.task import Example, LogProbs, Score, TaskSpec, feedback, predicted, target_of
+from fedone_sdk.losses import feedback, predicted
+from fedone_sdk.messages import MAX_TEXT_CHARS, Judged, LossesUpdate, Proposal, RunTask, Tensor
+from fedone_sdk.task import Example, LogProbs, Score, TaskSpec, target_of
 from fedone_sdk.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _FAILED, _GONE_WELL = 4, 2
 
 _MAX_TOKENS = 512
 
-Write = Callable[[int, str, Sequence[Case]], Awaitable[str]]
+Write = Callable[[int, str, Sequence[Judged]], Awaitable[str]]
 """Writes a text, from the index of the parent, its text in the slot, and the cases."""
 
 
@@ -37,7 +38,7 @@ def writing(model: LLMBackend, run: RunTask, slot: str, payer: Payer | None) -> 
     """Return the writing of a model on the device."""
     from fedone_sdk.backends import written_query
 
-    async def write(parent: int, current: str, cases: Sequence[Case]) -> str:
+    async def write(parent: int, current: str, cases: Sequence[Judged]) -> str:
         shown = [(case.example, case.feedback) for case in cases]
         query = written_query(reflection_messages(run.task, slot, current, shown), _MAX_TOKENS)
         answer = await model.score(replace(query, payer=payer))
@@ -109,7 +110,7 @@ class Reflection:
         gains = [old - new for old, new in pairs if old is not None and new is not None]
         return proposal if sum(gains) > 0 else None
 
-    def _cases(self, step: Step, parent: int) -> list[Case]:
+    def _cases(self, step: Step, parent: int) -> list[Judged]:
         """Return the parent's worst examples and its best ones; none if it got all right.
 
         Written answers are those of this process: after a restart there are none.
@@ -128,7 +129,7 @@ class Reflection:
         worst_first = sorted(answered, key=lambda one: -one[0])
         chosen = [*worst_first[:_FAILED], *worst_first[_FAILED:][-_GONE_WELL:]]
         return [
-            Case(example=texts, feedback=feedback(task, answer, example)[:MAX_TEXT_CHARS])
+            Judged(example=texts, feedback=feedback(task, answer, example)[:MAX_TEXT_CHARS])
             for _, answer, example, texts in chosen
         ]
 
@@ -152,6 +153,6 @@ def _is_right(task: TaskSpec, answer: Score | LogProbs, example: Example) -> boo
     return task.loss != "nll" and predicted(task, answer) == target_of(task, example)
 
 
-def _row(array: Array, place: int) -> Array:
+def _row(array: Tensor, place: int) -> Tensor:
     """Return one row of a matrix, as a matrix."""
-    return Array.pack(array.rows()[place], (1, array.shape[1]), array.dtype)
+    return Tensor.pack(array.rows()[place], (1, array.shape[1]), array.dtype)

@@ -14,7 +14,6 @@ import structlog
 from pydantic import ValidationError
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.calibration import class_means, loss_terms, num_groups
 from fedone_sdk.client.examples import Declining, Minibatch, reason_of
 from fedone_sdk.client.journal import Journal, Row, prompt_key
 from fedone_sdk.client.noise import private_losses, private_terms
@@ -30,33 +29,25 @@ from fedone_sdk.errors import (
     needs_extra,
     one_line,
 )
+from fedone_sdk.losses import class_means, example_loss, loss_terms, num_groups
 from fedone_sdk.messages import (
     MAX_LOSS,
     MIN_SCORED_SHARE,
     AlphaAssignment,
     AlphaUpdate,
-    Array,
     LossesAssignment,
     LossesUpdate,
     Proposal,
     RunTask,
     Scored,
     Scores,
+    Tensor,
     first_error,
 )
 from fedone_sdk.messages import Score as ScoreRequest
 from fedone_sdk.scores import graded
 from fedone_sdk.spec.sections import PrivacySpec
-from fedone_sdk.task import (
-    MAX_BIAS,
-    Example,
-    LogProbs,
-    Score,
-    ScoreFunction,
-    TaskSpec,
-    example_loss,
-    target_of,
-)
+from fedone_sdk.task import MAX_BIAS, Example, LogProbs, Score, ScoreFunction, TaskSpec, target_of
 from fedone_sdk.vocabulary import Layout, are_prompts
 
 _log = structlog.get_logger(__name__)
@@ -83,11 +74,11 @@ class Step:
     number: int
     task: TaskSpec
     batch: Minibatch
-    prompts: Array
+    prompts: Tensor
     journal: Journal
     on_scored: Callable[[int], None]
     score: ScoreFunction | None = None
-    biases: Array | None = None
+    biases: Tensor | None = None
     proposal: Proposal | None = None
     scores: dict[str, Sequence[LogProbs | Score | None]] = field(default_factory=dict)
 
@@ -286,7 +277,7 @@ def _by_class(
         means = [class_means(own, targets, groups) for own in terms]
         counts = tuple(float(targets.count(label)) for label in range(labels))
     flat = itertools.chain.from_iterable(itertools.chain.from_iterable(means))
-    by_class = Array.pack(flat, (len(rows), groups, 2 + labels), "float32")
+    by_class = Tensor.pack(flat, (len(rows), groups, 2 + labels), "float32")
     return values, {"by_class": by_class, "class_counts": counts}
 
 
@@ -329,7 +320,7 @@ class GatewayOracle:
                 continue
             await self._ready()
             raw = step.prompts.to_bytes()[part.start * size : part.stop * size]
-            prompts = Array.from_bytes(raw, (len(part), length), step.prompts.dtype)
+            prompts = Tensor.from_bytes(raw, (len(part), length), step.prompts.dtype)
             omitted = step.proposal is not None or (self._known and len(parts) == 1)
             request = self._request(step, None if omitted else prompts)
             scores = await self._session.call(self._session.transport.score, request)
@@ -342,7 +333,7 @@ class GatewayOracle:
             ]
             await step.keep(fresh, scores.model)
 
-    def _request(self, step: Step, prompts: Array | None) -> ScoreRequest:
+    def _request(self, step: Step, prompts: Tensor | None) -> ScoreRequest:
         try:
             return ScoreRequest(
                 assignment_id=self._assignment_id,
@@ -467,7 +458,7 @@ class Work:
         if biases is not None and not self._fits(biases):
             raise Declining("the run's calibration does not fit its task")
 
-    def _fits(self, biases: Array) -> bool:
+    def _fits(self, biases: Tensor) -> bool:
         """Return whether label biases fit the task and the prompts."""
         task, shape = self.run.task, (self.num_prompts, len(self.run.task.labels))
         return (
@@ -515,7 +506,7 @@ class Work:
             from fedone_sdk.algorithms.method import clip_losses
             from fedone_sdk.algorithms.space import Space
             from fedone_sdk.client.noise import private_step
-            from fedone_sdk.messages.array import from_wire, prompts_to_wire, to_wire
+            from fedone_sdk.messages.tensor import from_wire, prompts_to_wire, to_wire
         run = self.run
         before = from_wire(assignment.alpha)
         with _declining("the assignment does not fit its run"):
@@ -575,7 +566,7 @@ class Work:
         return len(self.examples) if self.run.privacy is None else 1
 
     async def _step(
-        self, number: int, minibatch_seed: int, prompts: Array, biases: Array | None = None
+        self, number: int, minibatch_seed: int, prompts: Tensor, biases: Tensor | None = None
     ) -> Step:
         task = self.run.task
         drawn = draw_minibatch(len(self.examples), self.run.method.batch_size, minibatch_seed)

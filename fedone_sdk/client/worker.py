@@ -38,7 +38,7 @@ from fedone_sdk.errors import (
     TransportError,
     is_retryable,
 )
-from fedone_sdk.messages import Case, Decline, LossesAssignment, LossesUpdate, Reflect, RunTask
+from fedone_sdk.messages import Decline, Judged, LossesAssignment, LossesUpdate, Reflect, RunTask
 from fedone_sdk.task import Example, form_of
 from fedone_sdk.vocabulary import MAX_PROPOSALS, Vocabulary
 
@@ -360,7 +360,7 @@ class Worker:
         # Imported here: few devices need it.
         from fedone_sdk.client.reflection import Reflection, Write, writing
 
-        async def write_by_gateway(parent: int, _: str, cases: Sequence[Case]) -> str:
+        async def write_by_gateway(parent: int, _: str, cases: Sequence[Judged]) -> str:
             message = Reflect(
                 assignment_id=assignment.assignment_id, parent=parent, cases=tuple(cases)
             )

@@ -105,7 +105,7 @@ def difference(
         The interval; None as for `interval`, without pairs, or for different dev splits.
     """
     for a, b in zip(first, second, strict=True):
-        if a.targets != b.targets or len(a.losses) != len(b.losses):
+        if a.targets != b.targets or (metric == "loss" and len(a.losses) != len(b.losses)):
             return None
     return _interval(metric, first, second, num_labels)
 

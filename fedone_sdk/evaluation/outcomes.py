@@ -8,12 +8,13 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedone_sdk.algorithms import stream_seed
-from fedone_sdk.backends import Prediction
+from fedone_sdk.backends import Prediction, price_of
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import ResultError
+from fedone_sdk.losses import example_loss, predicted
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import LogEntry
-from fedone_sdk.task import Score, example_loss, predicted, target_of
+from fedone_sdk.task import Example, Score, target_of
 
 OUTCOMES = "outcomes"
 """Kind of the log lines with outcomes."""
@@ -36,7 +37,7 @@ class Outcomes(BaseModel):
         predicted: Index of the predicted label; -1 if the model wrote no label, null if it failed.
             Empty for tasks without labels.
         targets: Index of the true label. Empty for tasks without labels.
-        losses: The task's loss, null if the model failed. Empty unless the loss is the metric.
+        losses: The task's loss, null if the model failed.
         log_probs: Of the baselines, log-probability of each label without a bias, nats; null if the
             model failed. Empty for tasks without labels.
     """
@@ -78,11 +79,9 @@ class Outcomes(BaseModel):
                 "targets": tuple(int(target_of(task, example)) for _, example in pairs),
                 "log_probs": found.rows if which in ("no_prompt", "before") else (),
             }
-        losses: tuple[float | None, ...] = ()
-        if task.metric == "loss":
-            losses = tuple(
-                None if row is None else example_loss(task, row, example) for row, example in pairs
-            )
+        losses = tuple(
+            None if row is None else example_loss(task, row, example) for row, example in pairs
+        )
         return cls.model_validate({"which": which, "losses": losses, **labels})
 
 
@@ -90,6 +89,17 @@ def curve_rows(spec: RunSpec, count: int) -> list[int]:
     """Return the indices of the dev rows, of `count`, that points of the curve are measured on."""
     seed = stream_seed(spec.seed, "evaluation", 0)
     return sorted(draw_minibatch(count, spec.evaluation.examples, seed)) if count else []
+
+
+def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
+    """Return the dev examples that points of the curve are measured on."""
+    return [examples[row] for row in curve_rows(spec, len(examples))]
+
+
+def seeks_cheapest(spec: RunSpec) -> bool:
+    """Return whether a shorter prompt that may be as good is measured, too."""
+    price = price_of(spec.backend)
+    return spec.method.pools and price is not None and price.prompt > 0
 
 
 def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:

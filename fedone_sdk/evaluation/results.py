@@ -62,18 +62,16 @@ class Entrant:
 
 
 class Point(BaseModel):
-    """A deployable prompt during training.
+    """The metric of a deployable prompt during training.
 
     Attributes:
         metric: On the dev split, or the part of it that ``evaluation.examples`` selects.
-        loss: The task's mean loss there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     queries: int
     metric: float
-    loss: float
 
 
 class TrialRecord(BaseModel):
@@ -84,7 +82,7 @@ class TrialRecord(BaseModel):
         example_calls: Training queries times the examples of a query.
         evaluation_queries: Queries on the dev split.
         spent: Usage of the trial; cached answers cost nothing.
-        loss: The task's mean loss there, with the bias.
+        loss: The task's mean loss on the dev split, with the bias.
         predicted: Index of the predicted label per example of the dev split: -1 for no label,
             null where the model failed. Empty for tasks without labels.
         losses: The task's loss per example, null where the model failed.

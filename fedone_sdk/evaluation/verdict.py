@@ -16,6 +16,7 @@ from fedone_sdk.backends.judge import Pair
 from fedone_sdk.budget import Price, Usage
 from fedone_sdk.evaluation.intervals import difference, interval
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
+from fedone_sdk.losses import label_loss, predicted
 from fedone_sdk.messages import (
     Compared,
     Preference,
@@ -34,8 +35,6 @@ from fedone_sdk.task import (
     Score,
     TaskSpec,
     TextPrompt,
-    label_loss,
-    predicted,
     target_of,
 )
 from fedone_sdk.vocabulary import CHARS_PER_TOKEN

@@ -1,8 +1,16 @@
 """Federations in one process, without sockets."""
 
-from fedone_sdk.local.federation import Ask, Federation, First, load_measure, load_score, simulate
-from fedone_sdk.local.memory_transport import MemoryTransport
+from fedone_sdk.local.federation import (
+    Ask,
+    Federation,
+    First,
+    load_measure,
+    load_score,
+    running,
+    simulate,
+)
 from fedone_sdk.local.plan import RunPlan, plan_run
+from fedone_sdk.local.population import MemoryTransport
 
 __all__ = [
     "Ask",
@@ -13,5 +21,6 @@ __all__ = [
     "load_measure",
     "load_score",
     "plan_run",
+    "running",
     "simulate",
 ]

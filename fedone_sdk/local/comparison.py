@@ -1,4 +1,4 @@
-"""Trials of a comparison: an entrant with one seed, in a federation in this process."""
+"""Comparison of methods: the entrants, and their trials, each a federation in this process."""
 
 from __future__ import annotations
 
@@ -7,40 +7,113 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
-from fedone_sdk.aggregator.model.evaluation import curve_examples
+from pydantic import ValidationError
+
 from fedone_sdk.algorithms import load_method, stream_seed
-from fedone_sdk.backends import (
-    Answer,
-    LLMBackend,
-    Prediction,
-    Query,
-    Wrapper,
-    prediction_queries,
-    score_all,
-)
+from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, Wrapper, predict
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.backends.judge import Judge
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Lease, SqliteLedger, Usage
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.data import draw_minibatch
-from fedone_sdk.errors import BudgetExhausted, FedOneError, SpecError
+from fedone_sdk.errors import ArgumentError, BudgetExhausted, FedOneError, SpecError
 from fedone_sdk.evaluation.engine import Result, Trial, Workspace
-from fedone_sdk.evaluation.results import Entrant, Point, TrialRecord
+from fedone_sdk.evaluation.outcomes import OUTCOMES, Outcomes, newest_outcomes
+from fedone_sdk.evaluation.results import BASELINES, Entrant, Point, TrialRecord
 from fedone_sdk.evaluation.verdict import label_bias
 from fedone_sdk.local.federation import Federation, load_measure, load_score, simulate
 from fedone_sdk.local.plan import plan_run, training_queries
-from fedone_sdk.task import Example, Score, TaskSpec, TextPrompt, example_loss, predicted, target_of
+from fedone_sdk.spec import MethodSpec, RunSpec, validate_spec
+from fedone_sdk.stores import MemoryStore
+from fedone_sdk.task import Example, TaskSpec
 
-if TYPE_CHECKING:
-    from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.rounds.state import RunState
-    from fedone_sdk.aggregator.runs.changes import Change
+_PEERS = ("random", "gs-bdpl")
+"""Default opponents of RUN.yaml's own method."""
+
+_MODELS: Mapping[str, Any] = {
+    name: model
+    for model in get_args(get_args(MethodSpec)[0])
+    for name in get_args(model.model_fields["name"].annotation)
+}
+
+METHODS = tuple(_MODELS)
+"""The black-box methods, by their names in RUN.yaml."""
+
+
+def default_names(spec: RunSpec) -> tuple[str, ...]:
+    """Return RUN.yaml's own method, its peers, and the baselines that the task allows."""
+    names = [spec.method.name, *_PEERS, *BASELINES]
+    if spec.against_bias():
+        names.remove("no-prompt-bias")
+    return tuple(dict.fromkeys(names))
+
+
+def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]) -> list[Entrant]:
+    """Return one entrant per method or baseline.
+
+    A method takes the settings of RUN.yaml's method that it has in common. If ``calibration`` is
+    not valid with it, the SDK's default is used, and noted.
+    """
+    if not names or len(set(names)) < len(names):
+        raise ArgumentError("--methods: each name may occur only once")
+    return [_entrant(document, base, name) for name in names]
+
+
+def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
+    if name in BASELINES:
+        if name == "no-prompt-bias" and (problem := base.against_bias()):
+            raise ArgumentError(f"--methods: {name} {problem}")
+        return Entrant(name=name, kind="baseline", spec=base)
+    if name not in METHODS:
+        known = ", ".join((*METHODS, *BASELINES))
+        raise ArgumentError(f"--methods: {name!r} is not known; allowed: {known}")
+    if name == base.method.name:
+        return Entrant(name=name, kind="method", spec=base)
+    changed = {
+        **document,
+        "method": _settings(document.get("method") or {}, name),
+        "seed": base.seed,
+        "budget": base.budget and base.budget.model_dump(),
+    }
+    spec = _valid(changed, name)
+    notes = (
+        note
+        for note in base.differences(spec)
+        if note.split(" ")[0].partition(".")[0] not in ("method", "seed")
+    )
+    return Entrant(name=name, kind="method", spec=spec, notes=tuple(notes))
+
+
+def _settings(own: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the settings that another method shares with RUN.yaml's, if their values are valid."""
+    model = _MODELS[name]
+    kept = {key: own[key] for key in model.model_fields.keys() & own.keys() if key != "name"}
+    try:
+        model.model_validate({**kept, "name": name})
+    except ValidationError as exc:
+        wrong = {error["loc"][0] for error in exc.errors() if error["loc"]}
+        kept = {key: value for key, value in kept.items() if key not in wrong}
+    return {**kept, "name": name}
+
+
+def _valid(document: Mapping[str, Any], name: str) -> RunSpec:
+    """Return the run, with the default ``calibration`` if only that makes it valid."""
+    first: SpecError | None = None
+    without = {key: value for key, value in document.items() if key != "calibration"}
+    for form in (document, without):
+        try:
+            return validate_spec(RunSpec, form, source="arguments")
+        except SpecError as exc:
+            first = first or exc
+    problem = "; ".join(first.problems if first else ())
+    raise ArgumentError(f"--methods: {name} cannot run RUN.yaml ({problem}); leave it out")
+
 
 _BIAS_QUERIES = 10
 """Queries to fit the label bias of ``no-prompt-bias``."""
@@ -177,7 +250,7 @@ async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
         plan = await plan_run(federation, backend=backend)
         training += sum(contest.training_queries for contest in (first, *others))
         if first.entrant.kind == "method":
-            measured = plan.evaluation.queries
+            measured = plan.evaluation_queries
             expected += plan.expected.without_queries() * count
             most += plan.most.without_queries() * count
             # A cap that ends a run early is part of the comparison.
@@ -187,7 +260,7 @@ async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
                 if not (plan.rounds_affordable and warning.startswith("budget: pays"))
             )
         else:
-            measured = plan.evaluation.no_prompt
+            measured = math.ceil(len(federation.dev) / federation.spec.method.batch_size)
             asked = (first.training_queries + measured) * count
             each = backend.worst_case(federation.spec.method.batch_size)
             expected += (plan.per_query * asked).without_queries()
@@ -249,39 +322,25 @@ async def _run(contest: Contest) -> Result:
 
 
 async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
-    federation, spec = contest.federation, contest.federation.spec
-    recorder, checkpoints = AnswerRecorder(backend), _Checkpoints()
-    result = await simulate(federation, backend=recorder, watch=checkpoints.watch)
+    store = MemoryStore()
+    result = await simulate(contest.federation, backend=backend, store=store)
     if result.status not in ("completed", "budget_exhausted"):
         raise FedOneError(f"{contest.title}: {result.reason or result.status}")
-    run = checkpoints.run
-
-    async def measured(
-        state: RunState, examples: Sequence[Example], *, biased: bool = True
-    ) -> Prediction | None:
-        machine = run.base.at(state)  # with its candidates
-        bias = machine.bias(state) if biased else None
-        task = spec.task if bias is None else spec.task.with_bias(bias)
-        prompt = run.shown(machine.method.prompt(state.method).tolist())
-        queries, prediction_of = _measurement(federation, recorder, task, prompt, examples)
-        answers = recorder.repeated(queries)
-        return None if answers is None else await prediction_of(answers)
-
-    last = await measured(run.state, federation.dev)
-    if last is None or result.metric.after is None:
+    outcomes = newest_outcomes(await store.log(result.run_id, OUTCOMES))
+    metric = result.metric
+    if "after" not in outcomes or metric.after is None:
         raise FedOneError(
             f"{contest.title}: its caps leave nothing to measure the tuned prompt: raise "
             "the caps on requests, tokens and money"
         )
-    part = curve_examples(spec, federation.dev)
-    curve = [
-        (0, await measured(run.base.initial_state(), federation.dev, biased=False)),
-        *[(queries, await measured(state, part)) for queries, state in checkpoints.points],
-        (result.spent.queries, last),
-    ]
+    spent, points = 0, [(0, metric.before)]
+    for report in result.history:
+        spent += report.queries
+        points.append((spent, report.metric))
+    points.append((result.spent.queries, metric.after))
     return _record(
         contest,
-        last,
+        outcomes["after"],
         model=result.model or backend.fingerprint,
         status=result.status,
         rounds=result.rounds,
@@ -290,50 +349,20 @@ async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
         spent=result.spent.without_queries(),
         prompt=result.prompt.text,
         bias=result.prompt.bias,
-        curve=[_point(queries, found) for queries, found in curve if found is not None],
+        curve=tuple(Point(queries=at, metric=value) for at, value in points if value is not None),
         wall_s=result.wall_s,
     )
 
 
-class AnswerRecorder(Wrapper):
-    """Records all answers, including those with failed inputs."""
+class _Charged(Wrapper):
+    """Charges all queries to a guard."""
 
-    def __init__(self, inner: LLMBackend) -> None:
+    def __init__(self, inner: LLMBackend, guard: BudgetGuard) -> None:
         super().__init__(inner)
-        self._answers: dict[Query, Answer] = {}
+        self._guard = guard
 
     async def score(self, query: Query) -> Answer:
-        """Return the inner backend's answer, and record it."""
-        answer = await self.inner.score(query)
-        self._answers[replace(query, payer=None)] = replace(answer, usage=NOTHING)
-        return answer
-
-    def repeated(self, queries: Sequence[Query]) -> list[Answer] | None:
-        """Return the recorded answers to queries; None if one was not asked before."""
-        found = [self._answers.get(query) for query in queries]
-        known = [answer for answer in found if answer is not None]
-        return known if len(known) == len(queries) else None
-
-
-class _Checkpoints:
-    """The states of a run whose prompts are points of its curve."""
-
-    def __init__(self) -> None:
-        self.points: list[tuple[int, RunState]] = []
-        self._run: ServedRun | None = None
-        self._queries = 0
-
-    @property
-    def run(self) -> ServedRun:
-        assert self._run is not None
-        return self._run
-
-    def watch(self, run: ServedRun, change: Change | None) -> None:
-        self._run, every = run, run.spec.evaluation.every
-        if change is not None and change.finished is not None:
-            self._queries += change.finished.report.queries
-            if every and (change.finished.report.round + 1) % every == 0:
-                self.points.append((self._queries, run.state))
+        return await super().score(replace(query, payer=self._guard))
 
 
 async def _measured_baseline(contest: Contest, backend: LLMBackend) -> TrialRecord:
@@ -342,93 +371,62 @@ async def _measured_baseline(contest: Contest, backend: LLMBackend) -> TrialReco
     caps = {} if spec.budget is None else spec.budget.model_dump(exclude={"queries"})
     capped = any(value is not None for value in caps.values())
     guard = BudgetGuard(Budget(**caps) if capped else None, name=contest.entrant.name)
+    bare, charged = no_prompt(spec.task, federation.vocabulary), _Charged(backend, guard)
 
-    bare = no_prompt(spec.task, federation.vocabulary)
-
-    async def ask(task: TaskSpec, examples: Sequence[Example]) -> Prediction:
-        queries, prediction_of = _measurement(federation, backend, task, bare, examples)
-        answers = await score_all(backend, [replace(query, payer=guard) for query in queries])
-        return await prediction_of(answers)
+    async def predicted(task: TaskSpec, examples: Sequence[Example]) -> Prediction:
+        prediction = await predict(
+            charged,
+            task,
+            bare,
+            examples,
+            spec.method.batch_size,
+            score=federation.score,
+            measure=federation.measure,
+        )
+        if not prediction.scored:
+            raise FedOneError(f"{contest.title}: the model failed on all rows")
+        return prediction
 
     task, queries = spec.task, 0
     if contest.entrant.name == "no-prompt-bias":
-        queries, size = contest.training_queries, spec.method.batch_size
+        queries = contest.training_queries
         # Rows of all clients, in an order drawn from the run's seed.
-        held = [row for shard in federation.shards for row in shard]
+        rows = [row for shard in federation.shards for row in shard]
         seed = stream_seed(spec.seed, "pooled-rows", 0)
-        rows = [held[index] for index in draw_minibatch(len(held), queries * size, seed)]
-        found = await ask(task, rows)
-        if not found.scored:
-            raise FedOneError("no-prompt-bias: the model failed on all rows of the clients")
-        task = task.with_bias(label_bias(task, found.rows, found.examples))
-    last = await ask(task, federation.dev)
-    spent = (await guard.account()).spent
+        drawn = draw_minibatch(len(rows), queries * spec.method.batch_size, seed)
+        fitted = await predicted(task, [rows[index] for index in drawn])
+        task = task.with_bias(label_bias(task, fitted.rows, fitted.examples))
+    last = await predicted(task, federation.dev)
+    assert last.metric is not None
     return _record(
         contest,
-        last,
+        Outcomes.of("after", last),
         model=backend.fingerprint,
         status="measured",
         queries=queries,
         evaluation_queries=last.usage.queries,
-        spent=spent,
-        bias=last.task.bias,
-        curve=[_point(queries, last)],
+        spent=(await guard.account()).spent,
+        bias=task.bias,
+        curve=(Point(queries=queries, metric=last.metric),),
         wall_s=round(time.monotonic() - began, 3),
     )
 
 
-def _measurement(
-    federation: Federation,
-    backend: LLMBackend,
-    task: TaskSpec,
-    prompt: TextPrompt,
-    examples: Sequence[Example],
-) -> tuple[list[Query], Callable[[Sequence[Answer]], Awaitable[Prediction]]]:
-    spec = federation.spec
-    size, score, measure = spec.method.batch_size, federation.score, federation.measure
-    queries = prediction_queries(backend, task, prompt, examples, size)
-
-    async def prediction_of(answers: Sequence[Answer]) -> Prediction:
-        return await Prediction.of(task, queries, answers, examples, score=score, measure=measure)
-
-    return queries, prediction_of
-
-
-def _point(queries: int, found: Prediction) -> Point:
-    metric, loss = found.metric, found.mean_loss
-    assert metric is not None
-    assert loss is not None
-    return Point(queries=queries, metric=metric, loss=loss)
-
-
 def _record(
-    contest: Contest, last: Prediction, *, queries: int, curve: list[Point], **facts: Any
+    contest: Contest, last: Outcomes, *, queries: int, curve: tuple[Point, ...], **facts: Any
 ) -> TrialRecord:
-    if not last.scored:
-        raise FedOneError(f"{contest.title}: the model failed on the whole dev split")
-    task, pairs = last.task, list(zip(last.rows, last.examples, strict=True))
-    labels: dict[str, Any] = {}
-    if not task.generates:
-        labels = {
-            "predicted": [
-                None if row is None or isinstance(row, Score) else predicted(task, row)
-                for row, _ in pairs
-            ],
-            "targets": [target_of(task, example) for _, example in pairs],
-        }
-    spec = contest.federation.spec
     largest = max(map(len, contest.federation.shards))
+    losses = [loss for loss in last.losses if loss is not None]
     return TrialRecord(
         entrant=contest.entrant.name,
         seed=contest.seed,
         queries=queries,
-        example_calls=queries * min(spec.method.batch_size, largest),
+        example_calls=queries * min(contest.federation.spec.method.batch_size, largest),
         metric=curve[-1].metric,
-        loss=curve[-1].loss,
-        losses=tuple(
-            None if row is None else example_loss(task, row, example) for row, example in pairs
-        ),
-        curve=tuple(curve),
-        **labels,
+        loss=math.fsum(losses) / len(losses),
+        predicted=last.predicted,
+        targets=last.targets,
+        losses=last.losses,
+        curve=curve,
         **facts,
     )

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 
-from fedone_sdk.aggregator import Aggregator, ServedRun, Service
-from fedone_sdk.aggregator.model.calls import charged_to
-from fedone_sdk.aggregator.runs.changes import Change
+from fedone_sdk.aggregator import Aggregator, Change, RunHandle, ServedRun, Service
 from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.judge import Judge, judge_of
 from fedone_sdk.budget import Usage
 from fedone_sdk.data import check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
-from fedone_sdk.local.population import Between, Devices, Population
+from fedone_sdk.local.population import (
+    Between,
+    Population,
+    enrolment_token,
+    population_secret,
+)
 from fedone_sdk.messages import RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.objects import load_object
@@ -123,6 +127,14 @@ class Federation:
             measure=measure or load_measure(task, base_dir),
         )
 
+    def check_functions(self) -> None:
+        """Raise a `SpecError` if a function that the task needs is missing."""
+        task = self.spec.task
+        if task.loss == "score" and self.score is None:
+            raise SpecError("task.score: loss score needs Federation.score")
+        if ":" in task.metric and self.measure is None:
+            raise SpecError(f"task.metric: {task.metric} needs Federation.measure")
+
 
 class _OneOwner(Wrapper):
     """Shares cached answers between all devices and runs, which belong to one person."""
@@ -177,19 +189,30 @@ def _examples(source: str, base_dir: str | Path, split: str) -> list[Example]:
     return list(load_examples(Path(base_dir) / source))
 
 
-async def simulate(
+@asynccontextmanager
+async def running(
     federation: Federation,
     *,
     backend: LLMBackend,
     store: Store | None = None,
     state_dir: str | Path | None = None,
     watch: Watcher | None = None,
-    stop: asyncio.Event | None = None,
     first: First | None = None,
     between: Between | None = None,
     proposer: LLMBackend | None = None,
-) -> RunResult:
-    """Run a federation to its end: a real aggregator, and one edge client per shard.
+) -> AsyncIterator[RunHandle]:
+    """Run a federation in this process: a real aggregator, and one edge client per shard.
+
+    The clients work within the ``async with``. Leaving it early ends the run with its current
+    result, after queries in flight are answered. After it, the final prompt is measured.
+
+    Example:
+        ```python
+        async with running(Federation.load(spec), backend=backend) as run:
+            async for event in run.events():
+                print(event)
+        print(run.result().prompt.text)
+        ```
 
     Args:
         federation: The run and its data.
@@ -197,9 +220,8 @@ async def simulate(
         store: The aggregator's store; in memory by default. A run that it already holds is
             resumed, also after a stop.
         state_dir: Folder of the clients' state, so that a stored run resumes with the same
-            clients. `stop` then keeps the open work of the round.
+            clients. An early end then keeps the open work of the round.
         watch: Called with the run and its changes.
-        stop: Ends the run early, with its current result, after queries in flight are answered.
         first: Queries to the model before the run starts or resumes, under the run's caps.
         between: Wraps a client's transport, for example with a fault or an attack.
         proposer: The model of ``prompt.proposer``; the caller closes it.
@@ -208,67 +230,76 @@ async def simulate(
         SpecError: The run is not possible as described.
         LabelWordError: A label word is not one token of the model.
     """
-    if federation.spec.task.loss == "score" and federation.score is None:
-        raise SpecError("task.score: loss score needs Federation.score")
-    if ":" in federation.spec.task.metric and federation.measure is None:
-        raise SpecError(f"task.metric: {federation.spec.task.metric} needs Federation.measure")
-    devices = Devices(
-        shards=federation.shards,
-        task=federation.spec.task,
-        score=federation.score,
-        state_dir=None if state_dir is None else Path(state_dir),
-        between=between,
-    )
+    federation.check_functions()
+    spec, score, measure = federation.spec, federation.score, federation.measure
+    folder = None if state_dir is None else Path(state_dir)
+    secret = population_secret(folder)
     async with AsyncExitStack() as stack:
         aggregator = Aggregator(
-            backend=None if backend is None else _OneOwner(backend),
+            backend=_OneOwner(backend),
             store=store or MemoryStore(),
-            enrolment_tokens=[devices.token],
+            enrolment_tokens=[enrolment_token(secret)],
         )
         await stack.enter_async_context(aggregator)
-        known = await aggregator.service.registry.get_or_load(federation.spec.name)
-        if known is not None and known.spec.is_same_run(federation.spec) and known.was_stopped:
-            # A stored run that was stopped is resumed, but not one that paused just now.
-            # Before `add_run`, which checks whether there is something to measure.
-            await aggregator.service.resume_run(known)
-        run = await aggregator.service.add_run(federation.spec, federation.vocabulary)
+        service = aggregator.service
+        await _resume(service, spec)
+        run = await service.add_run(spec, federation.vocabulary)
         if watch is not None:
-            aggregator.service.listeners.append(watch)
+            service.listeners.append(watch)
             watch(run, None)
         if first is not None:
-            await first(partial(aggregator.service.query_model, run))
+            await first(partial(service.query_model, run))
 
-        if isinstance(federation.score, Judge):
-            await stack.enter_async_context(federation.score.backend)
-        devices = replace(devices, score=charged_to(run, federation.score))
+        if isinstance(score, Judge):
+            await stack.enter_async_context(score.backend)
+        population = Population(
+            service=service,
+            shards=federation.shards,
+            task=spec.task,
+            secret=secret,
+            score=service.charged(run, score),
+            state_dir=folder,
+            between=between,
+        )
+        await stack.enter_async_context(population)
         # Sequential, so that a client's enrolment index, which seeds its draws, is its shard's.
-        population = await stack.enter_async_context(Population(aggregator.service, devices))
         await population.enrol()
         # The first query comes after enrolment.
-        await aggregator.service.add_run(
-            federation.spec,
-            federation.vocabulary,
-            dev=federation.dev,
-            score=federation.score,
-            measure=federation.measure,
-            proposer=proposer,
-        )
+        options: dict[str, Any] = {"dev": federation.dev, "score": score, "measure": measure}
+        await service.add_run(spec, federation.vocabulary, proposer=proposer, **options)
         async with population.working():
-            await _ended(aggregator.service, run, stop, keep=state_dir is not None)
-        await aggregator.service.wait(run)
-        return run.result()
+            yield RunHandle(service, run)
+            if run.state.running:
+                keep = folder is not None
+                await service.stop_run(run, "interrupted", gently=True, keep=keep)
+        await service.wait(run)
 
 
-async def _ended(
-    service: Service, run: ServedRun, stop: asyncio.Event | None, *, keep: bool
-) -> None:
-    waits: Sequence[asyncio.Task[bool]] = [
-        asyncio.create_task(event.wait()) for event in (run.ended, stop) if event is not None
-    ]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-    if run.state.running:
-        await service.stop_run(run, "interrupted", gently=True, keep=keep)
+async def _resume(service: Service, spec: RunSpec) -> None:
+    """Resume a stored run that was stopped, but not one that paused just now.
+
+    Before `add_run`, which checks whether there is something to measure.
+    """
+    known = await service.registry.get_or_load(spec.name)
+    if known is not None and known.spec.is_same_run(spec) and known.was_stopped:
+        await service.resume_run(known)
+
+
+async def simulate(
+    federation: Federation,
+    *,
+    backend: LLMBackend,
+    stop: asyncio.Event | None = None,
+    **options: Any,
+) -> RunResult:
+    """Run a federation to its end, or until `stop` is set; other options as of `running`."""
+    async with running(federation, backend=backend, **options) as run:
+        waits: list[asyncio.Task[object]] = [asyncio.create_task(run.wait_ended())]
+        if stop is not None:
+            waits.append(asyncio.create_task(stop.wait()))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+    return run.result()

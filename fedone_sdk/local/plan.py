@@ -11,10 +11,6 @@ from fractions import Fraction
 from pydantic import Field, field_serializer
 
 from fedone_sdk.aggregator import RoundMachine
-from fedone_sdk.aggregator.model.calls import check_caps
-from fedone_sdk.aggregator.model.evaluation import curve_examples
-from fedone_sdk.aggregator.model.proposer import proposal_query
-from fedone_sdk.aggregator.runs.run_view import seeks_cheapest
 from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import (
     LLMBackend,
@@ -33,10 +29,12 @@ from fedone_sdk.candidates import (
     label_checks,
     no_prompt,
     prompt_of,
+    proposal_messages,
     reflection_messages,
 )
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
+from fedone_sdk.evaluation.outcomes import curve_examples, seeks_cheapest
 from fedone_sdk.local.federation import Federation
 from fedone_sdk.local.probe import Duration, timed
 from fedone_sdk.messages import Cap, Message
@@ -58,21 +56,6 @@ _QUOTED = 128
 """Queries whose tokens are counted: of the steps, and of each measurement."""
 
 
-class EvaluationPlan(Message):
-    """Evaluation queries, if all caps allow them.
-
-    Attributes:
-        cheapest: At most: the search may know no shorter prompt that may be as good.
-    """
-
-    no_prompt: int
-    before: int
-    curve: int
-    after: int
-    cheapest: int
-    queries: int
-
-
 class RunPlan(Message):
     """The plan of a run. Expectations come from a sample; the others are bounds.
 
@@ -87,6 +70,7 @@ class RunPlan(Message):
         rounds_expected: Full rounds that the caps are expected to cover, at most T.
         distinct_share: Expected share of the training's (prompt, row) pairs that are asked for; the
             others are repetitions.
+        evaluation_queries: Queries on the dev split, if all caps allow them.
         proposals: Calls of the proposer, at most.
         judge: The part of `expected` for the judge of ``task.score``; null without one.
         per_query: Expected usage of a training query.
@@ -111,7 +95,7 @@ class RunPlan(Message):
     rounds_expected: int
     training_queries: int
     distinct_share: float
-    evaluation: EvaluationPlan
+    evaluation_queries: int
     proposals: int
     judge: Usage | None
     per_query: Usage
@@ -186,7 +170,7 @@ class _Planner:
         self.troubles = list[str]()
         self.per_round = queries_per_round(self.spec)
         self.training = training_queries(self.spec)
-        # Races at the end use fewer prompts per round.
+        # The last rounds of a search have fewer prompts.
         self.rounds = math.ceil(self.training / self.per_round)
         every = self.spec.evaluation.every
         self.points = self.rounds // every if every else 0
@@ -198,40 +182,34 @@ class _Planner:
         # A request has one input or many.
         requests = draws.new_rows if self.adapter.max_inputs == 1 else draws.new_queries
         planned = max(1, training // self.per_round) if spec.method.pools else spec.rounds
-        evaluation = self._evaluation()
-        costs = await self._costs(draws.steps)
+        dev_queries = self._dev_queries()
+        leased, query, measured = await self._costs(draws.steps)
         proposals = await self._proposals()
-        grade = await self._grade()
+        grade, grade_most = await self._grade()
         compared = 2 * len(self._dev)  # The final prompt's texts, in both orders.
-        graded = grade.each * (self._dev_rows + compared)
-        graded_each = _share(grade.each * (self.per_round * self.size), draws.new_rows)
-        graded_training = _share(grade.each * (training * self.size), draws.new_rows)
-        costs = replace(
-            costs,
-            leased=costs.leased + grade.most * self.size,
-            measured=costs.measured + graded,
-        )
+        graded = grade * (self._dev_rows + compared)
+        graded_training = _share(grade * (training * self.size), draws.new_rows)
+        leased, measured = leased + grade_most * self.size, measured + graded
 
-        trained = _new(costs.query, training, requests, draws.new_rows) + graded_training
-        leased = (costs.leased * evaluation.queries).without_queries() + grade.most * compared
-        each_round = Fraction(proposals.calls, self.rounds or 1)
-        round_most = costs.leased * self.per_round + _share(proposals.most, each_round)
+        trained = _new(query, training, requests, draws.new_rows) + graded_training
+        leased_dev = (leased * dev_queries).without_queries() + grade_most * compared
+        one_round = Fraction(1, self.rounds)
+        round_most = leased * self.per_round + _share(proposals.most, one_round)
         round_expected = (
-            _new(costs.query, self.per_round, requests, draws.new_rows)
+            _new(query, self.per_round, requests, draws.new_rows)
             + Usage(queries=self.per_round)
-            + graded_each
-            + _share(proposals.each, each_round)
+            + _share(graded_training + proposals.expected, one_round)
         )
-        affordable = Account(cap=spec.budget, spent=leased).affordable(round_most, spec.rounds)
-        measured = Account(cap=spec.budget, spent=costs.measured)
-        expected = measured.affordable(round_expected, spec.rounds)
-        duration = _by_limits(spec, trained + costs.measured)
+        affordable = Account(cap=spec.budget, spent=leased_dev).affordable(round_most, spec.rounds)
+        expected = Account(cap=spec.budget, spent=measured).affordable(round_expected, spec.rounds)
+        duration = _by_limits(spec, trained + measured)
         if self.adapter.local and probe:
             try:
                 duration = await self._probed(draws, startup_s)
             except BackendError as exc:
                 self.troubles.append(f"backend: the probe failed: {exc}")
         models = (self.backend, self.proposer, None if self.judge is None else self.judge.backend)
+        price = price_of(spec.backend)
         return RunPlan(
             name=spec.name,
             cap=Cap.of(spec.budget),
@@ -244,20 +222,17 @@ class _Planner:
             rounds_expected=expected,
             training_queries=training,
             distinct_share=round(float(draws.new_rows), 4),
-            evaluation=evaluation,
+            evaluation_queries=dev_queries,
             proposals=proposals.calls,
             judge=None if self.judge is None else graded + graded_training,
-            per_query=costs.query,
-            expected=trained
-            + costs.measured
-            + Usage(queries=training)
-            + proposals.each * proposals.expected_calls,
-            most=costs.leased * training + leased + proposals.most * proposals.calls,
-            smallest_cap=round_most + leased,
+            per_query=query,
+            expected=trained + measured + Usage(queries=training) + proposals.expected,
+            most=leased * training + leased_dev + proposals.most,
+            smallest_cap=round_most + leased_dev,
             duration=duration,
             sufficient=affordable >= planned,
             warnings=(*self.troubles, *self._warnings(affordable, planned)),
-            prices=None if (price := price_of(spec.backend)) is None else price.text,
+            prices=None if price is None else price.text,
             priced=all("usd" in model.bounds for model in models if model is not None),
         )
 
@@ -273,7 +248,7 @@ class _Planner:
         except (BackendBlocked, BackendUnavailable) as exc:
             self.troubles.append(f"backend: {exc}")
         try:
-            check_caps(spec, backend.bounds)
+            spec.check_caps(backend.bounds)
         except SpecError as exc:
             self.troubles.extend(exc.problems)
         try:
@@ -329,22 +304,15 @@ class _Planner:
 
     # Costs
 
-    def _evaluation(self) -> EvaluationPlan:
-        dev = self.federation.dev
-        whole = math.ceil(len(dev) / self.size)
-        shown = min(self.spec.evaluation.examples, len(dev))
-        curve = self.points * math.ceil(shown / self.size)
-        short = whole if seeks_cheapest(self.spec) else 0
-        return EvaluationPlan(
-            no_prompt=whole,
-            before=whole,
-            curve=curve,
-            after=whole,
-            cheapest=short,
-            queries=3 * whole + curve + short,
+    def _dev_queries(self) -> int:
+        whole, part = (
+            math.ceil(min(rows, len(self.federation.dev)) / self.size)
+            for rows in (len(self.federation.dev), self.spec.evaluation.examples)
         )
+        return (3 + seeks_cheapest(self.spec)) * whole + self.points * part
 
-    async def _costs(self, steps: Sequence[Sequence[Query]]) -> _Costs:
+    async def _costs(self, steps: Sequence[Sequence[Query]]) -> tuple[Usage, Usage, Usage]:
+        """Return what a query leases, what it is expected to cost, and the cost of evaluation."""
         task, vocabulary, dev = self.task, self.federation.vocabulary, self._dev
         untrained = prompt_of(task, vocabulary, self.method.prompt(self.method.init()).tolist())
         sample = [query for step in steps for query in step[: _QUOTED // _STEPS]]
@@ -353,17 +321,14 @@ class _Planner:
             measured += await self._quoted_rows(untrained, dev) * (2 + seeks_cheapest(self.spec))
             curve = curve_examples(self.spec, dev)
             measured += await self._quoted_rows(untrained, curve) * self.points
-            return _Costs(
-                leased=self.backend.worst_case(self.size, task.max_written),
-                query=await self._quoted(sample, 1),
-                measured=measured.without_queries(),
-            )
+            leased = self.backend.worst_case(self.size, task.max_written)
+            return leased, await self._quoted(sample, 1), measured.without_queries()
         except BackendError:
             if not self.troubles:
                 raise
             # This problem also prevents counting.
             self.troubles.append("backend: tokens and costs cannot be counted without it")
-            return _Costs()
+            return _ONE, _ONE, NOTHING
 
     async def _quoted(self, queries: Sequence[Query], count: int) -> Usage:
         """Return the quote of `count` queries, of which these are a sample."""
@@ -391,42 +356,40 @@ class _Planner:
             return _Proposals()
         calls = (self.rounds - 1) // proposer.every  # None after the last round.
         candidates = self.federation.vocabulary.candidates_of(slot)
-        expected = min(calls, math.ceil(proposer.max_candidates / proposer.count))
         if self.spec.prompt.reflects:
             # At most one of each assignment, whose rows are read; and the merges.
             calls *= self.spec.participation.clients_per_round
             expected = calls = calls + (self.rounds - 1) // proposer.merge_every
+            count = 1
             cases = [
                 ({name: str(row[name]) for name in self.task.fields}, _FEEDBACK)
                 for row in self.federation.shards[0][:_CASES]
             ]
-            longest = max(candidates, key=len)
-            messages = reflection_messages(self.task, slot, longest, cases)
-            query = written_query(messages, proposer.max_tokens)
+            messages = reflection_messages(self.task, slot, max(candidates, key=len), cases)
         else:
-            shown = [ScoredCandidate(text=text, mean_loss=math.log(2)) for text in candidates]
-            query = proposal_query(self.spec, slot, shown)
-        asked_for = 1 if self.spec.prompt.reflects else proposer.count
-        text = asked_for * (sum(map(len, candidates)) // max(len(candidates), 1))
+            count = proposer.count
+            expected = min(calls, math.ceil(proposer.max_candidates / count))
+            scored = [ScoredCandidate(text=text, mean_loss=math.log(2)) for text in candidates]
+            messages = proposal_messages(self.task, slot, scored, count=count)
+        text = count * (sum(map(len, candidates)) // max(len(candidates), 1))
         written = min(math.ceil(text / CHARS_PER_TOKEN) or 1, proposer.max_tokens)
         try:
-            each = await model.quote(replace(query, max_tokens=written))
+            each = await model.quote(written_query(messages, written))
             most = model.worst_case(1, proposer.max_tokens)
         except BackendError as exc:
             self.troubles.append(f"prompt.proposer.backend: {exc}")
             return _Proposals(calls=calls)
         return _Proposals(
             calls=calls,
-            expected_calls=expected,
-            each=each.without_queries(),
-            most=most.without_queries(),
+            expected=(each * expected).without_queries(),
+            most=(most * calls).without_queries(),
         )
 
-    async def _grade(self) -> _Grade:
-        """Return what the judge's grade of one text costs."""
+    async def _grade(self) -> tuple[Usage, Usage]:
+        """Return what the judge's grade of one text costs, as expected and at most."""
         judge, shard = self.judge, self.federation.shards[0]
         if judge is None or not shard:
-            return _Grade()
+            return NOTHING, NOTHING
         try:
             queries = [judge.query(str(target_of(self.task, row)), row) for row in shard[:_CASES]]
             quotes = [
@@ -435,9 +398,9 @@ class _Planner:
             most = judge.backend.worst_case(1, MAX_TOKENS)
         except BackendError as exc:
             self.troubles.append(f"task.score.judge.backend: {exc}")
-            return _Grade()
+            return NOTHING, NOTHING
         each = _share(sum(quotes, NOTHING), Fraction(1, len(quotes)))
-        return _Grade(each=each.without_queries(), most=most.without_queries())
+        return each.without_queries(), most.without_queries()
 
     @property
     def _dev_rows(self) -> int:
@@ -463,7 +426,7 @@ class _Planner:
         spec, clients = self.spec, len(self.federation.shards)
         size, smallest = self.size, min(map(len, self.federation.shards))
         wanted = getattr(spec.prompt.vocabulary, "size", None) or 0
-        found = len(self.federation.vocabulary)
+        built = len(self.federation.vocabulary)
         needed = spec.participation.min_clients or 0
         pays = (
             f"pays {affordable} of {planned} rounds"
@@ -476,7 +439,7 @@ class _Planner:
             f"participation.min_clients: {needed} are waited for, there are only {clients} "
             "clients": needed > clients,
             "data.dev: is missing, so the run has no evaluation": not self.federation.dev,
-            f"prompt.vocabulary.size: {wanted} asked, only {found} found": found < wanted,
+            f"prompt.vocabulary.size: {wanted} asked, only {built} found": built < wanted,
             "data: clients share rows, there are too few for disjoint shards": (
                 self.federation.reused_rows
             ),
@@ -487,11 +450,11 @@ class _Planner:
         return [problem for problem, holds in problems.items() if holds]
 
 
-_CASES, _FEEDBACK = 6, "expected 'positive', answered 'negative' with probability 0.60"
-"""Number of examples in a planned reflection, and a feedback of typical length."""
-
 _SENTENCE = 40
 """Tokens of a judge's answer, typically."""
+
+_CASES, _FEEDBACK = 6, "expected 'positive', answered 'negative' with probability 0.60"
+"""Number of examples in a planned reflection, and a feedback of typical length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -511,23 +474,11 @@ class _Draws:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Costs:
-    leased: Usage = _ONE
-    query: Usage = _ONE
-    measured: Usage = NOTHING
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Grade:
-    each: Usage = NOTHING
-    most: Usage = NOTHING
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Proposals:
+    """The calls of the proposer, at most, and their cost."""
+
     calls: int = 0
-    expected_calls: int = 0
-    each: Usage = NOTHING
+    expected: Usage = NOTHING
     most: Usage = NOTHING
 
 

@@ -1,27 +1,39 @@
-"""The clients of a federation in one process; a client object exists only once it has work."""
+"""The clients of a federation in one process: their transport, and when each of them works."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import hashlib
+import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from fedone_sdk.aggregator.dispatch.client_pool import MEMBER_TTL_S
-from fedone_sdk.aggregator.runs.changes import Change
-from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.service import Service
-from fedone_sdk.client import EdgeClient, Hooks, Network, Transport, WorkPolicy
+from fedone_sdk.aggregator import Change, RetryLater, ServedRun, Service
+from fedone_sdk.client import EdgeClient, Hooks, Idle, Network, Transport, WorkPolicy
 from fedone_sdk.client.state import DeviceState, Identity
+from fedone_sdk.client.transport import Call
 from fedone_sdk.errors import DataError, ProblemError, system_errors
 from fedone_sdk.files import replace_file
-from fedone_sdk.local.memory_transport import MemoryTransport
-from fedone_sdk.messages import Enrol, Enrolled
+from fedone_sdk.messages import (
+    UPDATE,
+    AlphaAssignment,
+    Claim,
+    Decline,
+    Enrol,
+    Enrolled,
+    LossesAssignment,
+    Message,
+    Problem,
+    Reflect,
+    Score,
+    encode,
+)
+from fedone_sdk.stores import ClientRecord
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec
 
 Between = Callable[[int, Transport], Transport]
@@ -34,86 +46,107 @@ _SECRET = "enrolment-secret"
 """The file with the secret that enrolment nonces derive from."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
-    """The clients of a federation, one per shard.
-
-    Attributes:
-        task: The run's task, whose columns the clients let out.
-        score: The user's function, for loss ``score``.
-        state_dir: Holds one state folder per client; None keeps state in memory.
-        between: Wraps each client's transport; None leaves it as it is.
-        secret: The clients' token and nonces are made of it; with `state_dir`, it is kept there.
-    """
-
-    shards: Sequence[Sequence[Example]]
-    task: TaskSpec
-    score: ScoreFunction | None = None
-    state_dir: Path | None = None
-    between: Between | None = None
-    secret: bytes = field(default=b"", repr=False)
-
-    def __post_init__(self) -> None:
-        folder = self.state_dir
-        if not self.secret:
-            secret = secrets.token_bytes(32) if folder is None else _secret(folder)
-            object.__setattr__(self, "secret", secret)
-
-    @property
-    def token(self) -> str:
-        """The enrolment token; with `state_dir`, the same at every start."""
-        return hashlib.sha256(self.secret + b"token").hexdigest()
-
-    def __len__(self) -> int:
-        return len(self.shards)
-
-    def nonces(self) -> tuple[str, ...]:
-        """Return each client's enrolment nonce; with `state_dir`, the same at every start.
-
-        An enrolment with the same nonce returns the same client.
-        """
-        digests = (hashlib.sha256(self.secret + b"%d" % number) for number in range(len(self)))
-        return tuple(
-            base64.urlsafe_b64encode(found.digest()).decode().rstrip("=") for found in digests
-        )
-
-    def client(self, number: int, line: Transport, nonce: str) -> EdgeClient:
-        """Create a client."""
-        if self.state_dir is not None:
-            with closing(DeviceState(self._folder(number), _SERVER)) as state:
-                state.identity = Identity(nonce=nonce)
-        return EdgeClient(
-            _SERVER,
-            token=self.token,
-            data=self.shards[number],
-            label=self.task.label_field,
-            fields=(*self.task.fields, self.task.label_field),
-            state_dir=self._folder(number),
-            hooks=Hooks(score=self.score),
-            policy=WorkPolicy(reflect="gateway"),  # All rows are the user's.
-            network=Network(transport=line if self.between is None else self.between(number, line)),
-        )
-
-    def _folder(self, number: int) -> Path | None:
-        return None if self.state_dir is None else self.state_dir / str(number)
+_BATCH = 128
+"""Concurrent enrolments."""
 
 
-def _secret(folder: Path) -> bytes:
-    file = folder / _SECRET
-    with system_errors(DataError, f"{folder}: cannot be used as a state folder"):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+def population_secret(state_dir: Path | None) -> bytes:
+    """Return the secret that the clients' token and nonces derive from; `state_dir` keeps it."""
+    if state_dir is None:
+        return secrets.token_bytes(32)
+    file = state_dir / _SECRET
+    with system_errors(DataError, f"{state_dir}: cannot be used as a state folder"):
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not file.exists() or not file.read_bytes():
             replace_file(file, secrets.token_bytes(32), mode=0o600)
         return file.read_bytes()
 
 
-_BATCH = 128
-"""Concurrent enrolments."""
+def enrolment_token(secret: bytes) -> str:
+    """Return the clients' enrolment token."""
+    return hashlib.sha256(secret + b"token").hexdigest()
+
+
+class MemoryTransport(Transport):
+    """Calls a service in the same process, and counts the bytes of the bodies."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def send(self, call: Call) -> bytes | Idle:
+        """Call the service."""
+        body, client = call.body, None
+        if call.name != "enrol":
+            client = await self._service.access.client(call.secret)
+        run = self._run(call, client)
+        try:
+            answer = await self._called(call, client, body)
+        except ProblemError as exc:
+            self._count(call, run, body, encode(Problem.of(exc)))
+            raise
+        if isinstance(answer, RetryLater):
+            self._count(call, run, body, b"")
+            return Idle(retry_after_s=answer.retry_after_s)
+        if isinstance(answer, AlphaAssignment | LossesAssignment):
+            run = self._service.work.traffic_run(run_id=answer.run_id)
+        content = answer if isinstance(answer, bytes) else encode(answer)
+        self._count(call, run, body, content)
+        return content
+
+    def _run(self, call: Call, client: ClientRecord | None) -> ServedRun | None:
+        """Return the run whose traffic includes a call."""
+        message = call.message
+        if isinstance(message, Claim):
+            return self._service.work.traffic_run(run_id=message.run_id)
+        if call.name in ("task", "vocabulary"):
+            return self._service.work.traffic_run(run_id=call.of)
+        assignment_id = message.assignment_id if isinstance(message, Score | Reflect) else call.of
+        work = None if client is None or not assignment_id else (client, assignment_id)
+        return self._service.work.traffic_run(work=work)
+
+    def _count(self, call: Call, run: ServedRun | None, sent: bytes, answer: bytes) -> None:
+        if run is not None and call.name != "runs":
+            run.count_traffic(len(sent), len(answer), gateway=call.name in ("score", "reflect"))
+
+    async def _called(
+        self, call: Call, client: ClientRecord | None, body: bytes
+    ) -> Message | RetryLater | bytes:
+        service, message = self._service, call.message
+        if isinstance(message, Enrol):
+            return await service.access.enrol(call.secret, message)
+        assert client is not None
+        digest = hashlib.sha256(body).hexdigest()
+        match message:
+            case Claim():
+                return await service.work.claim(client, message)
+            case Score():
+                parsed = Score.model_validate_json(body)
+                return await service.work.score(client, parsed, digest)
+            case Reflect():
+                return await service.work.reflect(client, Reflect.model_validate_json(body))
+            case Decline():
+                await service.work.decline(client, call.of, message)
+                return b""
+        match call.name:
+            case "rotate":
+                return await service.access.rotate(client, call.secret)
+            case "update":
+                update = UPDATE.validate_json(body)
+                return await service.work.update(client, call.of, update, digest)
+            case "renew":
+                return await service.work.renew(client, call.of)
+            case "runs":
+                return json.dumps(
+                    [one.model_dump() for one in service.registry.runs_for(client)]
+                ).encode()
+        run = await service.registry.run_for(client, call.of)
+        return run.task if call.name == "task" else run.vocabulary_list(call.after)
 
 
 @dataclass(slots=True)
 class _Member:
     number: int
+    nonce: str
     index: int | None = None
     enrolled: Enrolled | None = None
     client: EdgeClient | None = None
@@ -134,6 +167,7 @@ class _MemberTransport(MemoryTransport):
         return answer
 
 
+@dataclass(kw_only=True, eq=False)
 class Population:
     """The clients of a federation, one per shard.
 
@@ -141,28 +175,43 @@ class Population:
     offers one of them a seat, its `EdgeClient` is created and works as on a device: it claims the
     assignment, scores, and sends the update. It is kept for its next seat, with its run state and
     the memory of its method.
+
+    Attributes:
+        task: The run's task, whose columns the clients let out.
+        score: The user's function, for loss ``score``.
+        secret: A client that enrols with the same secret again is the same client.
+        state_dir: Holds one state folder per client; None keeps state in memory.
+        between: Wraps each client's transport; None leaves it as it is.
     """
 
-    def __init__(self, service: Service, devices: Devices) -> None:
-        self.service = service
-        self._devices = devices
-        self._members = [_Member(number) for number in range(len(devices))]
-        self._nonces = devices.nonces()
+    service: Service
+    shards: Sequence[Sequence[Example]]
+    task: TaskSpec
+    secret: bytes = field(repr=False)
+    score: ScoreFunction | None = None
+    state_dir: Path | None = None
+    between: Between | None = None
+
+    def __post_init__(self) -> None:
+        self._members = [_Member(number, self._nonce(number)) for number in range(len(self.shards))]
         self._by_index: dict[int, _Member] = {}
-        self._made = AsyncExitStack()
+        self._created = AsyncExitStack()
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _nonce(self, number: int) -> str:
+        digest = hashlib.sha256(self.secret + b"%d" % number).digest()
+        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._made.aclose()
+        await self._created.aclose()
 
     async def enrol(self) -> None:
         """Enrol all clients, in the order of their shards."""
-        devices = self._devices
-        if devices.between is not None:
+        if self.between is not None:
             for member in self._members:
                 await (await self._client(member)).enrol()
             return
@@ -175,10 +224,9 @@ class Population:
                     await self.record_identity(member, member.enrolled.credential)
 
     async def _enrol(self, member: _Member) -> None:
-        request = Enrol(nonce=self._nonces[member.number])
         with suppress(ProblemError):  # A client that was revoked gets no work.
             member.enrolled = await MemoryTransport(self.service).enrol(
-                self._devices.token, request
+                enrolment_token(self.secret), Enrol(nonce=member.nonce)
             )
 
     async def record_identity(self, member: _Member, credential: str) -> None:
@@ -192,9 +240,13 @@ class Population:
         """Run the clients within the ``async with``."""
         async with asyncio.TaskGroup() as self._group:
             self.service.listeners.append(self._on_change)
-            keeping = self._group.create_task(self._renew_waiting(), name="population")
+            waiting = {
+                index: len(self.shards[member.number]) for index, member in self._by_index.items()
+            }
+            keeping = self._group.create_task(
+                self.service.dispatcher.keep_waiting(waiting), name="population"
+            )
             try:
-                await self._gather(self._by_index)
                 for run in self.service.runs.values():
                     self._wake_seated(run)  # Seats from before a restart.
                 yield
@@ -244,22 +296,27 @@ class Population:
 
     async def _client(self, member: _Member) -> EdgeClient:
         if member.client is None:
-            line = _MemberTransport(self, member)
-            client = self._devices.client(member.number, line, self._nonces[member.number])
-            member.client = await self._made.enter_async_context(client)
+            member.client = await self._created.enter_async_context(self.create_client(member))
         return member.client
 
-    # Waiting clients
-
-    async def _gather(self, indices: Iterable[int]) -> None:
-        shards = self._devices.shards
-        await self.service.dispatcher.enter_all(
-            {index: len(shards[self._by_index[index].number]) for index in indices}
+    def create_client(self, member: _Member) -> EdgeClient:
+        """Create the edge client of a shard."""
+        number, folder = member.number, None
+        if self.state_dir is not None:
+            folder = self.state_dir / str(number)
+            with closing(DeviceState(folder, _SERVER)) as state:
+                state.identity = Identity(nonce=member.nonce)
+        line: Transport = _MemberTransport(self, member)
+        if self.between is not None:
+            line = self.between(number, line)
+        return EdgeClient(
+            _SERVER,
+            token=enrolment_token(self.secret),
+            data=self.shards[number],
+            label=self.task.label_field,
+            fields=(*self.task.fields, self.task.label_field),
+            state_dir=folder,
+            hooks=Hooks(score=self.score),
+            policy=WorkPolicy(reflect="gateway"),  # All rows are the user's.
+            network=Network(transport=line),
         )
-
-    async def _renew_waiting(self) -> None:
-        while True:
-            await asyncio.sleep(MEMBER_TTL_S / 3)
-            pool = self.service.dispatcher.pool
-            # Not clients that left the pool, for example after a missed seat; a claim readmits.
-            await self._gather([index for index in self._by_index if index in pool])

@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fedone_sdk.aggregator.model.calls import check_caps
 from fedone_sdk.algorithms.sampling import stream_seed
-from fedone_sdk.backends import LLMBackend, Query, is_known, prediction_queries, rows_of, score_all
+from fedone_sdk.backends import LLMBackend, Query, is_known, prediction_queries, rows_of
 from fedone_sdk.budget import NOTHING, Account
 from fedone_sdk.candidates import label_checks, no_prompt
 from fedone_sdk.data import draw_minibatch
@@ -59,15 +58,15 @@ class Retuning:
     @cached_property
     def examples(self) -> list[Example]:
         """Training examples for fitting biases, drawn evenly from the clients."""
-        held = {id(row): row for shard in self.federation.shards for row in shard}
-        rows = list(held.values())
+        distinct = {id(row): row for shard in self.federation.shards for row in shard}
+        rows = list(distinct.values())
         seed = stream_seed(self.federation.spec.seed, "retune", 0)
         return [rows[at] for at in sorted(draw_minibatch(len(rows), BIAS_EXAMPLES, seed))]
 
     async def plan(self, backend: LLMBackend) -> RunPlan:
         """Compute the cost of the run with its label biases; a hosted model is not queried."""
         spec = self.federation.spec
-        check_caps(spec, backend.bounds)
+        spec.check_caps(backend.bounds)
         if not backend.local:
             for words, form in label_checks(spec.task, self.federation.vocabulary):
                 await backend.check(words, form)
@@ -75,7 +74,6 @@ class Retuning:
         queries = [query for prompt in self.prompts for query in self._queries(backend, prompt)]
         quoted = sum([await backend.quote(query) for query in queries], NOTHING).without_queries()
         leased = (backend.worst_case(spec.method.batch_size) * len(queries)).without_queries()
-        evaluation = plan.evaluation.queries + len(queries)
         smallest = plan.smallest_cap + leased
         if not Account(cap=spec.budget).affordable(smallest, 1):
             tokens = smallest.prompt_tokens + smallest.completion_tokens
@@ -86,26 +84,26 @@ class Retuning:
             )
         return plan.model_copy(
             update={
-                "evaluation": plan.evaluation.model_copy(update={"queries": evaluation}),
+                "evaluation_queries": plan.evaluation_queries + len(queries),
                 "expected": plan.expected + quoted,
-                "most": plan.most + (leased),
+                "most": plan.most + leased,
                 "smallest_cap": smallest,
             }
         )
 
     async def find_biases(self, backend: LLMBackend, ask: Ask) -> None:
         """Fit the label biases of the old prompt and of "no prompt" on the new model."""
-        asked = {prompt: self._queries(backend, prompt) for prompt in self.prompts}
-        queries = [query for each in asked.values() for query in each]
-        unknown = [query for query in queries if not await is_known(backend, query)]
-        paid = dict(zip(unknown, await ask(unknown), strict=True)) if unknown else {}
-        free = [query for query in queries if query not in paid]
-        answered = paid | dict(zip(free, await score_all(backend, free), strict=True))
-        for prompt, each in asked.items():
-            found = [rows_of(query, answered[query]) for query in each]
-            self.biases[prompt] = label_bias(
-                self.federation.spec.task, [row for rows in found for row in rows], self.examples
-            )
+        for prompt in self.prompts:
+            queries = self._queries(backend, prompt)
+            # Known answers are free, also when the caps are spent.
+            unknown = [query for query in queries if not await is_known(backend, query)]
+            paid = dict(zip(unknown, await ask(unknown), strict=True)) if unknown else {}
+            rows = [
+                row
+                for query in queries
+                for row in rows_of(query, paid.get(query) or await backend.score(query))
+            ]
+            self.biases[prompt] = label_bias(self.federation.spec.task, rows, self.examples)
 
     def _queries(self, backend: LLMBackend, prompt: TextPrompt) -> list[Query]:
         spec = self.federation.spec

@@ -10,7 +10,7 @@ from pydantic import Field
 from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.messages.base import Message, is_none
 from fedone_sdk.messages.bill import Billed
-from fedone_sdk.messages.prompt import PromptReport
+from fedone_sdk.messages.prompt_report import PromptReport
 from fedone_sdk.messages.verdict import Compared, Standing, Verdict
 
 RunStatus = Literal["running", "completed", "budget_exhausted", "stopped", "failed"]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedone_sdk.messages.base import Message, is_none
-from fedone_sdk.messages.prompt import PromptReport
+from fedone_sdk.messages.prompt_report import PromptReport
 
 Compared = Literal["chance", "no_prompt", "no_prompt_biased", "untrained", "cheapest", "tuned"]
 """The compared prompts: the best constant answer, "no prompt", "no prompt" with its own label bias,

@@ -10,6 +10,7 @@ from fedone_sdk.reports.artefact import (
     read_artefact,
 )
 from fedone_sdk.reports.contents import Change, changed_answers
+from fedone_sdk.reports.figures import Line, Panel, svg_of
 from fedone_sdk.reports.forms import mlflow_prompt, program_of, ready_text
 from fedone_sdk.reports.retuned import Retuned, retuned, retuned_artefact
 from fedone_sdk.reports.source import ReportedRun, read_export, read_run
@@ -19,6 +20,8 @@ __all__ = [
     "Change",
     "Labelled",
     "LedgerReport",
+    "Line",
+    "Panel",
     "PromptArtefact",
     "ReportedRun",
     "Retuned",
@@ -33,4 +36,5 @@ __all__ = [
     "ready_text",
     "retuned",
     "retuned_artefact",
+    "svg_of",
 ]

@@ -17,10 +17,11 @@ from fedone_sdk.backends.asking import rows_of
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.intervals import interval
+from fedone_sdk.losses import biased, predicted
 from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus, Verdict, first_error
 from fedone_sdk.messages.bill import Billed
 from fedone_sdk.reports.source import ReportedRun
-from fedone_sdk.task import Example, LogProbs, TaskSpec, biased, form_of, predicted
+from fedone_sdk.task import Example, LogProbs, TaskSpec, form_of
 
 _MAX_BYTES = 1 << 24
 

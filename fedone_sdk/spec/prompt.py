@@ -20,12 +20,11 @@ from fedone_sdk.candidates import (
     label_candidates,
 )
 from fedone_sdk.data import load_examples
-from fedone_sdk.description import Description
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.objects import load_object
 from fedone_sdk.spec.backends import WriterSpec
 from fedone_sdk.spec.base import Spec
-from fedone_sdk.task import TaskSpec
+from fedone_sdk.task import Description, TaskSpec
 from fedone_sdk.vocabulary import (
     LABELS,
     ListVocabulary,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -214,6 +214,27 @@ class RunSpec(Spec):
         except ValueError as exc:
             raise SpecError(f"{exc}: standard is the default of a served run; set defence") from exc
         return spec
+
+    def check_caps(self, bounds: Collection[str]) -> None:
+        """Refuse caps in units that the model does not bound before they are spent.
+
+        Args:
+            bounds: The units in which a backend has an upper bound per query.
+
+        Raises:
+            SpecError: With the cap and possible remedies.
+        """
+        caps = {} if self.budget is None else self.budget.model_dump(exclude_none=True)
+        for unit in (unit for unit in caps if unit not in bounds):
+            if unit == "usd" and {"prompt_tokens", "completion_tokens"} <= {*bounds}:
+                raise SpecError(
+                    "budget.usd: the price of this model is not known; set backend.prices "
+                    "(prompt and completion, US dollars per million tokens), or cap tokens instead"
+                )
+            raise SpecError(
+                f"budget.{unit}: the server cannot bound this before it is spent (it can "
+                f"bound {', '.join(sorted(bounds))})"
+            )
 
     def is_same_run(self, other: RunSpec) -> bool:
         """Whether a stored run can continue with the other spec.

@@ -19,8 +19,7 @@ from fedone_sdk.messages import RoundReport, RunResult
 from fedone_sdk.spec import RunSpec
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.runs.changes import Change
+    from fedone_sdk.aggregator import Change, ServedRun
 
 GROUP = "fedone.trackers"
 """The entry point group of trackers."""

@@ -229,7 +229,7 @@ class TestPlan:
         assert code == 0
         plan = json.loads((folder / "plan.json").read_text())
         assert plan["training_queries"] == 24
-        assert plan["evaluation"]["queries"] == 3 * 4 + 2 * 4
+        assert plan["evaluation_queries"] == 3 * 4 + 2 * 4
         assert plan["warnings"][-1] == "backend: tokens and costs cannot be counted without it"
         assert "Traceback" not in out
 

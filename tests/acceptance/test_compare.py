@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.backends import predict
+from fedone_sdk.backends import ModelClient, predict
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.data import load_examples
 from fedone_sdk.evaluation.engine import Workspace
-from fedone_sdk.local.comparison import AnswerRecorder, contests
-from fedone_sdk.local.entrants import entrants_of
+from fedone_sdk.local.comparison import contests, entrants_of
 from fedone_sdk.spec import BackendSpec, RunSpec, load_yaml
 from tests.acceptance.tiny import write_sentences
 from tests.console import Fedone, Outcome
@@ -131,7 +130,7 @@ def test_trials_of_a_seed_see_the_same(folder: Path, monkeypatch: pytest.MonkeyP
     """The same rows in the same mini-batches for every method."""
     texts = [str(row["text"]) for row in load_examples("train.jsonl")]
     batches: list[list[tuple[int, ...]]] = []
-    score = AnswerRecorder.score
+    score = ModelClient.score
 
     async def asked(self: Any, query: Any) -> Any:
         rows = [str(one) for one in query.inputs]
@@ -140,7 +139,7 @@ def test_trials_of_a_seed_see_the_same(folder: Path, monkeypatch: pytest.MonkeyP
             batches[-1].append(found)
         return await score(self, query)
 
-    monkeypatch.setattr(AnswerRecorder, "score", asked)
+    monkeypatch.setattr(ModelClient, "score", asked)
     names = ("thompson", "random", "gs-bdpl", "bdpl")
     entrants = entrants_of(load_yaml("run.yaml"), RunSpec.load("run.yaml"), names)
     for contest in contests(entrants, (0, 1), folder, cache=folder / "answers.sqlite"):

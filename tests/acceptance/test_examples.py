@@ -97,7 +97,7 @@ def check(json_of: Callable[..., Any], run: Path, metric: str) -> RunResult:
     assert result.status == "completed"
     assert plan["training_queries"] == 40
     assert 30 < result.spent.queries <= 40  # a race at the end may ask fewer prompts
-    assert result.evaluation.queries == plan["evaluation"]["queries"]
+    assert result.evaluation.queries == plan["evaluation_queries"]
     assert result.spent.requests <= plan["most"]["requests"]
     assert result.metric.name == metric
     assert None not in (result.metric.no_prompt, result.metric.before, result.metric.after)

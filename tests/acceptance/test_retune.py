@@ -107,7 +107,7 @@ def test_a_prompt_moves(retune: Fedone, fedone: Fedone, folder: Path) -> None:
     # The cap, and evaluation with the biases, all in the run's ledger.
     assert 0 < run["spent"]["queries"] <= 16 == found["plan"]["cap"]["queries"]
     # Three prompts on 40 examples, and two on the 60 that biases are found on, four at a time.
-    assert run["evaluation"]["queries"] == found["plan"]["evaluation"]["queries"] == 3 * 10 + 2 * 15
+    assert run["evaluation"]["queries"] == found["plan"]["evaluation_queries"] == 3 * 10 + 2 * 15
     assert run["spent"]["requests"] <= found["plan"]["most"]["requests"]
     assert run["spent"]["prompt_tokens"] <= found["plan"]["most"]["prompt_tokens"]
     best = prompts[found["recommended"]]

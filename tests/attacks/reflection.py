@@ -13,7 +13,7 @@ from fedone_sdk.aggregator.model.reflections import Reflections
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.client.transport import Idle
 from fedone_sdk.errors import BackendRefused, ProblemError
-from fedone_sdk.messages import Case, LossesAssignment, Proposal, Reflect
+from fedone_sdk.messages import Judged, LossesAssignment, Proposal, Reflect
 from fedone_sdk.testing import ScriptedBackend
 from tests.acceptance.test_reflection import answer, rules, spec_of, text_of, tuned
 from tests.attacks import Succeeded, attack
@@ -133,8 +133,8 @@ async def _floods(folder: Path) -> str:
     async with serving(backend=ScriptedBackend(answer)) as service:
         run = await service.add_run(spec, spec.prompt.build(spec.task), proposer=proposer)
         device, work = await _asked(run, service)
-        long = [Case(example={"text": "a" * 20_000}, feedback="b" * 20_000)] * 8
-        wrong = Case(example={"x" * 100_000: "a"}, feedback="b")
+        long = [Judged(example={"text": "a" * 20_000}, feedback="b" * 20_000)] * 8
+        wrong = Judged(example={"x" * 100_000: "a"}, feedback="b")
         given = {"assignment_id": work.assignment_id}
         for parent, cases in ((0, [wrong]), (2**15, long), *((n % 3, long) for n in range(40))):
             message = Reflect(parent=parent, cases=tuple(cases), **given)
@@ -142,7 +142,7 @@ async def _floods(folder: Path) -> str:
                 await service.work.reflect(device.client, message)
             except ProblemError:
                 refused += 1
-        again = Reflect(parent=0, cases=(Case(example={"text": "a"}, feedback="b"),), **given)
+        again = Reflect(parent=0, cases=(Judged(example={"text": "a"}, feedback="b"),), **given)
         try:  # As on another replica, or after a kill.
             await Reflections(run, proposer, model=None).reflect(run.state.seats[0], again)
         except ProblemError:

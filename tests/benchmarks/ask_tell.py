@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedone_sdk.algorithms import Candidates, ClassLosses, make_method, stream
 from fedone_sdk.algorithms.space import Space
-from fedone_sdk.calibration import num_groups
+from fedone_sdk.losses import num_groups
 
 SLOTS = (40, 20, 8, 4)
 PROMPTS, EVALUATED, LAST = 10, 1000, 20

@@ -25,7 +25,8 @@ from fedone_sdk.backends import LLMBackend, predict
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.local import Federation, simulate
-from fedone_sdk.task import Bias, TextPrompt, predicted, target_of
+from fedone_sdk.losses import predicted
+from fedone_sdk.task import Bias, TextPrompt, target_of
 
 RESAMPLES = 10_000
 

@@ -19,9 +19,9 @@ from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.algorithms.method import Algorithm, Candidates, Holder, PlainAlgorithm
 from fedone_sdk.algorithms.space import Space
 from fedone_sdk.algorithms.state import State
-from fedone_sdk.calibration import num_groups
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.data.partition import dirichlet, iid
+from fedone_sdk.losses import num_groups
 from tests.benchmarks.attacks import ATTACKS
 
 Floats = NDArray[np.float64]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedone_sdk.reports.render import html_report
+from fedone_sdk.reports.pages import html_report
 from tests.browser.axe import looks, overflow, violations
 from tests.browser.stage import Chromium, needs_chromium
 from tests.integration.test_reports import hostile

@@ -14,9 +14,9 @@ import pytest
 from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.rounds.state import decode_snapshot
 from fedone_sdk.backends import predict
-from fedone_sdk.calibration import class_means, loss_terms
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.local import Federation, simulate
+from fedone_sdk.losses import class_means, loss_terms
 from fedone_sdk.messages import RunResult, RunTask, Score
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import SERVER, MemoryStore

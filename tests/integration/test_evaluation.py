@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import structlog
 
+from fedone_sdk.aggregator import exported_run
 from fedone_sdk.aggregator.telemetry.metrics import Metrics
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.budget import Usage
-from fedone_sdk.cli.report import exported_from
 from fedone_sdk.errors import BackendUnavailable
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import artefact_of, read_export
@@ -117,7 +117,7 @@ async def test_a_price_that_is_not_known_is_null() -> None:
             assert result.verdict is not None
             assert ("unknown price" in result.verdict.text) is (usd is None)
         # An export says it, too, and so do a report and an artefact.
-        reported = read_export(await exported_from(store, "run"))
+        reported = read_export(await exported_run(store, "run"))
         assert reported.result == result
         assert json.loads(artefact_of(reported).dump())["ledger"]["spent"]["usd"] == usd
         costs = {name: spent for name, spent, _ in contents_of(reported).costs}

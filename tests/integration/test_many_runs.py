@@ -10,7 +10,7 @@ from typing import Any
 from fedone_sdk.aggregator.config import RunToServe
 from fedone_sdk.cli.serve import _add_runs
 from fedone_sdk.errors import FedOneError
-from fedone_sdk.local.memory_transport import MemoryTransport
+from fedone_sdk.local import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import ScriptedBackend

@@ -18,7 +18,7 @@ from fedone_sdk.client import EdgeClient, Transport
 from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ProblemError, TransportError
 from fedone_sdk.local import Federation, simulate
-from fedone_sdk.local.population import Between, Devices
+from fedone_sdk.local.population import Between, Population
 from fedone_sdk.messages import Claim, RunResult
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -125,13 +125,13 @@ async def test_the_same_run_over_http(
 
 async def test_clients_without_work_are_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    make = Devices.client
+    make = Population.create_client
 
-    def counted(self: Devices, number: int, line: Transport, nonce: str) -> EdgeClient:
-        made.append(number)
-        return make(self, number, line, nonce)
+    def counted(self: Population, member: Any) -> EdgeClient:
+        made.append(member.number)
+        return make(self, member)
 
-    monkeypatch.setattr(Devices, "client", counted)
+    monkeypatch.setattr(Population, "create_client", counted)
     result, seen = await run(federation_of(clients=2000, rounds=6))
     chosen = {client for (client,) in seen.chosen}
     assert sorted(made) == sorted(chosen)

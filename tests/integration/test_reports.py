@@ -22,7 +22,7 @@ from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import artefact_of, label_examples, read_export
 from fedone_sdk.reports.contents import MOST_CLIENTS, contents_of
 from fedone_sdk.reports.forms import program_of
-from fedone_sdk.reports.render import html_report
+from fedone_sdk.reports.pages import html_report
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.spec import BackendSpec, RunSpec
 from fedone_sdk.trackers import params_of

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from fedone_sdk.aggregator import exported_run
 from fedone_sdk.aggregator.http.run_routes import likeliest
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.backends import LLMBackend, ModelClient
 from fedone_sdk.budget import Usage
-from fedone_sdk.cli.report import exported_from
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import RunResult
@@ -125,7 +125,7 @@ async def served(
             await loop.run.ended.wait()
             for task in working:
                 task.cancel()
-        data = await exported_from(loop.aggregator.service.store, loop.run.run_id)
+        data = await exported_run(loop.aggregator.service.store, loop.run.run_id)
         return read_export(data), loop.run.vocabulary
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fedone_sdk.aggregator import exported_run
 from fedone_sdk.backends import LLMBackend
-from fedone_sdk.cli.report import exported_from
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import ReportedRun, read_export
@@ -72,7 +72,7 @@ async def tuned(
     result = await simulate(
         federation, backend=backend or ScriptedBackend(), store=store, watch=watch
     )
-    return Tuned(result=result, export=await exported_from(store, spec.name), store=store)
+    return Tuned(result=result, export=await exported_run(store, spec.name), store=store)
 
 
 _kept: list[Tuned] = []

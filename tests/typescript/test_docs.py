@@ -29,7 +29,7 @@ declare global {
   const battery: () => Promise<{ charging: boolean }>;
   const tokenFromYourBackend: () => Promise<string>;
   const schedule: (seconds: number) => void;
-  const burst: typeof edge.burst, client: edge.EdgeClient;
+  const client: edge.EdgeClient;
   const model: { logProbs(texts: string[], words: readonly string[]): Promise<number[][]> };
 }
 """

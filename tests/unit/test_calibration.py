@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.calibration import MAX_CLASSES, class_means, loss_terms, num_groups
-from fedone_sdk.task import LOG_ZERO, TaskSpec, label_loss
+from fedone_sdk.losses import MAX_CLASSES, class_means, label_loss, loss_terms, num_groups
+from fedone_sdk.task import LOG_ZERO, TaskSpec
 
 
 def task_of(num_labels: int) -> TaskSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -46,6 +47,21 @@ def test_all_is_sorted_and_true(name: str) -> None:
 def test_the_api_page_lists_all_packages() -> None:
     packages = {info.name for info in pkgutil.iter_modules(fedone_sdk.__path__) if info.ispkg}
     assert {f"fedone_sdk.{name}" for name in packages - {"assets", "cli"}} <= set(MODULES)
+
+
+def test_examples_use_public_names_only() -> None:
+    inside = []
+    for file in sorted((API_PAGE.parents[2] / "examples").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            place = str(getattr(node, "module", ""))
+            if isinstance(node, ast.ImportFrom) and place.startswith("fedone_sdk"):
+                public = importlib.import_module(place).__all__ if place in MODULES else ()
+                inside += [
+                    f"{file.name}: {place}.{one.name}"
+                    for one in node.names
+                    if one.name not in public and f"{place}.{one.name}" not in MODULES
+                ]
+    assert inside == []
 
 
 def test_names_that_are_not_loaded_yet_are_listed() -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from fedone_sdk import scores
 from fedone_sdk.errors import BackendUnavailable, SpecError
 from fedone_sdk.local import load_score
+from fedone_sdk.losses import example_loss, feedback
 from fedone_sdk.scores import SCORES, graded, ready_score
-from fedone_sdk.task import Example, Score, ScoreFunction, TaskSpec, example_loss, feedback
+from fedone_sdk.task import Example, Score, ScoreFunction, TaskSpec
 
 
 def task_of(score: object = None) -> TaskSpec:

@@ -261,7 +261,7 @@ class TestStore:
     ) -> None:
         config = StoreConfig.model_validate({"url": postgres.tcp_url(database)})
         assert (await config.check(Path())) == f"would create the tables in 127.0.0.1/{database}"
-        store = SqlStore(postgres.url(database))
+        store = SqlStore.at(postgres.url(database))
         await store.open()
         await store.close()
         assert (await config.check(Path())) == f"would use 127.0.0.1/{database}"

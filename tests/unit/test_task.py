@@ -14,16 +14,14 @@ from fedone_paper.glue import GLUE_TASKS, glue_task
 from fedone_sdk.backends import Answer, query_for, rows_of
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import DataError
+from fedone_sdk.losses import example_loss, label_loss, predicted
 from fedone_sdk.messages import RunTask
 from fedone_sdk.task import (
     LOG_ZERO,
     MAX_BIAS,
     TaskSpec,
-    example_loss,
     form_of,
     label_index,
-    label_loss,
-    predicted,
     references_of,
     render,
     target_of,

@@ -17,8 +17,8 @@ from fedone_paper.glue import glue_task
 from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, Wrapper, predict
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError, LabelsNotShown
+from fedone_sdk.evaluation import label_bias
 from fedone_sdk.evaluation.engine import Result, Workspace
-from fedone_sdk.evaluation.verdict import label_bias
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.task import Bias, form_of

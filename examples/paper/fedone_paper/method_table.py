@@ -24,7 +24,7 @@ from fedone_paper.tables import (
     table,
 )
 from fedone_sdk.evaluation.engine import Result, Trial
-from fedone_sdk.reports.figures import Line, Panel, svg_of
+from fedone_sdk.reports import Line, Panel, svg_of
 
 HELD_OUT = 8
 """Learning rates are compared on every eighth training row."""

@@ -19,7 +19,7 @@ from fedone_paper.tables import Column, about, mean_curve, mean_sd_text, printed
 from fedone_paper.time_to_target import Probing, target_trial
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.evaluation.engine import Result, Trial
-from fedone_sdk.reports.figures import Line, Panel, svg_of
+from fedone_sdk.reports import Line, Panel, svg_of
 from fedone_sdk.spec import GradientSpec
 
 TRIM = 0.1

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from fedone_sdk import assets
 from fedone_sdk.backends.checkpoint import WEIGHTS, find_checkpoint
-from fedone_sdk.backends.onnx import MODEL_FILES
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.evaluation.engine import write_whole
@@ -73,7 +72,7 @@ class Settings:
     @property
     def is_onnx(self) -> bool:
         """Whether the model is run by onnxruntime, else by the transformers library."""
-        return any((self.model_folder / name).is_file() for name in MODEL_FILES)
+        return any(self.model_folder.glob("*.onnx"))
 
     @property
     def has_weights(self) -> bool:

@@ -17,17 +17,9 @@ from fedone_sdk.backends.checkpoint import (
     read_max_length,
 )
 from fedone_sdk.backends.encoders import ClozeEncoder
+from fedone_sdk.losses import example_loss, predicted
 from fedone_sdk.metrics import evaluate
-from fedone_sdk.task import (
-    Example,
-    Part,
-    Rendered,
-    TaskSpec,
-    example_loss,
-    predicted,
-    render,
-    target_of,
-)
+from fedone_sdk.task import Example, Part, Rendered, TaskSpec, render, target_of
 
 Kind = Literal["embeddings", "key_values"]
 """Where vectors act: in the prompt's place, or as keys and values before the input in all layers.

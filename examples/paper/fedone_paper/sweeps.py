@@ -13,7 +13,7 @@ from fedone_paper.statistics import compared
 from fedone_paper.study import Point, Report, Results, Runs, Study
 from fedone_paper.tables import Column, about, mean_sd_text, paper_row, printed, table
 from fedone_sdk.evaluation.engine import Result, Trial
-from fedone_sdk.reports.figures import Line, Panel, svg_of
+from fedone_sdk.reports import Line, Panel, svg_of
 
 
 class Sweep(Study):

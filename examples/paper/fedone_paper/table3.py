@@ -18,8 +18,7 @@ from fedone_sdk.backends.build import build_backend, price_of
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.evaluation.engine import Result, Trial
-from fedone_sdk.spec import RunSpec, validate_spec
-from fedone_sdk.spec.base import load_yaml
+from fedone_sdk.spec import RunSpec, load_yaml, validate_spec
 
 BIAS_ROWS = 64
 """Training rows that the label bias of no prompt is fitted on."""

@@ -22,7 +22,7 @@ from fedone_paper.settings import Settings, declared
 from fedone_paper.study import Report, Results
 from fedone_paper.tables import about, table
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.reports.figures import Line, Panel, svg_of
+from fedone_sdk.reports import Line, Panel, svg_of
 
 _C1, _C2 = 3.0, 2.0
 """c1 : c2 = (E + 2) : (E + 1) with E = 1, the limit of the printed constants for large variances.

@@ -31,8 +31,7 @@ from fedone_sdk.evaluation.engine import Result, Trial, Workspace
 from fedone_sdk.local import Federation, simulate
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.runs.changes import Change
+    from fedone_sdk.aggregator import Change, ServedRun
     from fedone_sdk.algorithms import State
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.task import Example

@@ -25,7 +25,7 @@ from fedone_sdk.algorithms import aggregate, select, stream, stream_seed
 from fedone_sdk.data import SplitMix64, dirichlet, iid
 from fedone_sdk.errors import DataError, needs_extra
 from fedone_sdk.evaluation.engine import Result, Trial, Workspace
-from fedone_sdk.reports.figures import Line, Panel, svg_of
+from fedone_sdk.reports import Line, Panel, svg_of
 
 Floats = NDArray[np.floating]
 

@@ -61,12 +61,18 @@ export function textOf(input: Input, mask = ""): string {
   return input.map(([kind, text]) => (kind === "mask" ? mask : text)).join("");
 }
 
-/** An input of a chat as messages; the last one is the beginning of the answer. */
+/**
+ * An input of a chat as messages; a last one of the `assistant` is the beginning of the answer.
+ * Without content, it and a `system` message are left out.
+ */
 export function messagesOf(input: Input): { role: string; content: string }[] {
   const messages: { role: string; content: string }[] = [];
   for (const [kind, text] of input) {
     if (kind === "role") messages.push({ role: text, content: "" });
     else messages[messages.length - 1]!.content += text;
   }
-  return messages;
+  const isInside = (at: number): boolean => at > 0 && at < messages.length - 1;
+  return messages.filter(
+    ({ role, content }, at) => content !== "" || role === "user" || isInside(at),
+  );
 }

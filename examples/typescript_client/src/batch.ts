@@ -1,4 +1,4 @@
-import { Declining } from "./errors.js";
+import { Declining, Stopped } from "./errors.js";
 import type { Scored } from "./messages.js";
 import { isSendable } from "./task.js";
 import type { Example, Task } from "./task.js";
@@ -82,7 +82,8 @@ async function passedBy(beforeSend: BeforeSend, text: string): Promise<string | 
   try {
     const passed = await beforeSend(text);
     return isSendable(passed) ? passed : null;
-  } catch {
+  } catch (error) {
+    if (error instanceof Stopped) throw error;
     return null;
   }
 }

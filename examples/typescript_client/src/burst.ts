@@ -1,5 +1,6 @@
 import type { EdgeClient, Outcome } from "./client.js";
 import { systemClock } from "./clock.js";
+import { Ending } from "./waits.js";
 
 /**
  * Works for as long as the system lets a background job: turn after turn while there is work.
@@ -15,11 +16,8 @@ export async function burst(
   client: EdgeClient,
   { seconds, signal, waitS = 2 }: { seconds: number; signal?: AbortSignal; waitS?: number },
 ): Promise<Outcome> {
-  const over = new AbortController();
-  const end = (): void => over.abort();
-  const timer = setTimeout(end, 1000 * seconds);
-  signal?.addEventListener("abort", end);
-  if (signal?.aborted) end();
+  const over = new Ending(signal);
+  const timer = setTimeout(over.stop, 1000 * seconds);
   const until = systemClock.now() + seconds;
   try {
     for (;;) {
@@ -28,6 +26,6 @@ export async function burst(
     }
   } finally {
     clearTimeout(timer);
-    signal?.removeEventListener("abort", end);
+    over.release();
   }
 }

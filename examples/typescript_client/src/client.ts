@@ -1,85 +1,47 @@
 import type { Backend } from "./backend.js";
-import type { BeforeSend } from "./batch.js";
 import { systemClock } from "./clock.js";
 import type { Clock } from "./clock.js";
 import { Consent, WITHHELD } from "./consent.js";
-import type { Admitted, Columns } from "./consent.js";
+import type { Admitted } from "./consent.js";
 import {
   ArgumentError,
   askedS,
   Declining,
   FedOneError,
+  isRefusal,
   isRetryable,
   kindOf,
   MessageError,
   ProblemError,
   PutOff,
+  RefusedBetween,
   Stopped,
   TransportError,
   UnsupportedError,
   Withheld,
 } from "./errors.js";
-import type { ClientEvent, OnEvent, WorkFacts } from "./events.js";
+import type { ClientEvent, WorkFacts } from "./events.js";
 import { KnownRuns } from "./known.js";
 import { keepLease } from "./lease.js";
 import { Link } from "./link.js";
 import type { Assignment } from "./link.js";
-import type { ScoreFunction } from "./loss.js";
 import type { LossesAssignment } from "./messages.js";
+import { check } from "./options.js";
+import type { EdgeClientOptions } from "./options.js";
 import { gatewayOracle, ownOracle } from "./oracle.js";
 import type { Oracle } from "./oracle.js";
 import { Backoff, MAX_WAIT_S, PATIENCE_S } from "./patience.js";
 import { Account } from "./policy.js";
-import type { WorkPolicy } from "./policy.js";
 import { platformRandom } from "./random.js";
 import type { Random } from "./random.js";
 import { CurrentWork, Identity } from "./state.js";
-import type { EdgeStorage, Unsent } from "./state.js";
+import type { Unsent } from "./state.js";
 import { mismatch } from "./step.js";
 import type { Example, Run } from "./task.js";
 import { Transport } from "./transport.js";
-import type { Fetch } from "./transport.js";
+import { Ending, guarded, raced } from "./waits.js";
+import type { Ask } from "./waits.js";
 import { checkedPrompts, lossesUpdate } from "./work.js";
-
-/** What an `EdgeClient` is made of. */
-export interface EdgeClientOptions extends Columns {
-  /** Base URL of the aggregator. */
-  readonly server: string;
-  /** Enrolment token; needed until the device has an identity. */
-  readonly token?: string | undefined;
-  /** The device's labelled examples, or a function that is asked for those of this moment. */
-  readonly data: readonly Example[] | (() => readonly Example[] | Promise<readonly Example[]>);
-  /** Sees every text before it is scored; see `BeforeSend`. */
-  readonly beforeSend?: BeforeSend;
-  /**
-   * Whether the device may work now: it charges, its network costs nothing. Asked before work is
-   * claimed and before each request for scores. Work that is put off keeps its place until its
-   * deadline.
-   */
-  readonly onlyWhen?: () => boolean | Promise<boolean>;
-  /** Keeps identity, unsent updates and paid losses across restarts, for one client at a time. */
-  readonly storage: EdgeStorage;
-  /** A model of the device's own; by default the aggregator's gateway scores. */
-  readonly backend?: Backend;
-  /** Which work the device accepts. */
-  readonly policy?: WorkPolicy;
-  /** For runs whose loss is `score`. */
-  readonly score?: ScoreFunction;
-  /** Gets progress; it should return at once. */
-  readonly onEvent?: OnEvent;
-  /** Work only for this run. */
-  readonly runId?: string;
-  /** What people may call this device, 1 to 200 characters. */
-  readonly name?: string;
-  /** Sends requests; by default the platform's `fetch`. */
-  readonly fetch?: Fetch;
-  /** The platform's time. */
-  readonly clock?: Clock;
-  /** Secure randomness; by default `crypto.getRandomValues`. */
-  readonly random?: Random;
-  /** How long an answer may take, seconds; a long poll and the gateway take longer. */
-  readonly timeoutS?: number;
-}
 
 /**
  * What one turn came to: `worked` when an update was accepted, `declined` when the work was given
@@ -159,14 +121,24 @@ export class EdgeClient {
   #outcome: Outcome | undefined;
   #nextTurnS = 0;
   #turns: Promise<unknown> = Promise.resolve();
+  /** The signal of the current turn. */
+  #signal: AbortSignal | undefined;
+  /** Calls a function of the app's; what it waits for ends with the turn. */
+  readonly #ask: Ask;
 
   /** @throws ArgumentError An argument cannot be used. */
   constructor(options: EdgeClientOptions) {
     check(options);
-    const { storage, timeoutS = 30 } = options;
+    const { timeoutS = 30 } = options;
     const server = options.server.replace(/\/+$/, "");
     this.#options = options;
-    this.#clock = options.clock ?? systemClock;
+    this.#ask = (what, call) => raced(what, call, { signal: this.#signal, seconds: timeoutS });
+    const storage = guarded(options.storage, this.#ask);
+    const clock = options.clock ?? systemClock;
+    this.#clock = {
+      now: () => clock.now(),
+      sleep: (seconds, signal) => raced("sleep", () => clock.sleep(seconds, signal), { signal }),
+    };
     this.#random = () => options.random ?? platformRandom();
     const fetch = options.fetch ?? ((url, init) => globalThis.fetch(url, init));
     const tell = (event: ClientEvent): void => this.#tell(event);
@@ -219,8 +191,12 @@ export class EdgeClient {
     if (!(waitS >= 0 && waitS <= MAX_CLAIM_S)) {
       throw new ArgumentError(`waitS: must be from 0 to ${MAX_CLAIM_S} seconds (got ${waitS})`);
     }
-    const turn = this.#turns.then(() => this.#counted(waitS, signal));
-    this.#turns = turn.catch(() => undefined);
+    const before = this.#turns;
+    const turn = raced("a turn", () => before, { signal }).then(
+      () => this.#counted(waitS, signal),
+      () => "stopped" as const,
+    );
+    this.#turns = Promise.allSettled([before, turn]);
     return turn;
   }
 
@@ -243,11 +219,12 @@ export class EdgeClient {
 
   async #counted(waitS: number, signal: AbortSignal | undefined): Promise<Outcome> {
     this.#nextTurnS = 0;
+    this.#signal = signal;
     let outcome: Outcome;
     try {
-      outcome = await this.#turn(waitS, signal);
+      outcome = await this.#turn(waitS, signal).catch((error) => this.#refusedDevice(error));
     } catch (error) {
-      outcome = await this.#brokenOff(error);
+      outcome = this.#brokenOff(error);
     } finally {
       this.#work = undefined;
     }
@@ -258,21 +235,23 @@ export class EdgeClient {
     return outcome;
   }
 
+  /** Enrols as a new device where the server has lost its clients, or revoked this one. */
+  async #refusedDevice(error: unknown): Promise<Outcome> {
+    const isUnknown = error instanceof ProblemError && error.code === "unauthorized";
+    if (!isUnknown || !this.#link.mayEnrolAgain) throw error;
+    await this.#link.identity.forget();
+    await this.#current.clear();
+    this.#known.forget();
+    this.#nextTurnS = this.#backoff.nextS();
+    return "idle";
+  }
+
   /** Decides what ends a turn, and what ends the client. */
-  async #brokenOff(error: unknown): Promise<Outcome> {
+  #brokenOff(error: unknown): Outcome {
     if (error instanceof Stopped) return "stopped";
     if (error instanceof PutOff) return "paused";
-    if (error instanceof ProblemError && !isRetryable(error)) {
-      if (error.code !== "unauthorized" || !this.#link.mayEnrolAgain) throw error;
-      // The server has lost its clients, or revoked this one: enrol as a new one.
-      await this.#link.identity.forget();
-      await this.#current.clear();
-      this.#known.forget();
-      this.#nextTurnS = this.#backoff.nextS();
-      return "idle";
-    }
     const passes =
-      error instanceof ProblemError ||
+      (error instanceof ProblemError && isRetryable(error)) ||
       error instanceof TransportError ||
       error instanceof MessageError;
     if (!passes) throw error;
@@ -288,7 +267,7 @@ export class EdgeClient {
     await this.#link.enrol(signal);
     await this.#handInWaiting(signal);
     const { data, runId, backend } = this.#options;
-    const held = typeof data === "function" ? await data() : data;
+    const held = typeof data === "function" ? await this.#ask("data", data) : data;
     if (held.length === 0) {
       this.#nextTurnS = CLAIM_S;
       return "idle";
@@ -298,14 +277,21 @@ export class EdgeClient {
       this.#unfit.delete(unfit);
       this.#changed = true;
     }
-    this.#tell({ kind: "waiting" });
-    let claimed;
-    try {
+    const claim = async (wait_s: number) => {
+      if (this.#link.online) this.#tell({ kind: "waiting" });
       const own = { ...(backend && { own_model: true }), ...(this.#changed && { changed: true }) };
       const numExamples = this.#consent.isPrivate ? 1 : held.length;
-      const message = { num_examples: numExamples, wait_s: waitS, run_id: runId ?? null, ...own };
-      claimed = await this.#link.claim(message, signal);
+      const message = { num_examples: numExamples, wait_s, run_id: runId ?? null, ...own };
+      const found = await this.#link.claim(message, signal);
       this.#changed = false;
+      return found;
+    };
+    let claimed;
+    try {
+      // After an outage the first request does not wait: its answer says that the server is back.
+      const isBack = waitS > 0 && !this.#link.online;
+      claimed = await claim(isBack ? 0 : waitS);
+      if (isBack && "retryAfterS" in claimed) claimed = await claim(waitS);
     } catch (error) {
       if (error instanceof ProblemError && error.code === "run_ended") return "ended";
       throw error;
@@ -331,14 +317,17 @@ export class EdgeClient {
     this.#tell({ kind: "assigned", ...facts });
     if (assignment.exchange !== "losses") return this.#unsupported(facts, signal);
     const renew = (ended: AbortSignal) => this.#link.renew(assignmentId, ended);
-    const endLease = keepLease(assignment.deadline_s, renew, this.#clock);
+    // Ends what the work waits for: with the turn, or when the seat's time is over.
+    const work = new Ending(signal);
+    const endLease = keepLease(assignment.deadline_s, renew, this.#clock, work.stop);
     try {
       let unsent: Unsent;
       try {
-        unsent = await this.#done(assignment, held, facts, signal);
+        unsent = await this.#done(assignment, held, facts, work.signal);
       } catch (error) {
-        if (isNotDeclined(error)) throw error;
-        return await this.#declined(facts, error, signal);
+        const failure = this.#late(error);
+        if (isNotDeclined(failure)) throw failure;
+        return await this.#declined(facts, failure, signal);
       }
       // Kept before it is sent.
       if (unsent !== this.#current.unsent) await this.#current.put(unsent);
@@ -346,13 +335,13 @@ export class EdgeClient {
       if (outcome === "worked") this.#backoff.reset();
       return outcome;
     } catch (error) {
-      const gone = error instanceof ProblemError && !isRetryable(error);
-      if (!gone || error.code === "unauthorized") throw error;
+      if (!isRefusal(error) || error.code === "unauthorized") throw error;
       if (error.code === "model_mismatch") this.#known.forget();
       if (error.code !== "run_conflict") await this.#current.drop(assignmentId);
       this.#tell({ kind: "refused", reason: error.message, ...facts });
       return "refused";
     } finally {
+      work.release();
       endLease();
     }
   }
@@ -384,9 +373,14 @@ export class EdgeClient {
       if (count > 0) this.#tell({ kind: "scored", done, total, ...facts });
     };
     const { beforeSend, score, backend, policy } = this.#options;
+    const ask: Ask = (what, call) => raced(what, call, { signal });
     const work = {
-      ...{ run, assignment, beforeSend, score, onScored, held, signal },
+      ...{ run, assignment, onScored, held, signal },
       ...{ reflect: policy?.reflect, known: this.#known, link: this.#link },
+      beforeSend: beforeSend && ((text: string) => ask("beforeSend", () => beforeSend(text))),
+      score:
+        score &&
+        ((text: string, row: Example) => ask("the score function", () => score(text, row))),
       journal: this.#current,
       account: this.#account,
       ownModel: backend !== undefined,
@@ -403,8 +397,15 @@ export class EdgeClient {
       const update = await lossesUpdate({ ...work, prompts, examples: admitted.rows }, oracle);
       return { ...facts, body: JSON.stringify(update) };
     } catch (error) {
-      throw run.privacy == null || isNotDeclined(error) ? error : new Withheld(error);
+      const failure = this.#late(error);
+      throw run.privacy == null || isNotDeclined(failure) ? failure : new Withheld(failure);
     }
+  }
+
+  /** A wait of the work that its seat's time has ended, and not the app, declines it. */
+  #late(error: unknown): unknown {
+    const isLate = error instanceof Stopped && !this.#signal?.aborted;
+    return isLate ? new Declining(`no time is left for ${error.message}`) : error;
   }
 
   #admit(run: Run, held: readonly Example[]): Admitted {
@@ -417,7 +418,7 @@ export class EdgeClient {
     signal: AbortSignal | undefined,
   ): Promise<Oracle> {
     const ready = async (): Promise<void> => {
-      if (signal?.aborted) throw new Stopped("stopped");
+      if (signal?.aborted) throw new Stopped("the model");
       if (!(await this.#holds())) throw new PutOff("the device may not work now");
     };
     const { assignment_id: assignmentId, run_id: runId } = assignment;
@@ -442,11 +443,9 @@ export class EdgeClient {
   }
 
   async #unsupported(facts: WorkFacts, signal: AbortSignal | undefined): Promise<Outcome> {
-    const reason =
-      "the run uses the alpha exchange, and this client speaks losses alone " +
-      "(participation: {exchange: losses})";
+    const reason = "this client does not do the alpha exchange (participation: {exchange: losses})";
     const outcome = await this.#declined(facts, new Declining(reason), signal);
-    // Nothing else will ever come.
+    // Nothing else comes.
     if (this.#options.runId !== undefined) throw new UnsupportedError(reason);
     return outcome;
   }
@@ -483,8 +482,7 @@ export class EdgeClient {
     try {
       await this.#handIn(unsent, signal);
     } catch (error) {
-      const gone = error instanceof ProblemError && !isRetryable(error);
-      if (!gone || error.code === "unauthorized") throw error;
+      if (!isRefusal(error) || error.code === "unauthorized") throw error;
       const { body: _, ...facts } = unsent;
       await this.#current.drop(unsent.assignmentId);
       this.#tell({ kind: "refused", reason: error.message, ...facts });
@@ -502,8 +500,8 @@ export class EdgeClient {
     try {
       await this.#link.update(unsent, signal);
     } catch (error) {
-      const gone = error instanceof ProblemError && !isRetryable(error);
-      if (!gone || NOT_DECLINED.includes(error.code)) throw error;
+      const isKept = !isRefusal(error) || NOT_DECLINED.includes(error.code);
+      if (isKept && !(error instanceof RefusedBetween)) throw error;
       return this.#declined(facts, error, signal);
     }
     await this.#current.drop(unsent.assignmentId);
@@ -515,11 +513,12 @@ export class EdgeClient {
 
   /** Whether the device may work now; not when the app's function fails. */
   async #holds(): Promise<boolean> {
-    let held = false;
+    const { onlyWhen } = this.#options;
+    let held = onlyWhen === undefined;
     try {
-      held = (await this.#options.onlyWhen?.()) ?? true;
-    } catch {
-      // Counts as false.
+      if (onlyWhen) held = await this.#ask("onlyWhen", onlyWhen);
+    } catch (error) {
+      if (error instanceof Stopped) throw error; // else it counts as false
     }
     if (held !== this.#held) this.#tell({ kind: held ? "resumed" : "paused" });
     this.#held = held;
@@ -543,25 +542,11 @@ export interface RunOnceOptions {
 
 /** Whether work that ended so is lost, kept, or continued later; else it is declined. */
 function isNotDeclined(error: unknown): boolean {
+  if (error instanceof RefusedBetween) return false; // The same request meets it again.
   if (error instanceof MessageError || error instanceof TransportError) return true;
   if (error instanceof PutOff || error instanceof Stopped) return true;
   if (!(error instanceof ProblemError)) return false;
   // A model that stayed away for all attempts may stay away for long, unless it says how long.
   const staysAway = error.code === "backend_unavailable" && askedS(error) <= PATIENCE_S;
   return (isRetryable(error) && !staysAway) || NOT_DECLINED.includes(error.code);
-}
-
-function check({ data, token, runId, name }: EdgeClientOptions): void {
-  if (Array.isArray(data) && data.length === 0) {
-    throw new ArgumentError("data: this client has no examples; it needs at least one");
-  }
-  if (token !== undefined && !/^[\x21-\x7e]+$/.test(token.trim())) {
-    throw new ArgumentError("token: must be printable ASCII without blanks");
-  }
-  if (runId !== undefined && !/^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$/.test(runId)) {
-    throw new ArgumentError("runId: must be 1 to 64 letters, digits, dots, dashes and underscores");
-  }
-  if (name !== undefined && (name.length < 1 || name.length > 200)) {
-    throw new ArgumentError("name: must have 1 to 200 characters");
-  }
 }

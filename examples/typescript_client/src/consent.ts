@@ -44,10 +44,7 @@ export class Consent {
     readonly isPrivate: boolean,
   ) {
     if (isPrivate && (label === undefined || fields === undefined)) {
-      throw new ArgumentError(
-        "label, fields: policy.privacy needs both: the label column, and the columns that may be " +
-          "rendered",
-      );
+      throw new ArgumentError("label, fields: policy.privacy needs both");
     }
     if (fields !== undefined && (!Array.isArray(fields) || fields.length === 0)) {
       throw new ArgumentError("fields: must be a list of names");

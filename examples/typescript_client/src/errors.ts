@@ -31,6 +31,11 @@ export class MessageError extends FedOneError {
   override name = "MessageError";
 }
 
+/** A proxy refuses a request by a 4xx of its own, which the same request meets again. */
+export class RefusedBetween extends MessageError {
+  override name = "RefusedBetween";
+}
+
 /** A refusal of the aggregator: RFC 9457 `application/problem+json` with a stable `code`. */
 export class ProblemError extends FedOneError {
   override name = "ProblemError";
@@ -51,8 +56,6 @@ export class ProblemError extends FedOneError {
 
 /** Work that cannot be completed; it is declined. */
 export class Declining extends FedOneError {
-  override name = "Declining";
-
   constructor(
     message: string,
     /** Whether the device fits no work of the run; nothing was asked then. */
@@ -64,22 +67,16 @@ export class Declining extends FedOneError {
 
 /** A failure that may depend on private rows: the server learns only that work is declined. */
 export class Withheld extends FedOneError {
-  override name = "Withheld";
-
   constructor(override readonly cause: unknown) {
     super("withheld");
   }
 }
 
 /** The app's condition does not hold: the work waits. */
-export class PutOff extends FedOneError {
-  override name = "PutOff";
-}
+export class PutOff extends FedOneError {}
 
-/** The app's signal has ended the call. */
-export class Stopped extends FedOneError {
-  override name = "Stopped";
-}
+/** The app's signal, or the end of the work's time, has ended a wait; names what was waited for. */
+export class Stopped extends FedOneError {}
 
 /** Whether the same call, sent again later, may succeed. */
 export function isRetryable(error: unknown): boolean {
@@ -88,6 +85,11 @@ export function isRetryable(error: unknown): boolean {
     return passes || error.status === 408 || error.status === 429;
   }
   return error instanceof TransportError;
+}
+
+/** Whether the aggregator refuses for good. */
+export function isRefusal(error: unknown): error is ProblemError {
+  return error instanceof ProblemError && !isRetryable(error);
 }
 
 /** The wait that the server asks for, seconds; 0 where it does not say. */

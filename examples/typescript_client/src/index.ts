@@ -1,9 +1,7 @@
-export { messagesOf, textOf } from "./backend.js";
 export type { Backend, Input, ModelAnswer, ModelQuery, Part } from "./backend.js";
 export type { BeforeSend } from "./batch.js";
-export { burst } from "./burst.js";
 export { EdgeClient } from "./client.js";
-export type { EdgeClientOptions, Outcome, RunOnceOptions, Status } from "./client.js";
+export type { Outcome, RunOnceOptions, Status } from "./client.js";
 export { systemClock } from "./clock.js";
 export type { Clock } from "./clock.js";
 export {
@@ -15,6 +13,7 @@ export {
   UnsupportedError,
 } from "./errors.js";
 export type { ClientEvent, OnEvent, WorkFacts } from "./events.js";
+export type { EdgeClientOptions } from "./options.js";
 export type { Score, ScoreFunction } from "./loss.js";
 export type * as messages from "./messages.js";
 export type { RequiredPrivacy, WorkPolicy } from "./policy.js";

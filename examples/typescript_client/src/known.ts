@@ -3,13 +3,13 @@ import type { Link } from "./link.js";
 import type { Run } from "./task.js";
 import { Vocabulary } from "./vocabulary.js";
 
-/** Runs that are kept at hand; the one that was asked for least lately makes room. */
+/** Runs in the cache, which is cleared when it is full. */
 const MOST = 8;
 
 /** Tasks and candidates of the runs that a device works for, each fetched once. */
 export class KnownRuns {
-  readonly #runs = new Recent<Run>();
-  readonly #vocabularies = new Recent<Vocabulary>();
+  readonly #runs = new Map<string, Run>();
+  readonly #vocabularies = new Map<string, Vocabulary>();
 
   constructor(readonly link: Link) {}
 
@@ -17,7 +17,10 @@ export class KnownRuns {
   async run(runId: string, version: number, signal?: AbortSignal): Promise<Run> {
     const known = this.#runs.get(runId);
     if (known && (known.vocabulary_version ?? 0) >= version) return known;
-    return this.#runs.keep(runId, await this.link.task(runId, signal));
+    const run = await this.link.task(runId, signal);
+    if (this.#runs.size >= MOST) this.forget();
+    this.#runs.set(runId, run);
+    return run;
   }
 
   /**
@@ -36,33 +39,13 @@ export class KnownRuns {
       this.forget(); // Candidates may have come in between the two answers.
       throw new Declining("the vocabulary does not fit its run");
     }
-    return this.#vocabularies.keep(runId, found);
+    this.#vocabularies.set(runId, found);
+    return found;
   }
 
   /** Removes all: another server may have other runs of the same names. */
   forget(): void {
     this.#runs.clear();
     this.#vocabularies.clear();
-  }
-}
-
-class Recent<T> {
-  readonly #values = new Map<string, T>();
-
-  get(key: string): T | undefined {
-    const found = this.#values.get(key);
-    return found === undefined ? undefined : this.keep(key, found);
-  }
-
-  keep(key: string, value: T): T {
-    this.#values.delete(key);
-    this.#values.set(key, value);
-    const [oldest] = this.#values.keys();
-    if (this.#values.size > MOST) this.#values.delete(oldest!);
-    return value;
-  }
-
-  clear(): void {
-    this.#values.clear();
   }
 }

@@ -1,5 +1,5 @@
 import type { Clock } from "./clock.js";
-import { ArgumentError, MessageError, TransportError } from "./errors.js";
+import { ArgumentError, MessageError, ProblemError, TransportError } from "./errors.js";
 import type { OnEvent } from "./events.js";
 import type {
   AlphaAssignment,
@@ -68,7 +68,7 @@ export class Link {
   /**
    * Makes sure that the device has an identity.
    *
-   * @throws ArgumentError There is neither an identity nor a token.
+   * @throws ArgumentError There is neither an identity nor a token, or the URL has no enrolment.
    * @throws ProblemError The token is not valid.
    */
   async enrol(signal?: AbortSignal): Promise<void> {
@@ -84,7 +84,12 @@ export class Link {
     };
     const body = JSON.stringify(message);
     const request: Request = { method: "POST", path: "/v1/clients", token, body, signal };
-    const reply = await this.#persist(request);
+    const reply = await this.#persist(request).catch((error) => {
+      if (!(error instanceof ProblemError) || error.code !== "not_found") throw error;
+      throw new ArgumentError(
+        `server: ${this.identity.server} is not an aggregator's base URL: ${error.detail}`,
+      );
+    });
     const enrolled = read<Enrolled>(reply, { client_id: "string", credential: "string" });
     await this.identity.enrolled(enrolled);
     this.tell({ kind: "enrolled" });

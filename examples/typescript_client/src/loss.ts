@@ -1,4 +1,4 @@
-import { Declining, kindOf } from "./errors.js";
+import { Declining, kindOf, Stopped } from "./errors.js";
 import { exactSum, mean } from "./numbers.js";
 import type { Example, Task } from "./task.js";
 
@@ -85,14 +85,12 @@ export function predicted(logProbs: readonly number[], values: readonly number[]
 }
 
 async function scored(text: string, example: Example, score?: ScoreFunction): Promise<number> {
-  if (score === undefined) {
-    throw new Declining("loss score needs a score function, and this client has none");
-  }
   let value: number;
   try {
-    const given = await score(text, example);
+    const given = await score!(text, example);
     value = typeof given === "number" ? given : given.value;
   } catch (error) {
+    if (error instanceof Stopped) throw error;
     throw new Declining(`task.score: the score function failed with ${kindOf(error)}`);
   }
   if (!(value >= 0 && value <= 1)) {

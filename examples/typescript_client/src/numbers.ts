@@ -39,22 +39,12 @@ export function mean(values: readonly number[]): number {
   return exactSum(values) / values.length;
 }
 
-/**
- * A name for a text, 106 bits by cyrb53 with two seeds: for finding again what was kept. It does
- * not resist a search for collisions.
- */
-export function fingerprint(text: string): string {
-  return `${hash(text, 0).toString(36)}.${hash(text, 1).toString(36)}`;
-}
-
-function hash(text: string, seed: number): number {
-  let [a, b] = [0xdeadbeef ^ seed, 0x41c6ce57 ^ seed];
-  for (let at = 0; at < text.length; at++) {
-    const code = text.charCodeAt(at);
-    a = Math.imul(a ^ code, 2654435761);
-    b = Math.imul(b ^ code, 1597334677);
+/** CRC-32 of bytes, as of zlib. */
+export function crc32(bytes: Uint8Array): number {
+  let crc = ~0;
+  for (const byte of bytes) {
+    crc ^= byte;
+    for (let bit = 0; bit < 8; bit++) crc = (crc >>> 1) ^ (crc & 1 ? 0xedb88320 : 0);
   }
-  a = Math.imul(a ^ (a >>> 16), 2246822507) ^ Math.imul(b ^ (b >>> 13), 3266489909);
-  b = Math.imul(b ^ (b >>> 16), 2246822507) ^ Math.imul(a ^ (a >>> 13), 3266489909);
-  return 4294967296 * (2097151 & b) + (a >>> 0);
+  return ~crc >>> 0;
 }

@@ -6,6 +6,7 @@ import type { Score, Scores, Usage } from "./messages.js";
 import type { Step } from "./step.js";
 import type { Filling, Task } from "./task.js";
 import type { Vocabulary } from "./vocabulary.js";
+import { raced } from "./waits.js";
 
 /** Scores the prompts of a step at these places, and keeps their losses as they come. */
 export type Oracle = (step: Step, missing: readonly number[]) => Promise<void>;
@@ -178,24 +179,17 @@ function queryFor(step: Step, prompt: Filling): ModelQuery {
  * What the device's own model answers.
  *
  * @throws Declining It has failed.
+ * @throws Stopped The signal was aborted first; the model may take no notice of it.
  */
 export async function asked(
   backend: Backend,
   query: ModelQuery,
   signal: AbortSignal | undefined,
 ): Promise<ModelAnswer> {
-  let stop = (): void => undefined;
-  const stopped = new Promise<never>((_, reject) => {
-    stop = () => reject(new Stopped("stopped"));
-    signal?.addEventListener("abort", stop);
-  });
   try {
-    // A model that does not end with the signal must not hold up an app that is to be suspended.
-    return await Promise.race([backend(query, signal), stopped]);
+    return await raced("the client's model", () => backend(query, signal), { signal });
   } catch (error) {
-    if (signal?.aborted) throw new Stopped("stopped");
+    if (error instanceof Stopped) throw error;
     throw new Declining(`the client's model failed with ${kindOf(error)}`);
-  } finally {
-    signal?.removeEventListener("abort", stop);
   }
 }

@@ -74,8 +74,8 @@ export class Account {
     }
     if (unit !== "label" && !ownModel) {
       throw new ArgumentError(
-        `policy.privacy: unit '${unit}' needs a backend of the device's own, because the gateway ` +
-          "sees the texts; unit 'label' protects labels only",
+        `policy.privacy: unit '${unit}' needs a backend, because the gateway sees the texts; ` +
+          "unit 'label' protects labels only",
       );
     }
   }

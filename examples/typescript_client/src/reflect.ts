@@ -1,7 +1,7 @@
 import { rowsOf } from "./array.js";
 import type { Backend } from "./backend.js";
 import type { BeforeSend } from "./batch.js";
-import { Declining, MessageError, ProblemError } from "./errors.js";
+import { Declining, MessageError, ProblemError, Stopped } from "./errors.js";
 import { biased, lossTerms, predicted } from "./loss.js";
 import type { ModelOutput, ScoreFunction } from "./loss.js";
 import type { LossesUpdate, Proposal, Reflected } from "./messages.js";
@@ -13,6 +13,7 @@ import type { Case } from "./proposals.js";
 import { Step } from "./step.js";
 import type { Example, Task } from "./task.js";
 import { Vocabulary } from "./vocabulary.js";
+import { raced } from "./waits.js";
 import type { Reflect, Work } from "./work.js";
 
 /** Candidates of one device in a run: others pay for them. */
@@ -199,9 +200,13 @@ class Reflection {
       ...(description ? [askedOf(description), kindOf(description)] : []),
     ];
     if (quotes(text, rows, publicTexts) !== undefined) return false;
+    const { beforePropose } = this;
+    if (beforePropose === undefined) return true;
+    const { signal } = this.work;
     try {
-      return this.beforePropose === undefined || (await this.beforePropose(text)) === text;
-    } catch {
+      return (await raced("beforePropose", () => beforePropose(text), { signal })) === text;
+    } catch (error) {
+      if (error instanceof Stopped) throw error;
       return false;
     }
   }

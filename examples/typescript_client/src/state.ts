@@ -198,7 +198,6 @@ const MOST_JOURNALS = 8;
  */
 export class CurrentWork {
   readonly #stored: Stored<Work>;
-  #writing: Promise<void> = Promise.resolve();
 
   constructor(storage: EdgeStorage, server: string) {
     this.#stored = new Stored<Work>(
@@ -313,8 +312,8 @@ export class CurrentWork {
       const noised = [...this.#stored.value.noised, assignmentId].slice(-MOST_NOISED);
       this.#journal = { ...this.#journal, noised: losses };
       this.#set({ noised });
-      await this.#save();
     }
+    await this.#save(); // also what an earlier turn drew, and did not see stored
     return losses;
   }
 
@@ -358,11 +357,8 @@ export class CurrentWork {
     this.#stored.value = { ...this.#stored.value, ...changes } as Work;
   }
 
-  /** Writes in the order of the calls, also where the storage answers out of order. */
   #save(): Promise<void> {
-    const before = this.#writing.catch(() => undefined);
-    this.#writing = before.then(() => this.#stored.save(this.#stored.value));
-    return this.#writing;
+    return this.#stored.save(this.#stored.value);
   }
 }
 
@@ -371,12 +367,7 @@ function blank(assignmentId: string): Journal {
 }
 
 function sum(one: Required<Usage>, other: Usage): Required<Usage> {
-  const add = (unit: keyof Usage): number => one[unit] + Number(other[unit] ?? 0);
-  return {
-    queries: 0,
-    requests: add("requests"),
-    prompt_tokens: add("prompt_tokens"),
-    completion_tokens: add("completion_tokens"),
-    usd: add("usd"),
-  };
+  const total = { ...one };
+  for (const unit of Object.keys(NOTHING) as (keyof Usage)[]) total[unit] += other[unit] ?? 0;
+  return { ...total, queries: 0 };
 }

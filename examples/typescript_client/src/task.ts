@@ -1,6 +1,7 @@
 import { MessageError } from "./errors.js";
 import type { Input, Part } from "./backend.js";
 import type { RunTask, TaskSpec } from "./messages.js";
+import { crc32 } from "./numbers.js";
 import { parseTemplate } from "./template.js";
 import type { Piece } from "./template.js";
 
@@ -195,16 +196,6 @@ export function readRun(text: string): Run {
     throw new MessageError("the aggregator's answer is malformed: a task: task_crc32");
   }
   return { ...run, task: read };
-}
-
-/** CRC-32 of bytes, as of zlib. */
-function crc32(bytes: Uint8Array): number {
-  let crc = ~0;
-  for (const byte of bytes) {
-    crc ^= byte;
-    for (let bit = 0; bit < 8; bit++) crc = (crc >>> 1) ^ (crc & 1 ? 0xedb88320 : 0);
-  }
-  return ~crc >>> 0;
 }
 
 /** A label as Python spells it: a run's labels may be `true` and `false`. */

@@ -1,4 +1,13 @@
-import { ArgumentError, MessageError, ProblemError, Stopped, TransportError } from "./errors.js";
+import {
+  ArgumentError,
+  MessageError,
+  ProblemError,
+  RefusedBetween,
+  Stopped,
+  TransportError,
+} from "./errors.js";
+import type { Problem } from "./messages.js";
+import { Ending, raced } from "./waits.js";
 
 /** What the client asks of `fetch`: the platform's own, or one of the app's. */
 export type Fetch = (url: string, init: RequestInit) => Promise<Response>;
@@ -29,6 +38,14 @@ const PROTOCOL_VERSION = "1";
 const MAX_ANSWER_CHARS = 32 * 1024 * 1024;
 const MAX_RETRY_AFTER_S = 3600;
 
+/** Of what a proxy answers, besides 5xx, the statuses that another attempt may not meet. */
+const PASSING = [408, 421, 425, 429];
+
+/** Browsers hide why a request of a page failed. */
+const HINT = "; or the path is wrong, or the server's `cors` lacks this origin";
+
+const KNOWN = [MessageError, ProblemError, Stopped, TransportError];
+
 /** The protocol over HTTP: requests in, answers or typed refusals out. */
 export class Transport {
   readonly #base: string;
@@ -55,6 +72,7 @@ export class Transport {
    *
    * @throws ProblemError The aggregator refuses.
    * @throws TransportError It cannot be reached, or something in between is overloaded.
+   * @throws RefusedBetween Something in between refuses.
    * @throws MessageError What answers is no aggregator.
    * @throws Stopped The signal was aborted.
    */
@@ -66,57 +84,59 @@ export class Transport {
       "FedOne-Protocol": PROTOCOL_VERSION,
       ...(body !== undefined && { "Content-Type": "application/json" }),
     };
-    const timeout = new AbortController();
-    const abort = (): void => timeout.abort();
-    const timer = setTimeout(abort, 1000 * (this.timeoutS + (request.patienceS ?? 0)));
-    signal?.addEventListener("abort", abort);
-    try {
-      if (signal?.aborted) throw new Stopped("stopped");
+    const ending = new Ending(signal);
+    const seconds = this.timeoutS + (request.patienceS ?? 0);
+    const exchange = async (): Promise<Reply> => {
       const response = await this.fetch(this.#base + path, {
         method,
         headers,
         ...(body !== undefined && { body }),
-        signal: timeout.signal,
+        signal: ending.signal,
         redirect: "error", // a redirect would carry the credential elsewhere
         credentials: "omit",
         cache: "no-store",
       });
       if (Number(response.headers.get("Content-Length")) > MAX_ANSWER_CHARS) {
-        timeout.abort();
         throw new MessageError(`${path}: the answer is too long`);
       }
       const text = await textOf(response, path);
       const retryAfterS = readRetryAfter(response.headers);
-      if (!response.ok) throw this.#refusal(path, response, text, retryAfterS);
+      if (!response.ok) throw refusal(path, response.status, text, retryAfterS);
       return { status: response.status, text, ...(retryAfterS !== undefined && { retryAfterS }) };
-    } catch (error) {
-      if (signal?.aborted) throw new Stopped("stopped");
-      if (error instanceof ProblemError || error instanceof MessageError) throw error;
-      if (error instanceof TransportError) throw error;
-      const reason = timeout.signal.aborted ? "no answer in time" : String(error);
-      throw new TransportError(`${this.#base}: cannot be reached: ${reason}`);
-    } finally {
-      clearTimeout(timer);
-      signal?.removeEventListener("abort", abort);
-    }
-  }
-
-  #refusal(path: string, response: Response, text: string, retryAfterS?: number): Error {
-    const { status } = response;
-    let problem: { code?: unknown; detail?: unknown } | null = null;
+    };
     try {
-      problem = JSON.parse(text);
-    } catch {
-      // Not ours; said below.
+      if (signal?.aborted) throw new Stopped(path);
+      return await raced(path, exchange, { signal, seconds });
+    } catch (error) {
+      const isKnown = KNOWN.some((kind) => error instanceof kind);
+      if (isKnown) throw error;
+      const hint = "document" in globalThis ? HINT : "";
+      throw new TransportError(`${this.#base}: cannot be reached: ${error}${hint}`);
+    } finally {
+      ending.release();
+      ending.abort(); // what has not answered, and what is left of an answer that is not read
     }
-    if (typeof problem?.code !== "string") {
-      // A proxy between here and there. Its 5xx will pass.
-      return status >= 500 || status === 429
-        ? new TransportError(`${path}: answered ${status}`, retryAfterS)
-        : new MessageError(`${path}: answered ${status}, and not as an aggregator does`);
-    }
-    return new ProblemError(problem.code, status, String(problem.detail), retryAfterS);
   }
+}
+
+/** What a refusal is: the aggregator's, or of something in between. */
+function refusal(path: string, status: number, text: string, retryAfterS?: number): Error {
+  let problem: Partial<Problem> | null = null;
+  try {
+    problem = JSON.parse(text);
+  } catch {
+    // Not ours; said below.
+  }
+  const { type, title, code, detail } = problem ?? {};
+  const isOurs = [type, title, code, detail].every((each) => typeof each === "string");
+  if (isOurs && problem?.status === status) {
+    return new ProblemError(code!, status, detail!, retryAfterS);
+  }
+  if (status >= 500 || PASSING.includes(status)) {
+    return new TransportError(`${path}: answered ${status}`, retryAfterS);
+  }
+  const kind = status >= 400 ? RefusedBetween : MessageError;
+  return new kind(`${path}: answered ${status}, and not as an aggregator does`);
 }
 
 /**

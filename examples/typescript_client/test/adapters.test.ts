@@ -9,7 +9,8 @@ import { IndexedDbStorage } from "../adapters/browser/index.js";
 import { preferencesStorage, whileActive } from "../adapters/capacitor/index.js";
 import { FileStorage } from "../adapters/node/index.js";
 import { edgeTask, secureStorage } from "../adapters/react-native/index.js";
-import { burst, EdgeClient, MemoryStorage } from "../src/index.js";
+import { burst } from "../src/burst.js";
+import { EdgeClient, MemoryStorage } from "../src/index.js";
 import type { EdgeStorage } from "../src/index.js";
 import { assignment, json, never, problem, ScriptedServer } from "./server.js";
 

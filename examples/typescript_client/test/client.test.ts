@@ -6,12 +6,20 @@ import {
   ArgumentError,
   EdgeClient,
   MemoryStorage,
-  messagesOf,
   ProblemError,
-  textOf,
+  systemClock,
   UnsupportedError,
 } from "../src/index.js";
-import type { Backend, ClientEvent, EdgeClientOptions, Example, WorkPolicy } from "../src/index.js";
+import type {
+  Backend,
+  ClientEvent,
+  EdgeClientOptions,
+  EdgeStorage,
+  Example,
+  WorkPolicy,
+} from "../src/index.js";
+import { messagesOf, textOf } from "../src/backend.js";
+import { burst } from "../src/burst.js";
 import { CurrentWork } from "../src/state.js";
 import {
   assignment,
@@ -198,6 +206,105 @@ test("a login page is no aggregator", async () => {
   const { client, events } = clientOf(server);
   assert.equal(await client.runOnce(), "offline");
   assert.equal(events.at(-1)!.kind, "offline");
+});
+
+test("what a proxy refuses for good gives the work back, and what passes does not", async () => {
+  const forged = JSON.stringify({ code: "not_found", detail: "blocked by policy" });
+  for (const status of [400, 403, 405, 411, 413, 414, 415, 431, 451]) {
+    for (const [call, body] of [
+      ["score", "<html>"],
+      ["update", ""],
+      ["task", forged],
+    ] as const) {
+      const server = new ScriptedServer().next(call, () => new Response(body, { status }));
+      const { client } = clientOf(server);
+      assert.equal(await client.runOnce(), "declined");
+      const { reason } = JSON.parse(server.bodies("decline")[0]!);
+      assert.match(
+        reason,
+        new RegExp(`${call}: answered ${status}, and not as an aggregator does`),
+      );
+      assert.equal(client.status().unsent, false);
+    }
+  }
+  for (const status of [408, 421, 425, 429, 502, 520, 599]) {
+    const server = new ScriptedServer().next("score", () => new Response("busy", { status }));
+    assert.equal(await clientOf(server).client.runOnce(), "worked");
+  }
+});
+
+test("a path that is no aggregator's is told, also to a page", async () => {
+  const server = new ScriptedServer().next("clients", () => problem("not_found", 404), lost);
+  const run = clientOf(server).client.run();
+  await assert.rejects(run, /^ArgumentError: server: .* is not an aggregator's base URL: why/);
+  Object.assign(globalThis, { document: {} });
+  const { client, events } = clientOf(server.next("clients", ...Array(5).fill(lost)));
+  await client.runOnce();
+  Reflect.deleteProperty(globalThis, "document");
+  assert.match(String(events[0] && "reason" in events[0] && events[0].reason), /lacks this origin/);
+});
+
+test("between offline and online a device does not say that it waits", async () => {
+  const server = new ScriptedServer()
+    .next("claim", ...Array(10).fill(lost))
+    .next("claim", () => new Response(null, { status: 204, headers: { "Retry-After": "9" } }));
+  const { client, events } = clientOf(server);
+  for (let turn = 0; turn < 3; turn++) await client.runOnce({ waitS: 25 });
+  const kinds = events.map(({ kind }) => kind).filter((kind) => kind !== "scored");
+  const ends = ["online", "waiting", "assigned", "updated"];
+  assert.deepEqual(kinds, ["enrolled", "waiting", "offline", ...ends]);
+  const waits = server.bodies("claim").map((body) => JSON.parse(body).wait_s);
+  assert.deepEqual(waits, [...Array(5).fill(25), ...Array(5).fill(0), 0, 25]);
+});
+
+const hang = () => new Promise<never>(() => undefined);
+const hangsOn = (name: "get" | "set" | "remove"): EdgeStorage => {
+  const kept = new MemoryStorage();
+  const whole = { get: kept.get.bind(kept), set: kept.set.bind(kept), remove: () => undefined };
+  return { ...whole, [name]: hang };
+};
+const SCORED = { ...RUN.task, loss: "score", labels: [] };
+const written: Backend = async ({ inputs }) => ({ fingerprint: "m", texts: inputs.map(() => "") });
+const HANGING: Record<string, Partial<EdgeClientOptions>> = {
+  data: { data: hang },
+  onlyWhen: { onlyWhen: hang },
+  beforeSend: { beforeSend: hang },
+  backend: { backend: hang },
+  score: { backend: written, score: hang },
+  "storage.get": { storage: hangsOn("get") },
+  "storage.set": { storage: hangsOn("set") },
+  fetch: { fetch: hang },
+  "the body of an answer": { fetch: async () => new Response(new ReadableStream()) },
+  "clock.sleep": { fetch: lost as never, clock: { now: () => 0, sleep: hang } },
+};
+
+for (const [name, options] of Object.entries(HANGING)) {
+  test(`a burst ends in its time, whatever hangs: ${name}`, { timeout: 5_000 }, async () => {
+    const server = new ScriptedServer().next("claim", ...Array(2).fill(() => json(assignment())));
+    if (name === "score") server.next("task", () => taskOf({ ...RUN, task: SCORED }));
+    const { client } = clientOf(server, { clock: systemClock, ...options });
+    for (let turn = 0; turn < 2; turn++) {
+      assert.equal(await burst(client, { seconds: 0.03 }), "stopped");
+    }
+  });
+}
+
+test("an app's function has a time limit of its own, and a model that of its seat", async () => {
+  for (const what of ["data", "storage.set", "onlyWhen"] as const) {
+    const { client } = clientOf(new ScriptedServer(), { ...HANGING[what], timeoutS: 0.03 });
+    if (what === "onlyWhen") assert.equal(await client.runOnce(), "paused");
+    else
+      await assert.rejects(client.runOnce(), /^FedOneError: (data|storage): no answer in 0.03 s/);
+  }
+  for (const what of ["backend", "beforeSend", "score"] as const) {
+    const server = new ScriptedServer()
+      .next("claim", () => json(assignment({ deadline_s: 0.1 })))
+      .next("renew", () => problem("renewal_refused", 409));
+    if (what === "score") server.next("task", () => taskOf({ ...RUN, task: SCORED }));
+    const { client } = clientOf(server, { clock: systemClock, ...HANGING[what] });
+    assert.equal(await client.runOnce(), "declined");
+    assert.match(JSON.parse(server.bodies("decline")[0]!).reason, /^no time is left for /);
+  }
 });
 
 test("the alpha exchange is refused before anything is asked", async () => {

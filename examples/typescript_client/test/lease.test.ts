@@ -16,6 +16,7 @@ async function played(deadlineS: number, ...ends: (number | Error)[]) {
       waits.push(seconds);
     },
   };
+  let isOver = false;
   const end = keepLease(
     deadlineS,
     async () => {
@@ -26,13 +27,15 @@ async function played(deadlineS: number, ...ends: (number | Error)[]) {
       throw next;
     },
     clock,
+    () => (isOver = true),
   );
   for (let turn = 0; turn < 20; turn++) await setImmediate();
-  return { waits, asked };
+  return { waits, asked, isOver };
 }
 
 test("a lease is renewed at half time, and by the deadline that the answer gives", async () => {
-  assert.deepEqual(await played(60, 60, 20, 20), { waits: [30, 30, 10], asked: 3 });
+  const { waits, asked, isOver } = await played(60, 60, 20, 20);
+  assert.deepEqual([waits, asked, isOver], [[30, 30, 10], 3, false]);
 });
 
 test("a renewal that fails is asked for again soon", async () => {
@@ -48,7 +51,8 @@ test("a server cannot make a device renew without a pause", async () => {
   assert.deepEqual(waits, [86_400, 0.2, 0.2, 0.2]);
 });
 
-test("a lease that is not renewed any more is left alone", async () => {
+test("a lease that is not renewed any more is over shortly before its deadline", async () => {
   const refused = new ProblemError("renewal_refused", 409, "");
-  assert.deepEqual(await played(60, refused, 60, 60), { waits: [30], asked: 1 });
+  const found = await played(60, refused, 60, 60);
+  assert.deepEqual(found, { waits: [30, 58], asked: 1, isOver: true }); // this clock stands still
 });

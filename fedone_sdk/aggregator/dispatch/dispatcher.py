@@ -180,15 +180,23 @@ class Dispatcher:
             self.pool.remove([member.client_index])
             raise
 
-    async def enter_all(self, clients: Mapping[int, int]) -> None:
-        """Let clients wait for work of any run without a poll, whatever the pool's capacity.
+    async def keep_waiting(self, clients: Mapping[int, int]) -> None:
+        """Let clients wait for work of any run without a poll, until cancelled.
 
-        For a process that runs many clients and gets their offers from the service's listeners.
-        Call it again before the membership expires.
+        For a process that runs many clients and gets their offers from the service's listeners. The
+        pool's capacity does not bound them.
 
         Args:
             clients: Enrolment index -> number of examples.
         """
+        waiting = dict(clients)
+        while True:
+            await self._enter_all(waiting)
+            await asyncio.sleep(MEMBER_TTL_S / 3)
+            # Not clients that left the pool, for example after a missed seat; a claim readmits.
+            waiting = {index: count for index, count in clients.items() if index in self.pool}
+
+    async def _enter_all(self, clients: Mapping[int, int]) -> None:
         until = self.clock.now() + MEMBER_TTL_S
         for index, held in clients.items():
             member = Member(client_index=index, num_examples=held, run_id=None, until=until)

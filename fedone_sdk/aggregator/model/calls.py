@@ -295,7 +295,7 @@ class ModelChecks:
         """
         spec, backend = machine.spec, self._backend
         if backend is None:
-            check_caps(spec, frozenset({"queries"}))
+            spec.check_caps({"queries"})
             if spec.participation.model is None:
                 raise SpecError(
                     "participation.model: is missing; a run without a backend of the server names "
@@ -305,7 +305,7 @@ class ModelChecks:
         # First: some backends know their capabilities only after a request.
         for words, form in label_checks(spec.task, vocabulary):
             await check_label_words(backend, words, form)
-        check_caps(spec, backend.bounds)
+        spec.check_caps(backend.bounds)
         # Reports an unsupported template once, rather than in every query.
         nothing = dict.fromkeys(spec.task.fields, "")
         bare = no_prompt(spec.task, vocabulary)
@@ -370,24 +370,3 @@ def check_required_model(machine: RoundMachine) -> None:
     required, served = machine.spec.participation.model, machine.gateway_model
     if served is not None and required not in (None, served):
         raise SpecError(f"participation.model: is {required!r}, the server's model is {served!r}")
-
-
-def check_caps(spec: RunSpec, bounds: frozenset[str]) -> None:
-    """Refuse caps in units for which the backend has no upper bound per query.
-
-    Raises:
-        SpecError: With the cap and possible remedies.
-    """
-    caps = spec.budget.model_dump(exclude_none=True) if spec.budget else {}
-    for unit in caps:
-        if unit in bounds:
-            continue
-        if unit == "usd" and {"prompt_tokens", "completion_tokens"} <= bounds:
-            raise SpecError(
-                "budget.usd: the price of this model is not known; set backend.prices "
-                "(prompt and completion, US dollars per million tokens), or cap tokens instead"
-            )
-        raise SpecError(
-            f"budget.{unit}: the server cannot bound this before it is spent (it can "
-            f"bound {', '.join(sorted(bounds))})"
-        )

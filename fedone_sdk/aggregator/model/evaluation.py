@@ -35,21 +35,15 @@ from fedone_sdk.errors import (
     SpecError,
     StoreUnavailable,
 )
-from fedone_sdk.evaluation.outcomes import Outcomes, curve_rows
+from fedone_sdk.evaluation.outcomes import Outcomes, curve_examples
 from fedone_sdk.evaluation.verdict import measured, no_prompt_biased, preference
 from fedone_sdk.messages import Preference, Verdict
 from fedone_sdk.metrics import MetricFunction
-from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Bias, Example, ScoreFunction, TaskSpec
 
 _log = structlog.get_logger(__name__)
 
 _RETRY_S = 1.0
-
-
-def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
-    """Return the dev examples that the points of the curve are measured on."""
-    return [examples[row] for row in curve_rows(spec, len(examples))]
 
 
 class _ShownPrompt(NamedTuple):

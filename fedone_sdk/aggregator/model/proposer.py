@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -18,15 +18,10 @@ from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.algorithms.observations import standings
 from fedone_sdk.backends import LLMBackend, Query, written_query
 from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals, texts_in
-from fedone_sdk.description import Description
 from fedone_sdk.errors import FedOneError, SpecError
-from fedone_sdk.spec import RunSpec
 from fedone_sdk.spec.prompt import ProposerSpec
 
 _log = structlog.get_logger(__name__)
-
-_SHOWN = 5
-"""Number of best and of worst candidates in the proposer's prompt."""
 
 
 class Asked(NamedTuple):
@@ -104,8 +99,9 @@ class Proposer(Companion):
 
     async def _next(self) -> Asked | None:
         """Return what the model is asked now."""
-        query = proposal_query(self._run.spec, self._slot, list(self._scored()))
-        return Asked(query, self._spec.count)
+        task, count = self._run.spec.task, self._spec.count
+        messages = proposal_messages(task, self._slot, self._scored(), count=count)
+        return Asked(written_query(messages, self._spec.max_tokens), count)
 
     async def _write(self, query: Query) -> str:
         """Return the model's text, and count the call.
@@ -138,21 +134,3 @@ class Proposer(Companion):
                     else {}
                 )
                 yield ScoredCandidate(text=text, mean_loss=float(loss), class_losses=by_class)
-
-
-def proposal_query(spec: RunSpec, slot: str, scored: Sequence[ScoredCandidate]) -> Query:
-    """Return the query that asks a run's proposer for new candidates of a slot."""
-    proposer = spec.prompt.proposer
-    if proposer is None:
-        raise ValueError("the run has no proposer")
-    scored = sorted(scored, key=lambda one: one.mean_loss)
-    messages = proposal_messages(
-        description=spec.task.description or Description(),
-        labels=spec.task.labels,
-        slot_name=slot,
-        form=spec.task.messages,
-        best=scored[:_SHOWN],
-        worst=scored[_SHOWN:][-_SHOWN:],
-        count=proposer.count,
-    )
-    return written_query(messages, proposer.max_tokens)

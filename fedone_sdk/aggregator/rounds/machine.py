@@ -29,8 +29,8 @@ from fedone_sdk.algorithms.gradient import PolicyGradient
 from fedone_sdk.algorithms.method import Holder, clip_losses
 from fedone_sdk.algorithms.space import Space, Start
 from fedone_sdk.budget import Account, Budget, Usage
-from fedone_sdk.calibration import num_groups, probability_noise
 from fedone_sdk.errors import ProblemError
+from fedone_sdk.losses import num_groups, probability_noise
 from fedone_sdk.messages import MAX_ELEMENTS, MetricReport
 from fedone_sdk.spec import OwnMethodSpec, RunSpec, SearchSpec
 from fedone_sdk.task import Bias

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_type_hi
 from pydantic import BaseModel, TypeAdapter
 
 from fedone_sdk.aggregator.rounds.by_class import ByClass
-from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
+from fedone_sdk.algorithms import Memory, State, alpha_sha256, dump_memory, load_memory
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -374,6 +374,11 @@ def decode_snapshot(arrays: bytes) -> State:
     if method is None:
         raise ValueError("the snapshot has no alpha")
     return method
+
+
+def snapshot_sha256(arrays: bytes) -> str:
+    """Return the ``alpha_sha256`` of a snapshot; a ``ValueError`` if it is damaged."""
+    return alpha_sha256(decode_snapshot(arrays).alpha)
 
 
 def encode_arrays(arrays: Memory) -> bytes:

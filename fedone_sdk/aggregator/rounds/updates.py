@@ -17,7 +17,7 @@ from fedone_sdk.algorithms import State
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, LossesUpdate, ProposerReport, Receipt
-from fedone_sdk.messages.array import from_wire
+from fedone_sdk.messages.tensor import from_wire
 
 _MAX_ALPHA = 1e6
 """Upper bound of an entry of alpha in a message, as of a loss."""

@@ -17,7 +17,7 @@ from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, ProblemError, SpecError, StoreUnavailable
-from fedone_sdk.messages import Cap, RunSummary
+from fedone_sdk.messages import Cap, RunEntry, RunSummary
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, RunHead, RunRecord, Store
 from fedone_sdk.vocabulary import Vocabulary
@@ -157,6 +157,10 @@ class RunRegistry:
         if not may_see(client.runs, run_id):
             raise ProblemError("not_found", f"there is no run {run_id!r}")
         return await self.run(run_id)
+
+    def runs_for(self, client: ClientRecord) -> list[RunEntry]:
+        """Return the runs that a client may access."""
+        return [one.entry for one in self.summaries if may_see(client.runs, one.run_id)]
 
     async def _read(self, run_id: str) -> ServedRun | None:
         record = await self.store.run(run_id)

@@ -22,7 +22,7 @@ from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.errors import BackendError, ResultError, SpecError, one_line
-from fedone_sdk.evaluation.outcomes import Outcomes, Which
+from fedone_sdk.evaluation.outcomes import Outcomes, Which, seeks_cheapest
 from fedone_sdk.evaluation.verdict import judge, not_measured, sentence, with_lengths
 from fedone_sdk.messages import (
     CacheReport,
@@ -421,12 +421,6 @@ class RunView:
         return verdict.model_copy(update={"text": text})
 
 
-def seeks_cheapest(spec: RunSpec) -> bool:
-    """Whether an evaluation measures the cheapest prompt that may be as good as the best."""
-    price = price_of(spec.backend)
-    return spec.method.pools and price is not None and price.prompt > 0
-
-
 def reasons(cause: Exception | str) -> tuple[str, str | None]:
     """Return why a run pauses: for operators, and without the provider's text for viewers."""
     if isinstance(cause, str):
@@ -452,6 +446,12 @@ async def open_run(store: Store, run_id: str) -> RunView:
     run = RunView(machine, vocabulary, SystemClock())
     await run.read(record, log_pages(store, run_id))
     return run
+
+
+async def exported_run(store: Store, run_id: str) -> bytes:
+    """Return the export of a stored run; a `ResultError` if there is none."""
+    run = await open_run(store, run_id)
+    return b"".join([piece async for piece in export_run(store, run)])
 
 
 async def export_run(store: Store, run: RunView) -> AsyncIterator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from structlog.contextvars import get_contextvars
 
@@ -25,6 +25,42 @@ class Observers:
     metrics: Metrics | None = None
     tracing: Tracing | None = None
     request_level: RequestLevel = "off"
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        metrics: bool = False,
+        traces: bool = False,
+        endpoint: str | None = None,
+        request_level: RequestLevel = "off",
+    ) -> Self:
+        """Return the observers of a server; `close` them at its end.
+
+        Args:
+            metrics: Whether Prometheus metrics are collected.
+            traces: Whether OpenTelemetry traces are exported.
+            endpoint: URL of their collector; None uses OpenTelemetry's environment variables.
+            request_level: As the attribute.
+
+        Raises:
+            MissingExtraError: A package of them is not installed.
+        """
+        tracing = counted = None
+        if metrics:
+            from fedone_sdk.aggregator.telemetry.metrics import Metrics
+
+            counted = Metrics()
+        if traces:
+            from fedone_sdk.aggregator.telemetry.tracing import Tracing
+
+            tracing = Tracing.otlp(endpoint)
+        return cls(metrics=counted, tracing=tracing, request_level=request_level)
+
+    def close(self) -> None:
+        """Export the remaining spans; waits a few seconds."""
+        if self.tracing is not None:
+            self.tracing.close()
 
     @contextmanager
     def commit(self, run_id: str) -> Iterator[None]:

@@ -13,7 +13,11 @@ from fedone_sdk.candidates import Description, ScoredCandidate, proposal_message
 from fedone_sdk.task import ChatSpec, TaskSpec
 
 WORDS = {"0": " terrible", "1": " great"}
-FORM = TaskSpec(chat=ChatSpec(system="{prompt}", user="{sentence}"), labels=WORDS).messages
+TASK = TaskSpec(
+    chat=ChatSpec(system="{prompt}", user="{sentence}"),
+    labels=WORDS,
+    description=Description(text="movie review", aspect="sentiment"),
+)
 
 
 def _scored(text: str, loss: float, **classes: float) -> ScoredCandidate:
@@ -22,15 +26,13 @@ def _scored(text: str, loss: float, **classes: float) -> ScoredCandidate:
 
 
 def test_the_whole_question() -> None:
-    messages = proposal_messages(
-        description=Description(text="movie review", aspect="sentiment"),
-        labels=WORDS,
-        slot_name="prompt",
-        form=FORM,
-        best=[_scored("Judge it.\n", 0.41249, c0=0.3, c1=0.525), _scored("", 0.5)],
-        worst=[_scored('Say "no" \u00e9\n', 1.5, c0=0.25, c1=float("nan")), _scored("", 0.5)],
-        count=3,
-    )
+    scored = [
+        _scored("Judge it.\n", 0.41249, c0=0.3, c1=0.525),
+        _scored('Say "no" \u00e9\n', 1.5, c0=0.25, c1=float("nan")),
+        _scored("", 0.5),
+        _scored("a", float("inf")),
+    ]
+    messages = proposal_messages(TASK, "prompt", scored, count=3)
     assert [role for role, _ in messages] == ["system", "user"]
     assert "lower is better" in messages[0][1]
     assert messages[1][1] == "\n\n".join(
@@ -54,13 +56,16 @@ def test_the_whole_question() -> None:
     )
 
 
-def test_a_question_without_scored_candidates() -> None:
-    (_, _), (_, asked) = proposal_messages(
-        description=Description(),
-        labels={},
-        slot_name="instruction",
-        best=[_scored("a", float("inf"))],
-    )
+def test_the_best_and_the_worst_are_shown() -> None:
+    scored = [_scored(f"text {number}", float(number)) for number in range(20)]
+    (_, _), (_, asked) = proposal_messages(TASK, "prompt", scored, count=3)
+    shown = [int(line.split()[-1][:-1]) for line in asked.splitlines() if line.startswith("- ")]
+    assert shown == [19, 18, 17, 16, 15, 4, 3, 2, 1, 0]
+
+
+def test_a_question_without_labels_or_scored_candidates() -> None:
+    task = TaskSpec(template="{prompt} {text}", loss="nll")
+    (_, _), (_, asked) = proposal_messages(task, "prompt", [], count=1)
     assert "Candidates so far" not in asked
     assert "Labels" not in asked
     assert "Use no braces." in asked

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from fedone_sdk.candidates import quotes, read_reflection, reflection_messages
+from fedone_sdk.losses import feedback
 from fedone_sdk.scores import graded
-from fedone_sdk.task import Score, TaskSpec, feedback
+from fedone_sdk.task import Score, TaskSpec
 
 VECTORS = json.loads(
     (Path(__file__).parents[2] / "vectors" / "reflection.json").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ def record(
     predicted: Sequence[int | None] = (),
     targets: Sequence[int] = (),
     losses: Sequence[float | None] = (0.5,),
-    curve: Sequence[tuple[int, float, float]] = ((0, 0.5, 0.7),),
+    curve: Sequence[tuple[int, float]] = ((0, 0.5),),
     **facts: Any,
 ) -> TrialRecord:
     """A trial of which only these things matter."""
@@ -29,11 +29,11 @@ def record(
         evaluation_queries=1,
         spent=facts.pop("spent", Usage(requests=1)),
         metric=curve[-1][1],
-        loss=curve[-1][2],
+        loss=0.5,
         predicted=tuple(predicted),
         targets=tuple(targets),
         losses=tuple(losses),
-        curve=tuple(Point(queries=q, metric=metric, loss=loss) for q, metric, loss in curve),
+        curve=tuple(Point(queries=queries, metric=metric) for queries, metric in curve),
         wall_s=1.0,
         **facts,
     )

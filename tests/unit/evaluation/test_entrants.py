@@ -8,8 +8,7 @@ import pytest
 from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.results import Entrant
 from fedone_sdk.local import Federation
-from fedone_sdk.local.comparison import Contest
-from fedone_sdk.local.entrants import METHODS, default_names, entrants_of
+from fedone_sdk.local.comparison import METHODS, Contest, default_names, entrants_of
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.vocabulary import Vocabulary
 

@@ -11,8 +11,8 @@ from fedone_sdk.evaluation.results import (
     results_of,
     row_of,
 )
-from fedone_sdk.local.entrants import entrants_of
-from fedone_sdk.reports.comparison_page import comparison_html, comparison_svg
+from fedone_sdk.local.comparison import entrants_of
+from fedone_sdk.reports.pages import comparison_html, comparison_svg
 from fedone_sdk.spec import RunSpec, validate_spec
 from tests.unit.evaluation.records import record
 from tests.unit.evaluation.test_entrants import RUN
@@ -35,7 +35,7 @@ def trial(name: str, seed: int, wrong: int, curve: Sequence[tuple[int, float]]) 
         predicted=predicted,
         targets=TARGETS,
         losses=losses,
-        curve=[(queries, metric, 1.0 - metric) for queries, metric in curve],
+        curve=curve,
         prompt=f"<{name} & {seed}>",
     )
 
@@ -110,7 +110,7 @@ def test_document_and_page() -> None:
     assert document["methods"][2]["settings"] is None
     svg = comparison_svg(found)
     assert svg == comparison_svg(found)
-    for text in "accuracy on dev", "mean loss on dev", "training queries", "thompson", "No prompt":
+    for text in "accuracy on dev", "training queries", "thompson", "No prompt":
         assert text in svg
     page = comparison_html(found, "fedone compare <run.yaml>")
     assert "&lt;thompson &amp; 1&gt;" in page

@@ -40,9 +40,16 @@ export class IndexedDbStorage implements EdgeStorage {
   }
 }
 
-/** Runs `work` in one tab of this origin at a time: two clients must not share a storage. */
-export async function inOneTab(work: () => Promise<void>, name = "fedone-edge"): Promise<void> {
-  await navigator.locks.request(name, work);
+/**
+ * Runs `work` in one tab of this origin at a time: two clients must not share a storage.
+ *
+ * @param options.signal Ends the wait for the other tab.
+ */
+export async function inOneTab(
+  work: () => Promise<void>,
+  { name = "fedone-edge", signal }: { name?: string; signal?: AbortSignal } = {},
+): Promise<void> {
+  await navigator.locks.request(name, { ...(signal && { signal }) }, work);
 }
 
 function done<T>(request: IDBRequest<T>): Promise<T> {

@@ -1,4 +1,4 @@
-import { burst } from "../../src/index.js";
+import { burst } from "../../src/burst.js";
 import type { EdgeClient, EdgeStorage } from "../../src/index.js";
 
 /** What is used of an instance of `react-native-mmkv` 4. */

@@ -15,9 +15,8 @@ import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedone_sdk.candidates.prompt import label_placeholder
-from fedone_sdk.description import Description
-from fedone_sdk.task import Role
+from fedone_sdk.candidates.placeholders import label_placeholder
+from fedone_sdk.task import Description, Role, TaskSpec
 from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS, special_token
 
 
@@ -35,6 +34,9 @@ class ScoredCandidate:
     class_losses: Mapping[str, float] = field(default_factory=dict)
 
 
+_SHOWN = 5
+"""Number of best and of worst candidates in the messages."""
+
 _SYSTEM = (
     "You write candidates for one part of a prompt. A language model reads the prompt together "
     "with a text and gives the text a label. A candidate is judged by the model's mean loss over "
@@ -43,23 +45,25 @@ _SYSTEM = (
 
 
 def proposal_messages(
-    *,
-    description: Description,
-    labels: Mapping[str, str],
-    slot_name: str,
-    form: Iterable[tuple[Role | None, str]] = (),
-    best: Iterable[ScoredCandidate] = (),
-    worst: Iterable[ScoredCandidate] = (),
-    count: int = 4,
+    task: TaskSpec, slot: str, scored: Iterable[ScoredCandidate], *, count: int
 ) -> list[tuple[Role, str]]:
-    """Return the messages that ask a model for new candidates of a slot."""
-    paragraphs = task_paragraphs(description, labels, form, slot_name)
-    if scored := _ascending([*best, *worst]):
-        lines = "\n".join(_line(candidate, labels) for candidate in scored)
+    """Return the messages that ask a model for `count` new candidates of a slot.
+
+    They show the best and the worst of the scored candidates, up to 5 of each.
+    """
+    description, labels = task.description or Description(), task.labels
+    paragraphs = task_paragraphs(description, labels, task.messages, slot)
+    ranked = sorted(
+        (one for one in scored if math.isfinite(one.mean_loss)),
+        key=lambda one: (-one.mean_loss, one.text),
+    )
+    if len(ranked) > 2 * _SHOWN:
+        ranked = [*ranked[:_SHOWN], *ranked[-_SHOWN:]]
+    if ranked:
+        lines = "\n".join(_line(candidate, labels) for candidate in ranked)
         paragraphs.append(f"Candidates so far with their losses, the worst first:\n{lines}")
     rules = [
-        f"Write {count} new candidates for {{{slot_name}}} that should have lower losses than "
-        "these.",
+        f"Write {count} new candidates for {{{slot}}} that should have lower losses than these.",
         "Find out what the good ones have in common and where the bad ones fail; where one class "
         "has a high loss, help that class. Make the candidates differ from each other.",
         f"Each has at most {MAX_PROPOSAL_CHARS} characters.",
@@ -86,11 +90,6 @@ def task_paragraphs(
         whole = f"The whole input; you write what stands at {{{slot}}}:\n---\n{shape}\n---"
         paragraphs.append(whole)
     return paragraphs
-
-
-def _ascending(candidates: Iterable[ScoredCandidate]) -> list[ScoredCandidate]:
-    unique = {one.text: one for one in candidates if math.isfinite(one.mean_loss)}
-    return sorted(unique.values(), key=lambda one: (-one.mean_loss, one.text))
 
 
 def _line(candidate: ScoredCandidate, labels: Mapping[str, str]) -> str:

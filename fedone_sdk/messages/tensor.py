@@ -51,7 +51,7 @@ _Data = Annotated[
 ]
 
 
-class Array(Message):
+class Tensor(Message):
     """A dense array.
 
     Attributes:
@@ -123,13 +123,13 @@ class Array(Message):
         return nested
 
 
-def to_wire(values: NDArray[Any]) -> Array:
+def to_wire(values: NDArray[Any]) -> Tensor:
     """Return a NumPy array as a message; its dtype must be a `DType`."""
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)
-    return Array.from_bytes(little.tobytes(), values.shape, values.dtype.name)
+    return Tensor.from_bytes(little.tobytes(), values.shape, values.dtype.name)
 
 
-def from_wire(message: Array) -> NDArray[Any]:
+def from_wire(message: Tensor) -> NDArray[Any]:
     """Return a message as a NumPy array, read-only."""
     import numpy as np
 
@@ -137,6 +137,6 @@ def from_wire(message: Array) -> NDArray[Any]:
     return np.frombuffer(message.to_bytes(), dtype).reshape(message.shape)
 
 
-def prompts_to_wire(prompts: NDArray[Any], vocab_size: int) -> Array:
+def prompts_to_wire(prompts: NDArray[Any], vocab_size: int) -> Tensor:
     """Return prompts of candidate indices as a message."""
-    return Array.of_indices(prompts.ravel().tolist(), prompts.shape, vocab_size)
+    return Tensor.of_indices(prompts.ravel().tolist(), prompts.shape, vocab_size)

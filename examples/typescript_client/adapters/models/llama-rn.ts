@@ -1,0 +1,79 @@
+import type { Backend } from "../../src/backend.js";
+import { fromLikeliest, llama, TooLong } from "./llama.js";
+import type { Asked, Engine } from "./llama.js";
+
+/** What is used of a context of `llama.rn`. */
+export interface LlamaContext {
+  completion(params: {
+    prompt: string;
+    n_predict: number;
+    temperature: number;
+    n_probs?: number;
+    post_sampling_probs?: boolean;
+  }): Promise<{
+    text: string;
+    context_full: boolean;
+    completion_probabilities?: { probs: { tok_str: string; prob: number }[] }[];
+  }>;
+  getFormattedChat(
+    messages: any[],
+    template: null,
+    params: { jinja: boolean; add_generation_prompt: boolean },
+  ): Promise<{ prompt: string }>;
+  stopCompletion(): Promise<void>;
+}
+
+/** More tokens than any vocabulary has. */
+const ALL = 1_000_000;
+
+/** The least probability of single precision; one below it is shown as 0. */
+const LEAST = 1e-38;
+
+/**
+ * A model of `llama.rn`, for React Native.
+ *
+ * @param context For this backend alone; load it with `ctx_shift: false`.
+ * @param fingerprint Names the model's file, as `fingerprint` in `llama.ts` makes it.
+ */
+export function llamaRn(context: LlamaContext, fingerprint: string): Backend {
+  const complete = async (
+    asked: Asked,
+    n_predict: number,
+    n_probs: number,
+    signal?: AbortSignal,
+  ) => {
+    const stop = (): void => void context.stopCompletion();
+    signal?.addEventListener("abort", stop);
+    try {
+      const prompt = await textOf(asked);
+      const probs = n_probs > 0 ? { n_probs, post_sampling_probs: false } : {};
+      const found = await context.completion({ prompt, n_predict, temperature: 0, ...probs });
+      if (found.context_full) throw new TooLong("the context is short");
+      return found;
+    } finally {
+      signal?.removeEventListener("abort", stop);
+    }
+  };
+
+  const textOf = async (asked: Asked): Promise<string> => {
+    if (typeof asked === "string") return asked;
+    const begun = asked.at(-1)?.role === "assistant" ? asked.at(-1)!.content : "";
+    const messages = begun ? asked.slice(0, -1) : [...asked];
+    const params = { jinja: true, add_generation_prompt: true };
+    return (await context.getFormattedChat(messages, null, params)).prompt + begun;
+  };
+
+  const engine: Engine = {
+    fingerprint,
+    labels: (asked, words, _, signal) =>
+      fromLikeliest(words, ALL, async (count) => {
+        const { completion_probabilities } = await complete(asked, 1, count, signal);
+        const shown = completion_probabilities?.[0]?.probs ?? [];
+        return shown.map(
+          ({ tok_str, prob }) => [tok_str, Math.log(Math.max(prob, LEAST))] as const,
+        );
+      }),
+    write: async (asked, maxTokens, signal) => (await complete(asked, maxTokens, 0, signal)).text,
+  };
+  return llama(engine);
+}

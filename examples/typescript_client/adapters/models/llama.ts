@@ -1,0 +1,157 @@
+import { messagesOf, textOf } from "../../src/backend.js";
+import type { Backend, Input, ModelAnswer, ModelQuery } from "../../src/backend.js";
+import { hasSpecialToken } from "../../src/vocabulary.js";
+
+/** A message of a chat. */
+export interface Message {
+  readonly role: string;
+  readonly content: string;
+}
+
+/**
+ * What a model is asked: a text to continue, or a chat, whose last message, if it is the
+ * `assistant`'s, is the beginning of the answer. Special tokens in a text are read as such.
+ */
+export type Asked = string | readonly Message[];
+
+/** What an engine of llama.cpp does; this folder has three, and an app can write another. */
+export interface Engine {
+  /** Names the model: `fingerprintOf` its file. */
+  readonly fingerprint: string;
+  /**
+   * Log-probabilities of words as the next token, nats, over the whole vocabulary.
+   *
+   * @param fresh Whether nothing of earlier calls may be reused, so that an answer depends on its
+   *   query alone.
+   * @throws TooLong The context is too short.
+   * @throws LabelWordError A word is not one token.
+   */
+  labels(
+    asked: Asked,
+    words: readonly string[],
+    fresh: boolean,
+    signal?: AbortSignal,
+  ): Promise<readonly number[]>;
+  /** The most likely text, up to so many tokens. */
+  write(asked: Asked, maxTokens: number, signal?: AbortSignal): Promise<string>;
+}
+
+/** A label word is not one token of the model. */
+export class LabelWordError extends Error {
+  override name = "LabelWordError";
+}
+
+/** An input does not fit into the model's context. */
+export class TooLong extends Error {
+  override name = "TooLong";
+}
+
+/**
+ * A backend for an engine: one input after the other, each of which reuses what it shares with the
+ * one before. Fields that are too long are shortened at their ends. An input with special tokens of
+ * models fails.
+ */
+export function llama(engine: Engine): Backend {
+  let last: Promise<unknown> = Promise.resolve();
+  return (query, signal) => {
+    const answer = last.then(() => answered(engine, query, signal));
+    last = answer.catch(() => undefined);
+    return answer;
+  };
+}
+
+async function answered(
+  engine: Engine,
+  query: ModelQuery,
+  signal: AbortSignal | undefined,
+): Promise<ModelAnswer> {
+  const { want, inputs, labelWords, maxTokens } = query;
+  if (want === "reference") throw new Error("this model does not score reference texts");
+  const rows: (number[] | null)[] = [];
+  const texts: (string | null)[] = [];
+  for (const input of inputs) {
+    if (signal?.aborted) throw new Error("stopped");
+    const fails = input.some(([kind, text]) => kind === "mask" || hasSpecialToken(text));
+    if (want === "text") {
+      const write = (asked: Asked) => engine.write(asked, maxTokens, signal);
+      texts.push(fails ? null : await fitted(input, write));
+      continue;
+    }
+    const words = spelled(labelWords, input);
+    const fresh = rows.every((row) => row === null);
+    const ask = (asked: Asked) => engine.labels(asked, words, fresh, signal);
+    rows.push(fails ? null : (await fitted(input, ask)).map(Math.fround));
+  }
+  const { fingerprint } = engine;
+  return { fingerprint, logProbs: rows, texts, usage: { requests: 1 } };
+}
+
+const isChat = (input: Input): boolean => input[0]?.[0] === "role";
+
+async function fitted<T>(input: Input, ask: (asked: Asked) => Promise<T>): Promise<T> {
+  try {
+    return await ask(isChat(input) ? messagesOf(input) : textOf(input));
+  } catch (error) {
+    const shorter = error instanceof TooLong ? shortened(input) : undefined;
+    if (shorter === undefined) throw error;
+    return fitted(shorter, ask);
+  }
+}
+
+/** The longest field without its last quarter; undefined where none is left. */
+function shortened(input: Input): Input | undefined {
+  const lengths = input.map(([kind, text]) => (kind === "field" ? text.length : 0));
+  const longest = Math.max(...lengths);
+  if (longest === 0) return undefined;
+  const place = lengths.indexOf(longest);
+  return input.map(([kind, text], at) =>
+    at === place ? [kind, text.slice(0, Math.floor(0.75 * longest))] : [kind, text],
+  );
+}
+
+/**
+ * The label words as the answer to an input spells them: in a chat without a space at the beginning
+ * of the answer and after white space, and with one after other text.
+ */
+function spelled(words: readonly string[], input: Input): readonly string[] {
+  if (!isChat(input)) return words;
+  const last = input.filter(([kind, text]) => kind === "role" || text !== "").at(-1)!;
+  // A field differs from row to row, and all rows have the same label words.
+  const before = { role: "", field: "." }[last[0] as string] ?? last[1];
+  const space = before === "" || /\s$/.test(before) ? "" : " ";
+  return words.map((word) => space + word.trimStart());
+}
+
+const FIRST = 256;
+
+/**
+ * The log-probabilities of words, from the likeliest tokens by their text: of some, where the words
+ * are among them, else of all.
+ *
+ * @throws LabelWordError A word is no token.
+ */
+export async function fromLikeliest(
+  words: readonly string[],
+  numVocab: number,
+  likeliest: (count: number) => Promise<readonly (readonly [token: string, logProb: number])[]>,
+): Promise<number[]> {
+  let missing: string | undefined;
+  for (const count of [FIRST, numVocab]) {
+    const shown = new Map([...(await likeliest(count))].reverse()); // the likeliest of one text
+    missing = words.find((word) => !shown.has(word));
+    if (missing === undefined) return words.map((word) => shown.get(word)!);
+  }
+  throw new LabelWordError(`label word '${missing}' is not one token of the model`);
+}
+
+/** The name of a model's file as the SDK's `llama_cpp` backend has it, so that fleets can mix. */
+export async function fingerprintOf(name: string, file: Blob): Promise<string> {
+  return fingerprint(name, await crypto.subtle.digest("SHA-256", await file.arrayBuffer()));
+}
+
+/** @param digest The file's SHA-256. */
+export function fingerprint(name: string, digest: ArrayBuffer | Uint8Array): string {
+  const bytes = [...new Uint8Array(digest).subarray(0, 8)];
+  const hex = bytes.map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  return `llama_cpp:${name}:${hex}`;
+}

@@ -1,0 +1,121 @@
+import { messagesOf, textOf } from "./backend.js";
+import type { Backend } from "./backend.js";
+import { ArgumentError, FedOneError } from "./errors.js";
+import { biased, predicted } from "./loss.js";
+import type { Label, TaskSpec } from "./messages.js";
+import { Task } from "./task.js";
+import type { Example, Filling } from "./task.js";
+
+export type { Backend } from "./backend.js";
+export type { Example } from "./task.js";
+
+/** What a model says of a row. */
+export interface Prediction {
+  /** The likeliest label; null if the model wrote none, or the task has none. */
+  readonly label: string | null;
+  /** Log-probability of each label with the prompt's label bias, nats; null without labels. */
+  readonly scores: Readonly<Record<string, number>> | null;
+  /** What the model wrote, if the task has no labels. */
+  readonly text: string | null;
+}
+
+interface Artefact {
+  readonly format: string;
+  readonly version: number;
+  readonly model: string | null;
+  readonly task: TaskSpec;
+  readonly prompt: {
+    readonly text: string;
+    readonly bias?: number[] | null;
+    readonly slots?: readonly { readonly text: string }[];
+    readonly labels?: Label[];
+  };
+}
+
+/** A tuned prompt, from `loadPrompt`. */
+export class TunedPrompt {
+  readonly #task: Task;
+  readonly #prompt: Filling;
+  readonly #model: string | null;
+
+  constructor({ task, prompt, model }: Artefact) {
+    const { bias = task.bias ?? null, labels = task.labels ?? [] } = prompt;
+    this.#task = new Task({ ...task, bias, labels });
+    this.#prompt = { texts: prompt.slots?.map(({ text }) => text) ?? [prompt.text] };
+    this.#model = model;
+  }
+
+  /** What a model is asked about a row, as one text; a chat's messages one after the other. */
+  render(row: Example): string {
+    return textOf(this.#input(row));
+  }
+
+  /** What a model is asked about a row, as the messages of a chat; a template is the user's. */
+  messages(row: Example): { role: string; content: string }[] {
+    const input = this.#input(row);
+    const isChat = input[0]?.[0] === "role";
+    return messagesOf(isChat ? input : [["role", "user"], ...input]);
+  }
+
+  /**
+   * Asks a model about a row.
+   *
+   * @param options.anyModel Whether another model than the prompt's may be asked.
+   * @throws ArgumentError The row lacks a column, or the task is to score a text that is given.
+   * @throws FedOneError The model is another one, or failed on the row.
+   */
+  async predict(
+    row: Example,
+    model: Backend,
+    { anyModel = false }: { anyModel?: boolean } = {},
+  ): Promise<Prediction> {
+    const { labels, labelWords, loss, spec } = this.#task;
+    if (loss === "nll") throw new ArgumentError("task.loss: nll scores a text that is given");
+    const answer = await model(
+      {
+        want: labels.length > 0 ? "labels" : "text",
+        inputs: [this.#input(row)],
+        labelWords,
+        references: [],
+        maxTokens: labels.length > 0 ? 0 : (spec.max_tokens ?? 64),
+      },
+      undefined,
+    );
+    if (!anyModel && this.#model !== null && answer.fingerprint !== this.#model) {
+      throw new FedOneError(`the prompt is for '${this.#model}', asked is '${answer.fingerprint}'`);
+    }
+    const [text] = answer.texts ?? [];
+    if (labels.length === 0) return { label: null, scores: null, text: text ?? null };
+    const [found] = answer.logProbs ?? [];
+    if (found?.length !== labels.length) throw new FedOneError("the model failed on the row");
+    const values = biased(found, spec.bias);
+    const scores = Object.fromEntries(labels.map((label, at) => [label, values[at]!]));
+    return { label: labels[predicted(found, values)] ?? null, scores, text: null };
+  }
+
+  #input(row: Example) {
+    const missing = this.#task.fields.find((name) => typeof row[name] !== "string");
+    if (missing !== undefined) throw new ArgumentError(`row: column '${missing}' must be text`);
+    return this.#task.render(this.#prompt, row);
+  }
+}
+
+/**
+ * A tuned prompt from a prompt artefact, which `fedone runs export --as prompt` writes.
+ *
+ * @param artefact Its JSON, as text or parsed.
+ * @throws ArgumentError It is none.
+ */
+export function loadPrompt(artefact: string | object): TunedPrompt {
+  let found: Partial<Artefact> | null;
+  try {
+    found = typeof artefact === "string" ? JSON.parse(artefact) : artefact;
+  } catch {
+    found = null;
+  }
+  if (found?.format !== "fedone-prompt") throw new ArgumentError("artefact: is no prompt artefact");
+  if (found.version !== 1) {
+    throw new ArgumentError(`artefact: has version ${found.version}, this client reads 1`);
+  }
+  return new TunedPrompt(found as Artefact);
+}
