@@ -118,7 +118,7 @@ _JOINERS = "\u200c\u200d"  # parts of words in Persian and of emoji
 
 
 def read_proposals(
-    text: str, *, known: Collection[str], count: int, max_chars: int, labels: Iterable[str] = ()
+    text: str, *, known: Collection[str], count: int, labels: Iterable[str] = ()
 ) -> tuple[str, ...]:
     """Return the new candidates in a model's answer.
 
@@ -128,14 +128,13 @@ def read_proposals(
         known: The slot's candidates. A text that differs from one only in case and white space is
             not new. New candidates get the white space that all of these start or end with.
         count: The largest number to return.
-        max_chars: Longer candidates are dropped.
         labels: The label values whose placeholders are allowed; a candidate with other braces is
             dropped.
 
     Returns:
-        The candidates in the answer's order, unique and not blank. Candidates with control or
-        invisible characters are dropped, and those that form a special token, alone or next to
-        another candidate.
+        The candidates in the answer's order, unique and not blank. Those with more than
+        `MAX_PROPOSAL_CHARS` characters, with control or invisible ones, or that form a special
+        token, alone or next to another candidate, are dropped.
     """
     begin, end = _margins(known)
     placeholders = re.compile("|".join(re.escape(label_placeholder(one)) for one in labels) or "$^")
@@ -147,7 +146,7 @@ def read_proposals(
         core = proposal.replace("\r\n", "\n").strip()
         candidate = f"{begin}{core}{end}"
         if (
-            len(candidate) > max_chars
+            len(candidate) > MAX_PROPOSAL_CHARS
             or _folded(core) in {"", *seen}
             or not _is_plain(core)
             or set("{}") & set(placeholders.sub("", core))

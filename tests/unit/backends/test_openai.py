@@ -224,9 +224,12 @@ async def test_a_choice_without_a_schema(
         def write(self, text: str, num_tokens: int) -> str:
             return super().write(text, 1)
 
-    async with FakeOpenAI(model=OneWord(vocabulary)) as server:
-        answer = await make(server, log_probs=False, structured=False).score(ask(want="choice"))
-    assert "response_format" not in server.received[0].body
+    async with FakeOpenAI(model=OneWord(vocabulary), takes_schema=False) as server:
+        backend = make(server, log_probs=False)
+        with pytest.raises(FormChanged, match="without a JSON schema"):
+            await backend.score(ask(want="choice"))
+        answer = await backend.score(ask(want="choice"))
+    assert "response_format" not in server.received[1].body
     row = tuple(0.0 if i == index else LOG_ZERO for i in range(2))
     assert answer.log_probs == (row,)
     assert answer.usage.completion_tokens >= 1  # Paid for, whatever it said.
@@ -347,7 +350,7 @@ async def test_a_usage_that_is_missing_is_the_quote(make: Make) -> None:
 
 async def test_a_quote_covers_the_schema(make: Make) -> None:
     backend = make(None, log_probs=False)
-    plain = await make(None, log_probs=False, structured=False).quote(ask(want="choice"))
+    plain = await make(None).quote(ask())
     quoted = await backend.quote(ask(want="choice"))
     assert quoted.prompt_tokens - plain.prompt_tokens > len('"enum": ["terrible", "great"]')
     assert quoted.beyond(backend.worst_case(1)) == NOTHING
@@ -526,12 +529,6 @@ async def test_a_model_that_only_reasons_is_named(make: Make) -> None:
     assert caught.value.usage.completion_tokens == 64
 
 
-async def test_a_model_without_schemas_is_named(make: Make) -> None:
-    async with FakeOpenAI(takes_schema=False) as server:
-        with pytest.raises(BackendBlocked, match="set structured: false"):
-            await make(server, log_probs=False).score(ask(want="choice"))
-
-
 @pytest.mark.parametrize(
     ("behaviour", "kind"),
     [
@@ -588,13 +585,11 @@ async def test_an_answer_of_another_shape_is_a_clear_error(
     ("settings", "ending"),
     [
         ({}, ""),
-        ({"max_input_tokens": 1024, "api": "chat", "structured": True}, ""),
+        ({"max_input_tokens": 1024, "api": "chat"}, ""),
         ({"max_input_tokens": 16}, ":max_input_tokens=16"),
         ({"api": "completions"}, ":api=completions"),
         ({"reasoning_effort": "low"}, ":reasoning_effort=low"),
         ({"log_probs": False}, ""),
-        ({"log_probs": False, "structured": False}, ":structured=false"),
-        ({"structured": False}, ""),  # It is asked for the label's probability as before.
         ({"timeout_s": 5.0}, ""),
         ({"api": "completions", "max_input_tokens": 16}, ":api=completions,max_input_tokens=16"),
     ],

@@ -134,9 +134,9 @@ async def test_references_are_scored_whole(server: FakeVllm, backend: VllmBacken
         ending = ids_of(reference)
         assert ids[-len(ending) :] == ending
         assert row == (pytest.approx(total(ids[: -len(ending)], ending), rel=1e-6),)
-    with pytest.raises(BackendError, match=r"reference text is 90 tokens, the model takes 64"):
+    with pytest.raises(BackendError, match="reference text is 90 tokens, it must be 1 to 62"):
         await backend.score(ask(" a", want="reference", references=(" a" * 90,)))
-    with pytest.raises(BackendError, match="empty"):
+    with pytest.raises(BackendError, match="reference text is 0 tokens"):
         await backend.score(ask(" a", want="reference", references=("",)))
     with pytest.raises(ValueError, match="one reference per input"):
         await backend.score(ask(" a", want="reference"))
