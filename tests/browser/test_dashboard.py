@@ -310,4 +310,5 @@ async def test_what_devices_wrote_is_a_tree(chromium: Chromium, stage: Stage) ->
         table = watcher.page.get_by_role("region", name="Candidates written from failures")
         rows = table.locator("tbody tr")
         await expect(rows.nth(0)).to_contain_text(f"{texts[0]}3\u2013(blank)")
-        await expect(rows.nth(1)).to_contain_text(f"\u2003{texts[1]}merged\u2013{texts[0]} + Judge.")
+        second = f"\u2003{texts[1]}merged\u2013{texts[0]} + Judge."
+        await expect(rows.nth(1)).to_contain_text(second)
