@@ -42,7 +42,7 @@ def end_early(
         if result.state.status == "completed":  # This round was the last one.
             return result
     else:
-        result = result.changed(seats=(), fills=0, passed=frozenset())
+        result = replace(result, state=result.state.without_draw())
     return replace(result, state=result.state.end(status, reason, now, summary=summary))
 
 
@@ -207,13 +207,10 @@ def roll_back(
         raise ProblemError("run_conflict", f"the run has done {state.round} rounds, not {to_round}")
     result = _release_all(machine, state, "the run was rolled back")
     state = replace(
-        result.state,
+        result.state.without_draw(),
         round=to_round,
         # Candidates that were added since then stay.
         method=machine.with_new_candidates(method),
-        seats=(),
-        passed=frozenset(),
-        fills=0,
         lost=0,
         # After a rollback to round 0 no result depends on the model.
         model=state.model if to_round else machine.required_model or state.model,
@@ -340,14 +337,11 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         record["quarantined"] = [{"client": c, "reason": why} for c, why in banned.items()]
     memories = {seat.client: seat.local.memory for seat in done if seat.local is not None}
     state = replace(
-        state,
+        state.without_draw(),
         round=state.round + 1,
         method=method,
         defence=defence,
         quarantined=quarantined,
-        seats=(),
-        passed=frozenset(),
-        fills=0,
         proposed=(*state.proposed, *state.waiting),
         waiting=(),
     )
