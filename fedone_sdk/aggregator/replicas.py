@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import structlog
@@ -128,9 +128,8 @@ class Replicas:
         gone = [member.client_index for member in members if member.until <= served_until]
         for member in members:
             if member.until > served_until:
-                await self.dispatcher.add_member(
-                    self.dispatcher.extend_membership(member) if down else member
-                )
+                until = max(member.until, self.clock.now() + MEMBER_TTL_S) if down else member.until
+                await self.dispatcher.add_member(replace(member, until=until))
         if down and gone:
             await self.store.leave(gone)
         for run in list(self.registry.served.values()):

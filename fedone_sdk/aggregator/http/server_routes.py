@@ -236,7 +236,7 @@ async def create_token(request: web.Request) -> web.Response:
 @access("GET /v1/enrolment-tokens", "admin", TokenList)
 async def tokens(request: web.Request) -> web.Response:
     """List all enrolment tokens, including expired and revoked ones, without their secrets."""
-    found = await request.app[SERVICE].access.tokens()
+    found = await request.app[SERVICE].store.tokens()
     return answer(TokenList(tokens=tuple(map(_shown, found))))
 
 
@@ -265,7 +265,7 @@ async def clients(request: web.Request) -> web.Response:
     """
     after = query_number(request, "after", -1)
     limit = min(query_number(request, "limit", _MOST_CLIENTS, least=1), _MOST_CLIENTS)
-    found = await request.app[SERVICE].access.clients(after, limit + 1)
+    found = await request.app[SERVICE].store.clients(after, limit + 1)
     page = found[:limit]
     last = page[-1].index if len(page) < len(found) else None
     return answer(ClientList(clients=tuple(map(_shown_client, page)), next=last))

@@ -119,11 +119,19 @@ class SqlStore(Store):
         self._num_connections = num_connections
 
     @classmethod
-    def at(cls, url: str | URL, *, serving: bool = True, num_connections: int = 16) -> SqlStore:
+    def at(
+        cls,
+        url: str | URL,
+        *,
+        password: str | None = None,
+        serving: bool = True,
+        num_connections: int = 16,
+    ) -> SqlStore:
         """Return the store at a URL.
 
         Args:
             url: ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST/DATABASE``.
+            password: Replaces the URL's.
             serving: Whether this process serves runs: it locks a SQLite file, or registers as a
                 replica on PostgreSQL. Tools pass False: they can use a store that is being served,
                 and neither create nor upgrade a file.
@@ -133,7 +141,7 @@ class SqlStore(Store):
             SpecError: The URL is malformed or names no supported database.
         """
         try:
-            url = make_url(url)
+            url = make_url(url).set(password=password)
         except (ArgumentError, ValueError):
             # Without the cause, which may contain the URL with its password.
             raise SpecError(
@@ -161,8 +169,12 @@ class SqlStore(Store):
         url = URL.create("sqlite", database=os.fspath(path))
         return cls._kinds["sqlite"](url, serving=serving, busy_timeout_s=busy_timeout_s)
 
+    def __str__(self) -> str:
+        """Return the URL, with stars for a password."""
+        return self._url.render_as_string(hide_password=True)
+
     def __repr__(self) -> str:
-        return f"SqlStore({self._url.render_as_string(hide_password=True)!r})"
+        return f"SqlStore({str(self)!r})"
 
     async def open(self) -> None:
         """Connect, and create the tables of an empty database.
