@@ -65,7 +65,6 @@ def _address(value: str) -> str:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """Return the host and the port of an `Address`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -391,7 +390,6 @@ def _public_text(spec: RunSpec, path: Path) -> list[str]:
 def _rows(
     spec: RunSpec, path: Path, key: Literal["dev", "train"], source: str
 ) -> Sequence[Example]:
-    """Return the rows of a key of `data`, which fit the task."""
     try:
         rows = load_examples(
             source if source.startswith("hf:") else path.parent / source,
@@ -517,7 +515,6 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _naming_variable(problem: str, variables: Mapping[str, str]) -> str:
-    """Return the problem with the variable that set its key."""
     key, colon, rest = problem.partition(": ")
     for name, given in variables.items():
         if colon and (key == given or key.startswith(f"{given}.")):

@@ -206,7 +206,6 @@ class Dispatcher:
         await self.store.join(member, signals)
 
     def _vacant(self, runs: Sequence[ServedRun]) -> list[ServedRun]:
-        """Return the runs with vacant seats, in the order in which they may draw clients."""
         # Starts with a different run each time, so that no run takes all clients.
         self._rotation += 1
         vacant = [run for run in runs if run.machine.needs_seating(run.state)]
@@ -283,7 +282,6 @@ class Dispatcher:
         return RunDevices(connected=len(here), fit=len(here) - unfit.total(), unfit=groups)
 
     def _closed_runs(self, client: int, *, own_model: bool = False) -> frozenset[str]:
-        """Return the runs that give a client no seat now."""
         now = self.clock.now()
         return frozenset(
             run_id
@@ -380,14 +378,12 @@ class Dispatcher:
         self.wake(clients)
 
     def _prune_offers(self, run: ServedRun) -> None:
-        """Remove the offers of clients that have no seat any more."""
         if run.is_stale:
             return  # An announced seat may be missing from this copy of the state.
         seated = {seat.client for seat in run.state.seats if seat.phase != "done"}
         self._withdraw(run, keep=seated)
 
     def _withdraw(self, run: ServedRun, keep: Set[int] = frozenset()) -> None:
-        """Remove the offers of a run, and clients without any."""
         for client in self._offers.keys() - keep:
             self._offers[client].discard(run.run_id)
             if not self._offers[client]:

@@ -246,7 +246,6 @@ def _add_formats(schema: object) -> None:
 
 
 def _describe(schema: dict[str, Any]) -> None:
-    """Move the attribute descriptions of a docstring to the properties."""
     text, _, attributes = schema.get("description", "").partition("\n\nAttributes:\n")
     properties = schema.get("properties", {})
     for name, description in _ATTRIBUTE.findall(attributes):

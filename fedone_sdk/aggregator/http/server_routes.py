@@ -76,7 +76,6 @@ _HEADERS_OF_PAGE = {
 
 
 def _file_response(path: Path) -> web.FileResponse:
-    """Return a file of the dashboard, or 304 if the browser has it."""
     headers: Mapping[str, str] = {
         # Revalidated each time: a page must not mix files of two versions.
         "Cache-Control": "no-cache",

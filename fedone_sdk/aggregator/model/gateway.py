@@ -151,7 +151,6 @@ class ModelGateway:
             del work.calls[body_sha256]
 
     async def _on_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
-        """Return the refusal of a call that failed with a bug in the backend."""
         if not await self._bugs.add(run, bug):
             return ProblemError("backend_failed", "the model's backend has a bug")
         return ProblemError("run_conflict", "the run is paused")
@@ -310,7 +309,6 @@ class ModelGateway:
 
 
 def _rendered_size(run: ServedRun, message: Score) -> int:
-    """Return the size of a request's texts with their templates, roughly, bytes."""
     around = sum(len(template) for _, template in run.spec.task.messages)
     texts = sum(len(text) for example in message.examples for text in example.values())
     return texts + len(message.examples) * around

@@ -368,7 +368,6 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
 def _judge(
     machine: RoundMachine, state: RunState, seats: Sequence[Seat]
 ) -> tuple[list[Seat], Memory, list[Admitted]]:
-    """Return the seats with their admitted steps, the defence's memory and its verdicts."""
     if machine.defence is None:
         return list(seats), state.defence, []
     contributions = [_contribution(machine, state, seat) for seat in seats]
@@ -400,7 +399,6 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
 
 
 def _admitted(seat: Seat, admitted: Admitted) -> Seat:
-    """Return the seat with the admitted part of its step."""
     if admitted.outlier:
         return replace(seat, local=None)
     if admitted.scale == 1.0 or seat.local is None:
@@ -415,7 +413,6 @@ def _banned(
     memory: Memory,
     verdicts: Sequence[Admitted],
 ) -> Mapping[int, str]:
-    """Return the clients that this round puts in quarantine, with the reasons."""
     # A readmitted client returns to quarantine only with a new outlier.
     suspects = {one.client for one in verdicts if one.outlier}
     found = sorted(defence.quarantined(memory) & suspects)

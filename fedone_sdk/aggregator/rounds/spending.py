@@ -169,7 +169,6 @@ def return_queries(
 
 
 def _is_lost(attempt: str, alive: Set[str]) -> bool:
-    """Whether the attempt's replica has exited, so that its cost stays unknown."""
     return attempt.partition("/")[0] not in alive
 
 

@@ -442,7 +442,6 @@ def _loaded(record: Callable[..., D], document: dict[str, Any], **arrays: Any) -
 
 @cache
 def _readers(record: Any) -> dict[str, Callable[[Any], Any]]:
-    """Return the validators of a record's fields."""
     hints = get_type_hints(record)
     return {
         # The seats are loaded already.

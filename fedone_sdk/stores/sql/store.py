@@ -30,8 +30,6 @@ M = TypeVar("M")
 def _reads(
     statement: Callable[Concatenate[Connection, P], T],
 ) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
-    """Return the store's method that runs a statement in a read transaction."""
-
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._read(lambda c: statement(c, *args, **kwargs))
 
@@ -41,8 +39,6 @@ def _reads(
 def _writes(
     statement: Callable[Concatenate[Connection, P], T],
 ) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
-    """Return the store's method that runs a statement in a write transaction."""
-
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._write(lambda c: statement(c, *args, **kwargs))
 
