@@ -141,7 +141,7 @@ class SqlStore(Store):
         except (ArgumentError, ValueError):
             # Without the cause, which may contain the URL with its password.
             raise SpecError(
-                "not a database URL such as sqlite:///fedone.db or postgresql://host/database",
+                "must be a file, or a URL such as postgresql://user@host/database",
                 source="store",
             ) from None
         kind = cls._kinds.get(url.drivername)
