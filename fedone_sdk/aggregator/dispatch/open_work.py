@@ -129,10 +129,14 @@ class OpenWork:
         """
         held = await self._find_open(client, assignment_id)
         if held is not None:
-            message = await self._vetted(held[0], message)
+            unfit = not await self._is_fit(held[0], message)
             try:
                 receipt = await held[0].apply(
-                    accept, assignment_id=assignment_id, update=message, body_sha256=body_sha256
+                    accept,
+                    assignment_id=assignment_id,
+                    update=message,
+                    body_sha256=body_sha256,
+                    unfit=unfit,
                 )
             except ValueError as exc:
                 raise ProblemError("invalid_message", str(exc)) from exc
@@ -154,17 +158,12 @@ class OpenWork:
             )
         return Receipt.model_validate_json(closed.receipt)
 
-    async def _vetted(
-        self, run: ServedRun, message: AlphaUpdate | LossesUpdate
-    ) -> AlphaUpdate | LossesUpdate:
-        """Return an update without a proposal that cannot become a candidate."""
+    async def _is_fit(self, run: ServedRun, message: AlphaUpdate | LossesUpdate) -> bool:
+        """Whether the proposal of an update, if it has one, can become a candidate."""
         if isinstance(message, AlphaUpdate) or message.proposal is None:
-            return message
+            return True
         model = None if self.gateway is None else self.gateway.backend
-        if await is_proposable(run, message.proposal.text, model):
-            return message
-        _log.info("proposal dropped", run_id=run.run_id)
-        return message.model_copy(update={"proposal": None})
+        return await is_proposable(run, message.proposal.text, model)
 
     async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
         """Give a client a full new deadline."""

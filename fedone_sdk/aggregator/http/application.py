@@ -29,7 +29,7 @@ from fedone_sdk.aggregator.http.requests import (
     stamp_headers,
 )
 from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, Handler, Route, openapi_document
-from fedone_sdk.aggregator.http.server_routes import DOCUMENT, READINESS, Readiness
+from fedone_sdk.aggregator.http.server_routes import DOCUMENTS, READINESS, Readiness
 from fedone_sdk.aggregator.runtime import run_shielded
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry import NO_OBSERVERS, Observers
@@ -47,6 +47,12 @@ ROUTES: tuple[Route, ...] = (
     *server_routes.machine.routes,
 )
 """All routes of the server."""
+
+
+def device_document() -> str:
+    """Return the OpenAPI document of the calls of devices."""
+    routes = [route for route in ROUTES if route.tag == "devices"]
+    return json.dumps(openapi_document(routes), indent=1, ensure_ascii=False) + "\n"
 
 
 def build_app(
@@ -85,7 +91,10 @@ def build_app(
     app.on_response_prepare.append(stamp)
     app.on_response_prepare.append(stamp_headers)
     pages.install(app)
-    app[DOCUMENT] = json.dumps(openapi_document(ROUTES)).encode()
+    app[DOCUMENTS] = {
+        "/openapi.json": json.dumps(openapi_document(ROUTES)).encode(),
+        "/device.openapi.json": device_document().encode(),
+    }
     for route, handler in handlers:
         app.router.add_route(route.method, route.path, handler)
     return app

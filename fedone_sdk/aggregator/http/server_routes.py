@@ -16,8 +16,6 @@ from fedone_sdk.aggregator.http.requests import (
     METRICS,
     SERVICE,
     answer,
-    bearer_token,
-    client_of,
     message_of,
     person_of,
     query_number,
@@ -34,7 +32,6 @@ from fedone_sdk.messages import (
     Health,
     Me,
     NewToken,
-    Rotated,
     TokenInfo,
     TokenList,
 )
@@ -143,7 +140,7 @@ class Readiness:
 
 
 READINESS: web.AppKey[Readiness] = web.AppKey("readiness", Readiness)
-DOCUMENT: web.AppKey[bytes] = web.AppKey("document", bytes)
+DOCUMENTS: web.AppKey[dict[str, bytes]] = web.AppKey("documents")
 
 
 @machine("GET /", "public", {200: (About, "text/html"), 304: None})
@@ -202,7 +199,13 @@ async def metrics(request: web.Request) -> web.Response:
 @machine("GET /openapi.json", "public", dict[str, Any])
 async def openapi(request: web.Request) -> web.Response:
     """Return this API's description as OpenAPI 3.1."""
-    return web.Response(body=request.app[DOCUMENT], content_type=JSON)
+    return web.Response(body=request.app[DOCUMENTS][request.path], content_type=JSON)
+
+
+@machine("GET /device.openapi.json", "public", dict[str, Any])
+async def device_openapi(request: web.Request) -> web.Response:
+    """Return the description of the calls of devices, for generators of clients."""
+    return web.Response(body=request.app[DOCUMENTS][request.path], content_type=JSON)
 
 
 # Tokens, clients, credentials
@@ -275,17 +278,6 @@ async def revoke_client(request: web.Request) -> web.Response:
     """Revoke a client permanently. Its open work passes to other clients."""
     client_id = request.match_info["client_id"]
     return answer(_shown_client(await request.app[SERVICE].access.revoke_client(client_id)))
-
-
-@access("POST /v1/clients/me/credential", "device", Rotated)
-async def rotate(request: web.Request) -> web.Response:
-    """Give a device a new credential.
-
-    The current credential stays valid until the new one is used, so the request can be repeated if
-    the response is lost.
-    """
-    tokens = request.app[SERVICE].access
-    return answer(await tokens.rotate(client_of(request), bearer_token(request)))
 
 
 def _shown(token: TokenRecord) -> TokenInfo:

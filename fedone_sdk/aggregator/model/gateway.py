@@ -44,8 +44,8 @@ from fedone_sdk.errors import (
     ProblemError,
     SpecError,
 )
-from fedone_sdk.messages import Array, Score, Scores
-from fedone_sdk.messages.array import from_wire
+from fedone_sdk.messages import Score, Scores, Tensor
+from fedone_sdk.messages.tensor import from_wire
 from fedone_sdk.vocabulary import are_prompts
 
 _UNEXPECTED = (DataError, MissingExtraError)
@@ -184,7 +184,7 @@ class ModelGateway:
         return array.shape[0]
 
     @staticmethod
-    async def _prompts(run: ServedRun, seat: Seat, array: Array | None) -> list[list[int]]:
+    async def _prompts(run: ServedRun, seat: Seat, array: Tensor | None) -> list[list[int]]:
         if array is None:
             drawn: list[list[int]] = run.machine.candidates(run.state, seat).prompts.tolist()
             return drawn
@@ -333,7 +333,7 @@ def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scor
     rows = (row or nothing for answer in answers for row in answer.log_probs)
     shape = (len(answers), len(query.inputs), num_values)
     return Scores(
-        log_probs=Array.pack(itertools.chain.from_iterable(rows), shape, "float32"),
+        log_probs=Tensor.pack(itertools.chain.from_iterable(rows), shape, "float32"),
         failed=failed,
         model=model,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -10,13 +11,14 @@ import numpy as np
 
 from fedone_sdk.aggregator.rounds.machine import RoundMachine
 from fedone_sdk.aggregator.rounds.spending import charge_lost, release
-from fedone_sdk.aggregator.rounds.state import FinishedRound, Result, RunState, Seat
+from fedone_sdk.aggregator.rounds.state import FinishedRound, Lineage, Result, RunState, Seat
 from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256
 from fedone_sdk.algorithms.defence import Admitted, Contribution, Defence, ledger
 from fedone_sdk.algorithms.gradient import drawn_advantage
+from fedone_sdk.algorithms.observations import clusters
 from fedone_sdk.budget import Budget
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import Helper, RoundReport, RunStatus, Verdict
+from fedone_sdk.messages import ProposerReport, RoundReport, RunStatus, Verdict
 from fedone_sdk.messages.base import SERVED_BY
 
 
@@ -259,7 +261,7 @@ def count_call(
     machine: RoundMachine, state: RunState, now: float, *, failure: str | None
 ) -> Result[None]:
     """Count a call of the run's proposer, and why it failed."""
-    done = (state.proposer or Helper()).and_then(
+    done = (state.proposer or ProposerReport()).and_then(
         calls=1, failed=int(failure is not None), failure=failure
     )
     return Result(state=replace(state, proposer=done))
@@ -273,10 +275,12 @@ def propose(
     slot: str,
     texts: tuple[str, ...],
     dropped: int = 0,
+    parents: tuple[int, ...] = (),
 ) -> Result[None]:
     """Queue new candidates for a slot until the round ends; drawn prompts stay the same.
 
-    `dropped` is the number of other texts, which were not fit.
+    `dropped` is the number of other texts, which were not fit, `parents` the candidates that a text
+    merges.
     """
     proposer = machine.spec.prompt.proposer
     if proposer is None or slot != machine.spec.prompt.proposed_slot:
@@ -287,8 +291,34 @@ def propose(
         return Result(state=state)
     waiting = (*state.waiting, *((slot, text) for text in fresh))
     dropped += len(texts) - len(fresh)
-    done = (state.proposer or Helper()).and_then(added=len(fresh), dropped=dropped)
-    return Result(state=replace(state, waiting=waiting, proposer=done))
+    done = (state.proposer or ProposerReport()).and_then(added=len(fresh), dropped=dropped)
+    origins = [Lineage(text, None, parents) for text in fresh if parents]
+    state = replace(state, waiting=waiting, proposer=done, lineage=(*state.lineage, *origins))
+    return Result(state=state, log=tuple(origin.line(state.round, slot) for origin in origins))
+
+
+def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tuple[int, ...]]:
+    """Return the best candidates of different clusters of clients, if a merge of them is due.
+
+    A cluster has at least two clients, so that no client decides alone, and a candidate is merged
+    once. The number of candidates is at most the square root of the number of clients, and at least
+    2: many texts merged at once lose what each of them says (Li et al. 2026, "Combee").
+    """
+    proposer = machine.spec.prompt.proposer
+    due = proposer is not None and state.round - state.merged_at >= proposer.merge_every
+    if not due or not state.running:
+        return Result(state=state, reply=())
+    found = clusters(state.method.memory, machine.proposed_position)
+    width = max(2, math.isqrt(found.total()))
+    merged = {parent for one in state.lineage if one.client is None for parent in one.parents}
+    best = tuple(
+        candidate
+        for candidate, count in found.most_common()
+        if count > 1 and candidate not in merged
+    )[:width]
+    if len(best) < 2:
+        return Result(state=state, reply=())
+    return Result(state=replace(state, merged_at=state.round), reply=best)
 
 
 def close_seat(machine: RoundMachine, state: RunState, seat: Seat, now: float) -> Result[None]:

@@ -407,7 +407,7 @@ class RoundMachine:
         for origin in reversed(own):  # A parent may be the client's, too.
             if origin.text in texts:
                 written = prompts[:, position] == first + texts.index(origin.text)
-                prompts[written, position] = origin.parent
+                prompts[written, position] = origin.parents[0]
         return replace(drawn, prompts=prompts)
 
     @property

@@ -15,7 +15,7 @@ from fedone_sdk.algorithms import Memory, State, select, stream
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment, Renewal, Step
-from fedone_sdk.messages.array import prompts_to_wire, to_wire
+from fedone_sdk.messages.tensor import prompts_to_wire, to_wire
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
 from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
-from fedone_sdk.messages import Helper
+from fedone_sdk.messages import ProposerReport
 
 _REFLECTION = "reflection"
 """In a seat's calls; no digest of a request."""
@@ -41,17 +41,27 @@ def through_gateway(machine: RoundMachine, seat: Seat) -> bool:
 
 
 def lease_cost(
-    machine: RoundMachine, state: RunState, seat: Seat, reported: Usage | None, *, answered: bool
+    machine: RoundMachine,
+    state: RunState,
+    seat: Seat,
+    reported: Usage | None,
+    *,
+    answered: bool,
+    proposed: bool = False,
 ) -> Usage:
     """Return the cost of a seat's open lease, which ends with an update if `answered`.
 
     Gateway calls are metered by the server; pending calls count with their upper bound. For a
     client with its own model, an update costs the whole lease, or its report if the run trusts
-    it. A decline costs its report: it gives no losses, so a low report gains nothing. Without a
-    report the client may have queried its model: the whole lease is charged, unless the caps are on
-    the gateway's model.
+    it. The trial of a candidate costs nothing if the client reports none and sends no candidate: a
+    trial is then of no use to it. A decline costs its report: it gives no losses, so a low report
+    gains nothing. Without a report the client may have queried its model: the whole lease is
+    charged, unless the caps are on the gateway's model.
     """
     lease = state.account.leases[seat.assignment_id or ""]
+    queries = 0 if reported is None else reported.queries
+    if seat.reflects and answered and not proposed and queries <= seat.num_queries:
+        lease -= machine.worst_query
     seen = seat.used + seat.max_pending
     has_gateway = machine.gateway_model is not None
     trusted = machine.spec.participation.own_models == "trusted"
@@ -224,7 +234,7 @@ def settle_evaluation(
 ) -> Result[None]:
     """Charge the cost of an evaluation, or of a call of the proposer or the judge."""
     if payee == "proposer":
-        state = replace(state, proposer=(state.proposer or Helper()).and_then(spent=used))
+        state = replace(state, proposer=(state.proposer or ProposerReport()).and_then(spent=used))
     elif payee == "judge":
         state = replace(state, judge=(state.judge or NOTHING) + used)
     try:

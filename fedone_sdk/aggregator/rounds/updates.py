@@ -15,8 +15,8 @@ from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
 from fedone_sdk.aggregator.rounds.state import Closed, Lineage, Result, RunState, Seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, Helper, LossesUpdate, Receipt
-from fedone_sdk.messages.array import from_wire
+from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, LossesUpdate, ProposerReport, Receipt
+from fedone_sdk.messages.tensor import from_wire
 
 _MAX_ALPHA = 1e6
 """Upper bound of an entry of alpha in a message, as of a loss."""
@@ -30,8 +30,9 @@ def accept(
     assignment_id: str,
     update: AlphaUpdate | LossesUpdate,
     body_sha256: str,
+    unfit: bool = False,
 ) -> Result[Receipt]:
-    """Accept a client's update, or refuse it."""
+    """Accept a client's update, or refuse it; `unfit` if its proposal is no candidate."""
     seat = working(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
@@ -41,7 +42,8 @@ def accept(
         return replace(refused, refusal=ProblemError("model_mismatch", other))
     _check_scored(update)
     told = _step_result(machine, state, seat, update)
-    spent = lease_cost(machine, state, seat, update.usage, answered=True)
+    tried = isinstance(update, LossesUpdate) and update.proposal is not None
+    spent = lease_cost(machine, state, seat, update.usage, answered=True, proposed=tried)
     lease = state.account.leases[assignment_id]
     if through_gateway(machine, seat) and spent.queries < seat.num_queries:
         if not machine.admits(own_model=True):
@@ -51,7 +53,7 @@ def accept(
             )
         spent = lease
     state = replace(state, account=state.account.settle(assignment_id, spent), model=update.model)
-    proposed = _proposed(machine, state, seat, update)
+    proposed = _proposed(machine, state, seat, update, unfit=unfit)
     state = proposed.state
     counted = count_update(machine, state, seat.client, now)
     state = renew_offers(machine, counted.state, seat.client, now)
@@ -81,27 +83,33 @@ def accept(
 
 
 def _proposed(
-    machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate | LossesUpdate
+    machine: RoundMachine,
+    state: RunState,
+    seat: Seat,
+    update: AlphaUpdate | LossesUpdate,
+    *,
+    unfit: bool,
 ) -> Result[None]:
     """Queue the candidate that a client wrote, with its origin; other clients judge it."""
-    slot = machine.spec.prompt.proposed_slot
+    slot, done = machine.spec.prompt.proposed_slot, state.proposer or ProposerReport()
+    if unfit:
+        return Result(state=replace(state, proposer=done.and_then(dropped=1)))
     if isinstance(update, AlphaUpdate) or update.proposal is None or slot is None:
         return Result(state=state)
     proposal = update.proposal
     if not seat.reflects or proposal.parent >= seat.num_samples:
         raise invalid("proposal: the assignment asks for none")
     if proposal.text in state.added or not machine.may_propose(state, seat.client):
-        return Result(state=state)
+        return Result(state=replace(state, proposer=done.and_then(dropped=1)))
     parents = machine.candidates(state, seat).prompts[:, machine.proposed_position]
-    origin = Lineage(proposal.text, seat.client, int(parents[proposal.parent]))
+    origin = Lineage(proposal.text, seat.client, (int(parents[proposal.parent]),))
     state = replace(
         state,
         waiting=(*state.waiting, (slot, proposal.text)),
         lineage=(*state.lineage, origin),
-        proposer=(state.proposer or Helper()).and_then(added=1),
+        proposer=done.and_then(added=1),
     )
-    record = {"round": state.round, "slot": slot, **origin._asdict()}
-    return Result(state=state, log=(("proposal", record),))
+    return Result(state=state, log=(origin.line(state.round, slot),))
 
 
 def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:

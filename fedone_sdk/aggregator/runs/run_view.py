@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from fedone_sdk import messages
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.state import RunState, decode
+from fedone_sdk.aggregator.rounds.state import Lineage, RunState, decode
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.algorithms.observations import standings
@@ -319,16 +319,27 @@ class RunView:
         if slot is None or not lineage:
             return
         texts, position = self.vocabulary.candidates_of(slot), self.machine.proposed_position
-        losses = standings(self.state.method.memory, position, len(texts)).losses
-        for one in lineage:
+        method = self.state.method
+        losses = standings(method.memory, position, len(texts)).losses
+        deployed = texts[self.machine.method.prompt(method)[position]]
+        children = defaultdict[str, list[Lineage]](list)
+        for one in reversed(lineage):
+            children[texts[one.parents[0]]].append(one)
+        written = {one.text for one in lineage}
+        ahead = [(one, 0) for one in reversed(lineage) if texts[one.parents[0]] not in written]
+        while ahead:
+            one, depth = ahead.pop()
+            ahead += [(child, depth + 1) for child in children[one.text]]
             gain = math.nan
             if one.text in texts:  # Else it waits for the end of the round.
-                gain = float(losses[one.parent] - losses[texts.index(one.text)])
+                gain = float(losses[list(one.parents)].min() - losses[texts.index(one.text)])
             yield messages.Written(
                 text=one.text,
                 client=one.client,
-                parent=texts[one.parent],
+                parents=tuple(texts[parent] for parent in one.parents),
+                depth=depth,
                 gain=gain if math.isfinite(gain) else None,
+                won=one.text == deployed,
             )
 
     def compute_verdict(
