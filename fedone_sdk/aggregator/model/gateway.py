@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fedone_sdk.aggregator.model.calls import BugCounter, CallBudget
-from fedone_sdk.aggregator.model.reflections import is_proposable
+from fedone_sdk.aggregator.model.proposer import is_proposable
 from fedone_sdk.aggregator.rounds.machine import invalid
 from fedone_sdk.aggregator.rounds.spending import (
     new_queries,
