@@ -1,4 +1,4 @@
-"""The proposer: a language model that writes new candidates during a run, also from devices' cases."""
+"""The proposer: a model that writes new candidates during a run, also from devices' cases."""
 
 from __future__ import annotations
 
