@@ -379,10 +379,10 @@ class Replicas:
             # The query returns spared clients again, so the limit grows by their number.
             limit = num_spared + _CLIENTS_AT_ONCE
             idle = await self.store.idle_clients(before, limit)
-            found = [index for index in idle if index not in known]
-            for index in found:
+            retired = [index for index in idle if index not in known]
+            for index in retired:
                 await self.access.retire(index)
-            num_spared = len(idle) - len(found)
+            num_spared = len(idle) - len(retired)
             if len(idle) < limit:
                 return
 

@@ -227,11 +227,11 @@ class OpenWork:
     async def _find_open(
         self, client: ClientRecord, assignment_id: str
     ) -> tuple[ServedRun, Seat] | None:
-        found = self.seat_with(client, assignment_id)
-        if found is None and self.store.shared:
+        seated = self.seat_with(client, assignment_id)
+        if seated is None and self.store.shared:
             await self.registry.refresh()  # Another replica may just have assigned it.
-            found = self.seat_with(client, assignment_id)
-        if found is not None and not found[0].model_checked.is_set():
-            await found[0].model_checked.wait()
-            found = self.seat_with(client, assignment_id)
-        return found
+            seated = self.seat_with(client, assignment_id)
+        if seated is not None and not seated[0].model_checked.is_set():
+            await seated[0].model_checked.wait()
+            seated = self.seat_with(client, assignment_id)
+        return seated

@@ -138,9 +138,9 @@ class Proposer(Companion):
         run = self._run
         position = run.machine.proposed_position
         candidates = run.vocabulary.of_position(position)
-        found = standings(run.state.method.memory, position, len(candidates))
+        rated = standings(run.state.method.memory, position, len(candidates))
         labels = tuple(run.spec.task.labels)
-        for text, loss, classes in zip(candidates, found.losses, found.by_class, strict=True):
+        for text, loss, classes in zip(candidates, rated.losses, rated.by_class, strict=True):
             if math.isfinite(loss):
                 by_class = (
                     dict(zip(labels, classes.tolist(), strict=True))

@@ -161,10 +161,10 @@ class Session:
             if self._lost.is_set():
                 return False
             try:
-                found = await self._driver.fetchval(_PROCESS, timeout=_HEARTBEAT_TIMEOUT_S)
+                process = await self._driver.fetchval(_PROCESS, timeout=_HEARTBEAT_TIMEOUT_S)
             except Exception:
                 return False
-            return bool(found == self._process)
+            return bool(process == self._process)
 
     def _on_notification(self, _: Any, __: int, ___: str, payload: str) -> None:
         sender, _, signal = payload.partition(" ")
@@ -189,16 +189,16 @@ async def _process_of(driver: Any, engine: AsyncEngine) -> int:
     """
     from asyncpg import InvalidSQLStatementNameError
 
-    found: list[int] = [await driver.fetchval(_PROCESS)]
+    processes: list[int] = [await driver.fetchval(_PROCESS)]
     with suppress(InvalidSQLStatementNameError, TimeoutError):
         async with engine.connect() as other, other.begin():
             # Takes the process that a pooler in transaction mode has free now.
             await other.execute(text(_PROCESS))
-            found.append(await driver.fetchval(_PROCESS, timeout=_HEARTBEAT_TIMEOUT_S))
+            processes.append(await driver.fetchval(_PROCESS, timeout=_HEARTBEAT_TIMEOUT_S))
         # A pooler that rotates its processes gives another one to each statement.
-        found += [await driver.fetchval(_PROCESS) for _ in range(2)]
-        if len({*found}) == 1:
-            return found[0]
+        processes += [await driver.fetchval(_PROCESS) for _ in range(2)]
+        if len({*processes}) == 1:
+            return processes[0]
     raise FedOneError(
         "the store's connections pass a pooler in transaction mode (such as PgBouncer's), in which "
         "advisory locks and LISTEN do not work; use session mode, or connect to the server itself"
