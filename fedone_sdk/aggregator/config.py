@@ -113,11 +113,7 @@ class StoreConfig(Spec):
             raise SpecError([f"store: {problem}" for problem in exc.problems]) from None
 
     async def check(self, folder: Path) -> str:
-        """Describe the store's content without the password or changes.
-
-        Raises:
-            SpecError: The store cannot be used.
-        """
+        """Describe the content, without changes; a `SpecError` if the store cannot be used."""
         store = self.build(folder)
         try:
             return await store.check()

@@ -180,11 +180,7 @@ class Replicas:
     async def _for_each(
         self, runs: Iterable[ServedRun], work: Callable[[ServedRun], Awaitable[object]]
     ) -> None:
-        """Process runs concurrently, so that a slow or broken run does not delay the others.
-
-        Raises:
-            ExceptionGroup: All failures, after all runs are processed.
-        """
+        """Process runs concurrently, then raise all failures: no run delays the others."""
         done = await asyncio.gather(*map(work, runs), return_exceptions=True)
         failed = [result for result in done if isinstance(result, Exception)]
         if failed:

@@ -123,11 +123,7 @@ class AdminToken:
 
 
 class Authority:
-    """The configured tokens and roles.
-
-    Raises:
-        ValueError: Two tokens share a secret or a name.
-    """
+    """The configured tokens and roles; a ``ValueError`` if two share a secret or a name."""
 
     def __init__(
         self,

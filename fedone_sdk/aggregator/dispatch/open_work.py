@@ -49,11 +49,7 @@ class OpenWork:
     companions: Mapping[str, Sequence[Companion]]
 
     async def claim(self, client: ClientRecord, message: Claim) -> Work | RetryLater:
-        """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
-
-        Raises:
-            ProblemError: ``run_ended`` if all runs that the client may work for have ended.
-        """
+        """Return an assignment, or when to retry; see `Dispatcher.claim`."""
         run = None
         if message.run_id is not None:
             run = await self.registry.run_for(client, message.run_id)

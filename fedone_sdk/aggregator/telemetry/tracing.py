@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 class Tracing:
-    """Creates spans, with the parent from the request's W3C ``traceparent``.
-
-    Args:
-        provider: Exports the spans; `close` shuts it down.
-    """
+    """Creates spans, with the parent from the request's W3C ``traceparent``."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider

@@ -74,11 +74,7 @@ class Session:
         self._signals = signals
 
     async def open(self, engine: AsyncEngine) -> None:
-        """Connect, and reconnect until `close`.
-
-        Raises:
-            FedOneError: A pooler gives the connection several server processes.
-        """
+        """Connect, and reconnect until `close`; an error if a pooler gives it several processes."""
         await self._connect(engine)
         self._watch_task = asyncio.create_task(self._watch(engine), name="store session")
 
@@ -182,11 +178,7 @@ class Session:
 
 
 async def _process_of(driver: Any, engine: AsyncEngine) -> int:
-    """Return a connection's server process, which holds its locks and its LISTEN.
-
-    Raises:
-        FedOneError: It has several.
-    """
+    """Return a connection's server process, which holds its locks; an error if it has several."""
     from asyncpg import InvalidSQLStatementNameError
 
     processes: list[int] = [await driver.fetchval(_PROCESS)]
