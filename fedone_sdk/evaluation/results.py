@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -155,43 +154,29 @@ class Standing:
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
-        median = self.queries_to_target
+        entrant, median = self.entrant, self.queries_to_target
+        means = ("metric", "loss", "queries", "example_calls", "evaluation_queries")
+        hidden = {"entrant", "predicted", "targets", "losses"}
         return {
-            "name": self.entrant.name,
-            "label": self.entrant.label,
-            "kind": self.entrant.kind,
-            "settings": self.entrant.spec.method.model_dump(mode="json")
-            if self.entrant.kind == "method"
+            "name": entrant.name,
+            "label": entrant.label,
+            "kind": entrant.kind,
+            "settings": entrant.spec.method.model_dump(mode="json")
+            if entrant.kind == "method"
             else None,
-            "notes": list(self.entrant.notes),
-            "trials": len(self.trials),
-            "metric": self._numbers("metric"),
-            "loss": self._numbers("loss"),
+            "notes": list(entrant.notes),
+            **{name: self.mean(name) for name in means},
             "difference": self.difference and self.difference._asdict(),
             "loss_difference": self.loss_difference and self.loss_difference._asdict(),
-            "queries_to_target": {
-                "median": None if median is None or math.isinf(median) else median,
-                "reached": sum(one is not None for one in self.reached.values()),
-                "by_seed": {str(seed): one for seed, one in self.reached.items()},
-            },
-            "queries": self.mean("queries"),
-            "example_calls": self.mean("example_calls"),
-            "evaluation_queries": self.mean("evaluation_queries"),
+            "queries_to_target": None if median is None or math.isinf(median) else median,
             "spent": self.spent.model_dump(mode="json"),
-            "prompts": {str(seed): one.prompt for seed, one in self.trials.items()},
-            "curves": {
-                str(seed): [point.model_dump() for point in one.curve]
+            "trials": [
+                {
+                    **one.model_dump(mode="json", exclude=hidden),
+                    "queries_to_target": self.reached.get(seed),
+                }
                 for seed, one in self.trials.items()
-            },
-        }
-
-    def _numbers(self, name: str) -> dict[str, Any]:
-        by_seed = {str(seed): getattr(one, name) for seed, one in self.trials.items()}
-        values = list(by_seed.values())
-        return {
-            "mean": self.mean(name),
-            "sd": statistics.stdev(values) if len(values) > 1 else None,
-            "by_seed": by_seed,
+            ],
         }
 
 
