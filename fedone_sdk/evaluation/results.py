@@ -22,16 +22,8 @@ BASELINES: Mapping[str, str] = {
 """Baselines, by name, and their labels."""
 
 _HEADER = (
-    "method",
-    "trials",
-    "{metric}",
-    "vs {first} [95 %]",
-    "loss",
-    "vs {first} [95 %]",
-    "to target",
-    "queries",
-    "example calls",
-    "requests",
+    "method|trials|{metric}|vs {first} [95 %]|loss|vs {first} [95 %]|to target|queries"
+    "|example calls|requests"
 )
 
 
@@ -301,20 +293,16 @@ def results_of(
     target: float | None = None,
 ) -> Results:
     """Compute the results of trials."""
+    names = [entrant.name for entrant in entrants]
     by_name = {
-        entrant.name: {
-            seed: record
-            for seed in seeds
-            if (record := records.get((entrant.name, seed))) is not None
-        }
-        for entrant in entrants
+        name: {seed: records[name, seed] for seed in seeds if (name, seed) in records}
+        for name in names
     }
-    first = by_name[entrants[0].name]
-    lower = task.metric == "loss"
+    first, lower = by_name[names[0]], task.metric == "loss"
     standings = []
-    for place, entrant in enumerate(entrants):
+    for entrant in entrants:
         own = by_name[entrant.name]
-        common = [seed for seed in own if seed in first] if place else []
+        common = [seed for seed in own if seed in first] if own is not first else []
         pair = [own[seed] for seed in common], [first[seed] for seed in common]
         standings.append(
             Standing(
@@ -338,10 +326,7 @@ def results_of(
         models=tuple(dict.fromkeys(record.model for record in records.values())),
         num_examples=num_examples,
         missing=tuple(
-            f"{entrant.name}, seed {seed}"
-            for seed in seeds
-            for entrant in entrants
-            if seed not in by_name[entrant.name]
+            f"{name}, seed {seed}" for seed in seeds for name in names if seed not in by_name[name]
         ),
     )
 
@@ -371,7 +356,7 @@ def _counted(count: int, noun: str) -> str:
 def header_of(results: Results) -> list[str]:
     """Return the columns of the table."""
     first = results.standings[0].entrant.name
-    return [name.format(metric=results.task.metric, first=first) for name in _HEADER]
+    return _HEADER.format(metric=results.task.metric, first=first).split("|")
 
 
 def row_of(results: Results, standing: Standing) -> list[str]:
