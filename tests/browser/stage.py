@@ -196,7 +196,8 @@ class Stage:
 
     async def _add(self, spec: RunSpec) -> ServedRun:
         dev = DEV if 0 in spec.task.labels or "0" in spec.task.labels else ()
-        return await self.aggregator.service.add_run(spec, WORDS, dev=dev)
+        words = spec.prompt.build(spec.task) if spec.prompt.slots else WORDS
+        return await self.aggregator.service.add_run(spec, words, dev=dev)
 
     def start_devices(self, number: int = 4) -> None:
         """Edge clients that work on until the stage is over."""
