@@ -7,7 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 # Decimal, so that sums of many small charges are exact.
@@ -16,6 +16,7 @@ Usd = Annotated[
     # Bounded, so that sums are exact to far below a cent.
     Field(ge=0, le=2**53, allow_inf_nan=False),
     PlainSerializer(float, return_type=float, when_used="json"),
+    WithJsonSchema({"type": "number", "minimum": 0, "maximum": 2**53}),  # texts are for files
 ]
 
 
@@ -36,7 +37,7 @@ class Usage(BaseModel):
     requests: Count = 0
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
-    usd: Usd = Decimal(0)
+    usd: Usd = Field(Decimal(0), json_schema_extra={"default": 0})
 
     def __add__(self, other: Usage) -> Usage:
         return self._with(other, operator.add)

@@ -25,7 +25,7 @@ from fedone_sdk.messages import (
     Scored,
     Scores,
 )
-from fedone_sdk.messages.array import from_wire, to_wire
+from fedone_sdk.messages.tensor import from_wire, to_wire
 from fedone_sdk.stores import ClientRecord
 from tests.runs import TOKEN
 

@@ -24,7 +24,6 @@ from fedone_sdk.messages import RunEvent, RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
-from fedone_sdk.stores.base import watched
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -77,8 +76,6 @@ class Aggregator:
         self._is_default_store = store is None
         store = store or MemoryStore()
         self._is_durable = not isinstance(store, MemoryStore)
-        if observers.metrics is not None or observers.tracing is not None:
-            store = watched(store, observers.commit)
         self.service = Service(
             store=store,
             clock=clock or SystemClock(),
@@ -89,6 +86,7 @@ class Aggregator:
             ),
             backend=backend,
             retention=retention,
+            observe_commit=observers.commit,
         )
         self._limits = limits
         self._cors = cors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 
@@ -30,7 +31,7 @@ from fedone_sdk.aggregator.rounds.lifecycle import raise_caps, resume, roll_back
 from fedone_sdk.aggregator.rounds.seats import lift_quarantine, quarantine
 from fedone_sdk.aggregator.runs.changes import Change, Listener
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
-from fedone_sdk.aggregator.runs.served_run import ServedRun
+from fedone_sdk.aggregator.runs.served_run import ObserveCommit, ServedRun
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending
 from fedone_sdk.aggregator.signals import RunsChanged, publish
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
@@ -61,6 +62,7 @@ class Service:
 
     Args:
         backend: The gateway's model; None if clients query their own models.
+        observe_commit: Returns a context manager that surrounds a commit to the run of this id.
     """
 
     def __init__(
@@ -71,11 +73,13 @@ class Service:
         authority: Authority,
         backend: LLMBackend | None = None,
         retention: Retention = KEEP_ALL,
+        observe_commit: ObserveCommit = nullcontext,
     ) -> None:
         self.authority = authority
         self.access = Access(store=store, authority=authority, clock=clock)
         self.listeners: list[Listener] = []
         self.draining = False
+        self._observe_commit = observe_commit
         self.store = store
         self.clock = clock
         self._backend = backend = None if backend is None else _metered(backend)
@@ -283,6 +287,7 @@ class Service:
             available=self.dispatcher.available,
             access=self.access,
             listener=self._on_change,
+            observe_commit=self._observe_commit,
             priced=lambda: self._backend is None or "usd" in self._backend.bounds,
         )
 
@@ -372,7 +377,6 @@ class Service:
                 await run.apply(stop, reason=reason, keep=keep)
 
     async def _wait_for_updates(self, run: ServedRun) -> None:
-        """Wait until pending calls have ended and answered work is returned."""
         if self._gateway is not None:
             await self._gateway.wait_idle(run)
         news = asyncio.Event()
@@ -430,7 +434,6 @@ class Service:
             self._on_restart(run)
 
     async def _check_resumable(self, run: ServedRun) -> None:
-        """Refuse to continue an ended run whose log, clients or model are missing."""
         if len(run.history) < run.state.round:
             raise ProblemError("run_conflict", "the log of the run was removed: it cannot continue")
         for name in run.history[-1].client_id.split(",") if run.history else ():

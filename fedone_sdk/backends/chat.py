@@ -68,6 +68,15 @@ def refuse_chat(parts: Rendered, instead: str) -> None:
         raise BackendError(f"the task is a chat, which this model does not take: {instead}")
 
 
+def refuse_mask(parts: Rendered) -> None:
+    """Raise an error if an input has a mask, for models that answer at the end."""
+    if any(part.kind == "mask" for part in parts):
+        raise BackendError(
+            "the template has {mask}, but this model answers at the end: take {mask} and what "
+            "follows it out of the template"
+        )
+
+
 def messages_of(parts: Rendered) -> list[Message]:
     """Return the messages of a rendered chat.
 

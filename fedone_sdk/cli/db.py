@@ -91,4 +91,4 @@ def _is_database(path: Path) -> bool:
 def _store_at(where: str) -> SqlStore:
     from fedone_sdk.stores import SqlStore
 
-    return SqlStore(where) if "://" in where else SqlStore.sqlite(where)
+    return SqlStore.at(where) if "://" in where else SqlStore.sqlite(where)

@@ -170,7 +170,7 @@ def _readable(where: str) -> SqlStore:
 
     if "://" in where:
         with naming("arguments"):
-            return SqlStore(where, serving=False)
+            return SqlStore.at(where, serving=False)
     if not Path(where).is_file():
         raise ArgumentError(f"--store: there is no file {where}")
     return SqlStore.sqlite(where, serving=False)

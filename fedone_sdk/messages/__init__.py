@@ -8,7 +8,6 @@ from fedone_sdk._lazy import lazy
 
 # Lazy imports: an edge device only loads the modules that it uses.
 if TYPE_CHECKING:
-    from fedone_sdk.messages.array import MAX_ELEMENTS, Array
     from fedone_sdk.messages.assignment import (
         AlphaAssignment,
         Assignment,
@@ -49,9 +48,9 @@ if TYPE_CHECKING:
         Cap,
         CensoringReport,
         ClientInfluence,
-        Helper,
         MetricReport,
         PrivacyReport,
+        ProposerReport,
         RoundReport,
         RunDevices,
         RunEvent,
@@ -61,12 +60,11 @@ if TYPE_CHECKING:
         UnfitDevices,
         Written,
     )
-    from fedone_sdk.messages.schema import json_schemas
     from fedone_sdk.messages.score import (
         MAX_CASES,
         MAX_TEXT_CHARS,
         MAX_WRITTEN_CHARS,
-        Case,
+        Judged,
         Proposal,
         Reflect,
         Reflected,
@@ -83,6 +81,7 @@ if TYPE_CHECKING:
         RunEntry,
         RunSummary,
     )
+    from fedone_sdk.messages.tensor import MAX_ELEMENTS, Tensor
     from fedone_sdk.messages.update import (
         MAX_LOSS,
         MIN_SCORED_SHARE,
@@ -113,19 +112,17 @@ if TYPE_CHECKING:
     )
 else:
     __getattr__, __dir__ = lazy(
-        globals(), "base array assignment enrolment score update run verdict steering watch schema"
+        globals(), "base tensor assignment enrolment score update run verdict steering watch"
     )
 
 __all__ = [
     "About",
     "AlphaAssignment",
     "AlphaUpdate",
-    "Array",
     "Assignment",
     "COMPARED",
     "CacheReport",
     "Cap",
-    "Case",
     "CensoringReport",
     "Check",
     "Claim",
@@ -138,7 +135,7 @@ __all__ = [
     "Enrol",
     "Enrolled",
     "Health",
-    "Helper",
+    "Judged",
     "LossesAssignment",
     "LossesUpdate",
     "LostWork",
@@ -161,6 +158,7 @@ __all__ = [
     "Problem",
     "PromptReport",
     "Proposal",
+    "ProposerReport",
     "Quarantine",
     "Receipt",
     "Reflect",
@@ -187,6 +185,7 @@ __all__ = [
     "Spread",
     "Standing",
     "Step",
+    "Tensor",
     "TokenInfo",
     "TokenList",
     "TokenProbabilities",
@@ -202,5 +201,4 @@ __all__ = [
     "encode",
     "first_error",
     "is_sendable",
-    "json_schemas",
 ]

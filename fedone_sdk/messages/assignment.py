@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedone_sdk.messages.array import Array
 from fedone_sdk.messages.base import Id, Message, Seed, is_none
+from fedone_sdk.messages.tensor import Tensor
 from fedone_sdk.spec import CalibrationSpec, MethodSpec, PrivacySpec, RunName
 from fedone_sdk.task import TaskSpec
 from fedone_sdk.vocabulary import Layout, Slot, SlotName, Token, Vocabulary
@@ -72,7 +72,7 @@ class AlphaAssignment(_Assignment):
     """
 
     exchange: Literal["alpha"] = "alpha"
-    alpha: Array
+    alpha: Tensor
     steps: Annotated[tuple[Step, ...], Field(min_length=1, max_length=1024)]
 
 
@@ -87,13 +87,15 @@ class LossesAssignment(_Assignment):
     """
 
     exchange: Literal["losses"] = "losses"
-    prompts: Array
-    biases: Array | None = Field(default=None, exclude_if=is_none)
+    prompts: Tensor
+    biases: Tensor | None = Field(default=None, exclude_if=is_none)
     minibatch_seed: Seed
     reflect: Annotated[bool, Field(exclude_if=operator.not_)] = False
 
 
-Assignment = Annotated[AlphaAssignment | LossesAssignment, Field(discriminator="exchange")]
+Assignment = Annotated[
+    AlphaAssignment | LossesAssignment, Field(discriminator="exchange", title="Assignment")
+]
 
 
 class Renewal(Message):

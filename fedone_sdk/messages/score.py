@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import FailFast, Field
 
-from fedone_sdk.messages.array import MAX_ELEMENTS, Array
 from fedone_sdk.messages.base import Id, Message, is_none
+from fedone_sdk.messages.tensor import MAX_ELEMENTS, Tensor
 from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS, Token
 
 MAX_TEXT_CHARS = 20_000
@@ -38,7 +38,7 @@ class Proposal(Message):
     text: Annotated[Token, Field(min_length=1, max_length=MAX_PROPOSAL_CHARS)]
 
 
-class Case(Message):
+class Judged(Message):
     """An example and how the model's answer to it was judged.
 
     Attributes:
@@ -60,7 +60,7 @@ class Reflect(Message):
 
     assignment_id: Id
     parent: Annotated[int, Field(ge=0, lt=_MAX_PROMPTS)]
-    cases: Annotated[tuple[Case, ...], Field(min_length=1, max_length=MAX_CASES)]
+    cases: Annotated[tuple[Judged, ...], Field(min_length=1, max_length=MAX_CASES)]
 
 
 class Reflected(Message):
@@ -81,7 +81,7 @@ class Score(Message):
     """
 
     assignment_id: Id
-    prompts: Array | None = None
+    prompts: Tensor | None = None
     examples: Annotated[
         tuple[Annotated[dict[str, _Text], Field(max_length=16)], ...],
         FailFast(),
@@ -102,7 +102,7 @@ class Scores(Message):
         failed: (prompt, example) pairs for which the model failed.
     """
 
-    log_probs: Array | None = None
+    log_probs: Tensor | None = None
     texts: Annotated[
         tuple[Annotated[tuple[_Written, ...], Field(max_length=_MAX_EXAMPLES)], ...],
         Field(max_length=_MAX_PROMPTS),

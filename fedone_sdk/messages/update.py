@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, FailFast, Field, TypeAdapter
 
 from fedone_sdk.budget import Usage
-from fedone_sdk.messages.array import Array
 from fedone_sdk.messages.base import MAX_MODEL_CHARS, ONE_LINE, Id, Message, is_none
 from fedone_sdk.messages.score import Proposal
+from fedone_sdk.messages.tensor import Tensor
 
 MIN_SCORED_SHARE = 0.8
 """Minimal share of the mini-batch that must be scored for a valid update."""
@@ -77,7 +77,7 @@ class AlphaUpdate(_Update):
     """
 
     exchange: Literal["alpha"] = "alpha"
-    alpha: Array
+    alpha: Tensor
     mean_loss: _Loss
 
 
@@ -99,12 +99,12 @@ class LossesUpdate(_Update):
 
     exchange: Literal["losses"] = "losses"
     losses: Annotated[tuple[_Loss, ...], FailFast(), Field(min_length=2, max_length=65536)]
-    by_class: Array | None = None
+    by_class: Tensor | None = None
     class_counts: Annotated[tuple[_NoisedCount, ...], FailFast(), Field(max_length=64)] = ()
     proposal: Proposal | None = Field(default=None, exclude_if=is_none)
 
 
-Update = Annotated[AlphaUpdate | LossesUpdate, Field(discriminator="exchange")]
+Update = Annotated[AlphaUpdate | LossesUpdate, Field(discriminator="exchange", title="Update")]
 UPDATE: TypeAdapter[AlphaUpdate | LossesUpdate] = TypeAdapter(
     Update, config=ConfigDict(defer_build=True)
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from fedone_sdk.stores.records import (
     ClientRecord,
@@ -35,15 +34,12 @@ class Store(Protocol):
 
     async def open(self) -> None:
         """Connect; create or migrate the schema if necessary."""
-        ...
 
     async def close(self) -> None:
         """Disconnect."""
-        ...
 
     async def ping(self) -> None:
         """Raise an error if the store is not available."""
-        ...
 
     # Tokens and clients
 
@@ -53,15 +49,12 @@ class Store(Protocol):
         Raises:
             ValueError: Another token has this name.
         """
-        ...
 
     async def tokens(self) -> list[TokenRecord]:
         """Return all tokens in order of creation."""
-        ...
 
     async def revoke_token(self, name: str, now: float) -> TokenRecord | None:
         """Revoke a token permanently; None if it does not exist."""
-        ...
 
     async def enrol(self, client: ClientRecord, token_sha256: str, now: float) -> ClientRecord:
         """Enrol a client under the next index; concurrent calls never share one.
@@ -74,39 +67,30 @@ class Store(Protocol):
                 and was revoked, or has another key or a token for other runs.
             ValueError: The client id exists.
         """
-        ...
 
     async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
         """Return clients with an index larger than `after`, in index order; no `limit` is all."""
-        ...
 
     async def num_clients(self) -> int:
         """Return the number of clients without reading them."""
-        ...
 
     async def client(self, credential_sha256: str) -> ClientRecord | None:
         """Return the client with this current or previous credential."""
-        ...
 
     async def client_at(self, index: int) -> ClientRecord | None:
         """Return the client with this enrolment index."""
-        ...
 
     async def client_named(self, client_id: str) -> ClientRecord | None:
         """Return the client with this public id."""
-        ...
 
     async def change_client(self, index: int, **changes: Any) -> None:
         """Change fields of a `ClientRecord`; an unknown index is an ``IndexError``."""
-        ...
 
     async def idle_clients(self, before: float, limit: int) -> list[int]:
         """Return clients last seen before a time and not retired, in index order."""
-        ...
 
     async def retire_client(self, index: int, now: float) -> None:
         """Erase a client permanently, except for its index and public id, which runs refer to."""
-        ...
 
     # Waiting clients
 
@@ -115,33 +99,26 @@ class Store(Protocol):
 
         It is durable no later than any later commit.
         """
-        ...
 
     async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
         """Remove clients that no longer wait; `signals` as for `join`."""
-        ...
 
     async def members(self) -> list[Member]:
         """Return waiting clients in index order, including expired ones."""
-        ...
 
     # Runs
 
     async def add_run(self, record: RunRecord) -> None:
         """Add a run; a duplicate id is a ``ValueError``, that of a deleted run a `RunDeleted`."""
-        ...
 
     async def heads(self) -> list[RunHead]:
         """Return the heads of all runs in order of creation."""
-        ...
 
     async def run(self, run_id: str) -> RunRecord | None:
         """Return a run, or None."""
-        ...
 
     async def versions(self) -> dict[str, int]:
         """Return the version of every run, in order of creation."""
-        ...
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         """Store an event's changes on top of `version`; the run then has ``version + 1``.
@@ -151,17 +128,14 @@ class Store(Protocol):
             KeyError: The run does not exist.
             FedOneError: The store became unavailable; whether the commit was stored is unknown.
         """
-        ...
 
     async def closed(self, assignment_id: str) -> ClosedWork | None:
         """Return a closed assignment; None if it is open or unknown."""
-        ...
 
     async def memory(
         self, run_id: str, client_index: int, at_round: int | None = None
     ) -> bytes | None:
         """Return the newest memory of a client or the server, or that of a round."""
-        ...
 
     async def log(
         self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
@@ -171,11 +145,9 @@ class Store(Protocol):
         Only entries of versions after `after` are returned, at most about `limit` of them: it is
         extended to the end of the last commit. See `log_pages`.
         """
-        ...
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
         """Delete a run's log with its memories, its closed work, or both; the run stays."""
-        ...
 
     async def delete_run(self, run_id: str, version: int, now: float) -> None:
         """Delete a run at `version` with all its data permanently.
@@ -186,39 +158,31 @@ class Store(Protocol):
             VersionConflict: The run has another version; nothing was changed.
             KeyError: The run does not exist.
         """
-        ...
 
     async def deleted(self, run_id: str) -> float | None:
         """Return when this run was deleted, seconds since the epoch; None if it was not."""
-        ...
 
     # Replicas
 
     @property
     def shared(self) -> bool:
         """Whether other processes may serve the same runs."""
-        ...
 
     @property
     def replica(self) -> str:
         """Id of this process among the replicas; new at every `open`."""
-        ...
 
     async def alive(self) -> frozenset[str]:
         """Return the ids of all running replicas, including this one."""
-        ...
 
     async def lead(self) -> bool:
         """Try to acquire the leader lock; return whether this replica holds it."""
-        ...
 
     async def publish(self, signal: str) -> None:
         """Publish a signal of at most 4000 bytes to the other replicas; not durable."""
-        ...
 
     def listen(self, signals: Signals) -> None:
         """Set the listener for signals of other replicas."""
-        ...
 
 
 class Alone:
@@ -270,30 +234,6 @@ async def log_pages(
         after = page[-1].version
         mean = max(sum(len(entry.body) for entry in page) // len(page), 1)
         limit = min(max(_PAGE_BYTES // mean, 1), _MOST)
-
-
-Watch = Callable[[str], AbstractContextManager[object]]
-"""Returns a context manager that surrounds a commit to the run of this id."""
-
-
-def watched(store: Store, watch: Watch) -> Store:
-    """Return a store whose commits run inside the context manager of `watch`."""
-    return cast(Store, _WatchedStore(store, watch))
-
-
-class _WatchedStore:
-    """Delegates all methods but `commit` to the wrapped store."""
-
-    def __init__(self, store: Store, watch: Watch) -> None:
-        self._store = store
-        self._watch = watch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def commit(self, run_id: str, version: int, commit: Commit) -> None:
-        with self._watch(run_id):
-            await self._store.commit(run_id, version, commit)
 
 
 async def run_shielded(work: Coroutine[Any, Any, T]) -> T:

@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fedone_sdk.messages import Array, RunResult, RunTask
+from fedone_sdk.messages import RunResult, RunTask, Tensor
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -350,14 +350,14 @@ def test_the_stdlib_client_has_the_losses_of_the_vectors(vector: dict[str, Any])
         return  # It declines the work.
     answers, width = vector["answers"], len(run["task"]["labels"])
     flat = [value for row in answers for value in row]
-    table = Array.pack(flat, (1, len(rows), width), "float32").model_dump()
-    bias = Array.pack(vector.get("bias", [0] * width), (1, width), "float32").model_dump()
+    table = Tensor.pack(flat, (1, len(rows), width), "float32").model_dump()
+    bias = Tensor.pack(vector.get("bias", [0] * width), (1, width), "float32").model_dump()
     scores = {"failed": [], "model": "m", "log_probs": table}
     found = module.update(run, {"biases": bias}, rows, scores, len(rows))
     if "by_class" in vector:
         assert found["class_counts"] == vector["class_counts"]
         values = [
-            Array.model_validate(one).values() for one in (found["by_class"], vector["by_class"])
+            Tensor.model_validate(one).values() for one in (found["by_class"], vector["by_class"])
         ]
         assert values[0].tolist() == pytest.approx(values[1].tolist(), rel=1e-6, abs=1e-9)
     else:

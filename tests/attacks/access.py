@@ -17,7 +17,7 @@ from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import BackendBlocked
 from fedone_sdk.messages import PromptReport, RunTask, VocabularyList
-from fedone_sdk.messages.array import prompts_to_wire
+from fedone_sdk.messages.tensor import prompts_to_wire
 from fedone_sdk.stores import MemoryStore, SqlStore
 from fedone_sdk.testing import ScriptedBackend
 from tests.attacks import Succeeded, attack
@@ -90,7 +90,7 @@ async def _device_reads_others(folder: Path) -> str:
         secrets = [victim, repr(sum(losses) / 4), "tablet"]
         everything = await _read_all(server, ADMIN)
         assert all(any(secret in text for text in everything.values()) for secret in secrets)
-    public = {"/", "/healthz", "/readyz", "/openapi.json"}
+    public = {"/", "/healthz", "/readyz", "/openapi.json", "/device.openapi.json"}
     allowed = {
         "/v1/runs": {"run_id", "status", "round", "rounds"},
         "/v1/runs/{run_id}/task": set(RunTask.model_fields),

@@ -16,7 +16,7 @@ from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.backends import Query
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import Array, Decline, LossesAssignment
+from fedone_sdk.messages import Decline, LossesAssignment, Tensor
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord
 from fedone_sdk.testing import ScriptedBackend
@@ -340,7 +340,7 @@ async def _bend(_: Path) -> str:
                     shares = (far, -far) if lies else (0.5, 0.5)
                     flat = itertools.chain(*((loss, 1.0, *shares) for loss in losses))
                     counts = (2.0**31, -(2.0**31)) if lies else (2.0, 2.0)
-                    by_class = Array.pack(flat, (4, 1, 4), "float32")
+                    by_class = Tensor.pack(flat, (4, 1, 4), "float32")
                     told = {"losses": losses, "by_class": by_class, "class_counts": counts}
                     await update(service, client, work, **told)
             bias = run.machine.bias(run.state)

@@ -11,7 +11,7 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.client.noise import private_losses
 from fedone_sdk.client.transport import Idle
 from fedone_sdk.errors import MessageError
-from fedone_sdk.messages import Array, Claim, RunTask, Score, Scores
+from fedone_sdk.messages import Claim, RunTask, Score, Scores, Tensor
 from fedone_sdk.spec.sections import PrivacySpec, RequiredPrivacy
 from fedone_sdk.testing import ScriptedBackend
 from tests.attacks import Succeeded, attack
@@ -83,7 +83,7 @@ class _Extreme(RecordingTransport):
         scores = await super().score(credential, message)
         assert scores.log_probs is not None
         shape = scores.log_probs.shape
-        extreme = Array.pack([0.0, -3e38] * (shape[0] * shape[1]), shape, "float32")
+        extreme = Tensor.pack([0.0, -3e38] * (shape[0] * shape[1]), shape, "float32")
         return scores.model_copy(update={"log_probs": extreme})
 
 

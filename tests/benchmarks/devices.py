@@ -282,7 +282,7 @@ def build_store(target: str) -> Any:
 
     if target == "memory":
         return MemoryStore()
-    return SqlStore(target) if "://" in target else SqlStore.sqlite(target)
+    return SqlStore.at(target) if "://" in target else SqlStore.sqlite(target)
 
 
 def credential(index: int) -> str:

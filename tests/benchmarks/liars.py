@@ -36,7 +36,7 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.client import Transport
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import AlphaUpdate, LossesUpdate
-from fedone_sdk.messages.array import from_wire, to_wire
+from fedone_sdk.messages.tensor import from_wire, to_wire
 
 CLIENTS, LENGTH, WORDS, ROUNDS = 40, 2, 30, 150
 STANDARD, OFF = "standard", "none"

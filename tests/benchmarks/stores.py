@@ -59,7 +59,7 @@ def batches_of(size: int) -> Iterator[None]:
 @contextlib.asynccontextmanager
 async def opened(url: str) -> AsyncIterator[SqlStore]:
     """Open a store for the duration of the block."""
-    store = SqlStore(url)
+    store = SqlStore.at(url)
     await store.open()
     try:
         yield store

@@ -280,7 +280,7 @@ async def _serve(plan: _ServerPlan) -> None:
 
 def _store(url: str, *, serving: bool = True) -> SqlStore:
     if "://" in url:
-        return SqlStore(url, serving=serving)
+        return SqlStore.at(url, serving=serving)
     return SqlStore.sqlite(url, serving=serving)
 
 

@@ -74,7 +74,7 @@ def everything(*closed: ClosedWork, signal: str | None = "never") -> Commit:
 @asynccontextmanager
 async def opened(where: str | Path | URL, **options: Any) -> AsyncIterator[SqlStore]:
     """A store, open for a while: a SQLite file or a URL."""
-    make = SqlStore.sqlite if isinstance(where, Path) else SqlStore
+    make = SqlStore.sqlite if isinstance(where, Path) else SqlStore.at
     store = make(where, **options)
     await store.open()
     try:

@@ -64,7 +64,7 @@ class TestCommand:
             assert "copied 1 run, " in out
             assert PASSWORD not in out
         shutil.copytree(tmp_path / "clients", tmp_path / "same clients")
-        assert asyncio.run(tune(SqlStore(url), state=tmp_path / "clients")) == whole
+        assert asyncio.run(tune(SqlStore.at(url), state=tmp_path / "clients")) == whole
         assert asyncio.run(tune(SqlStore.sqlite(last), state=tmp_path / "same clients")) == whole
 
     def test_a_store_with_rows_is_no_target(
@@ -102,7 +102,7 @@ class TestLocks:
         async with opened(other):
             pass
         async with opened(tmp_path / "fedone.db"), opened(url):
-            served = SqlStore.sqlite(tmp_path / "fedone.db"), SqlStore(url)
+            served = SqlStore.sqlite(tmp_path / "fedone.db"), SqlStore.at(url)
             for store, said in zip(
                 served, ("in use by another process", "by a server"), strict=True
             ):
@@ -122,7 +122,7 @@ class TestLocks:
             await store.add_run(RUN)
             await store.commit("run-1", 0, everything())
         digests = iter("abcd")
-        for target in (SqlStore(url), SqlStore.sqlite(tmp_path / "new.db")):
+        for target in (SqlStore.at(url), SqlStore.sqlite(tmp_path / "new.db")):
             with pytest.raises(FedOneError, match="the copy differs from the source"):
                 await SqlStore.sqlite(tmp_path / "fedone.db").copy_to(
                     target, lambda arrays: next(digests)
@@ -142,7 +142,7 @@ class TestLocks:
             await store.commit("run-1", 0, everything())
             tokens, run = await store.tokens(), await store.run("run-1")
             log = await store.log("run-1")
-        await SqlStore.sqlite(tmp_path / "fedone.db").copy_to(SqlStore(url), lambda arrays: "")
+        await SqlStore.sqlite(tmp_path / "fedone.db").copy_to(SqlStore.at(url), lambda arrays: "")
         async with opened(url) as store:
             assert (await store.tokens(), await store.run("run-1")) == (tokens, run)
             assert (await store.clients(), await store.log("run-1")) == (known, log)

@@ -242,7 +242,7 @@ class TestServerTrouble:
                 store.alive,
                 lambda: store.commit("run-1", 0, Commit(document="")),
                 lambda: store.publish("x"),
-                SqlStore(tcp_url).open,
+                SqlStore.at(tcp_url).open,
             ):
                 with pytest.raises(FedOneError, match=expected) as caught:
                     await ask()
@@ -267,7 +267,7 @@ class TestServerTrouble:
                             f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END $$"
                         )
 
-                await store._database.write(work)
+                await store._write(work)
                 assert len(tries) == 3
             assert (await enrol(store, 0)).index == 2
 
@@ -445,7 +445,7 @@ class TestUrls:
             "postgresql://fedone:sesame@127.0.0.1:1/db",
             "postgresql://fedone:sesame@no.such.host.invalid/db",
         ):
-            store = SqlStore(url)
+            store = SqlStore.at(url)
             with pytest.raises(StoreUnavailable, match=r"store .*/.* cannot be used: \S") as caught:
                 await store.open()
             for text in (str(caught.value), repr(store), repr(caught.value)):
@@ -455,7 +455,7 @@ class TestUrls:
 
     async def test_writes_are_durable(self, url: str) -> None:
         async with opened(url) as store:
-            setting = await store._database.write(
+            setting = await store._write(
                 lambda c: c.exec_driver_sql("SHOW synchronous_commit").scalar()
             )
         assert setting == "on"
@@ -509,7 +509,7 @@ async def test_a_pooler(
     async with opened(postgres.url(database)):
         pass  # creates the tables
     with pooler(postgres, database, tmp_path, **settings) as url:
-        store = SqlStore(url)
+        store = SqlStore.at(url)
         for use in (store.check, store.open):
             if works:
                 await use()
@@ -528,7 +528,7 @@ async def test_a_database_that_refuses_writes_for_some_time(
     async with opened(postgres.url(database)) as store:
         await store.add_run(RUN)
         postgres.execute(f"{sets} = on")
-        await store._database._engine.dispose()  # type: ignore[union-attr]
+        await store._engine.dispose()  # type: ignore[union-attr]
         for use in (store.ping, lambda: store.commit("run-1", 0, Commit(document="1"))):
             with pytest.raises(StoreUnavailable, match="read-only transaction"):
                 await use()

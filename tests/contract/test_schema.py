@@ -34,7 +34,7 @@ def differences(connection: Connection) -> list[Any]:
 class TestSqlite:
     async def test_a_new_file(self, tmp_path: Path) -> None:
         async with opened(tmp_path / "new.db") as store:
-            assert await store._database.read(differences) == []
+            assert await store._read(differences) == []
             assert await store.schema() == schema.HEAD
 
     async def test_looking_makes_no_file(self, tmp_path: Path) -> None:
@@ -70,13 +70,13 @@ class TestSqlite:
 class TestPostgres:
     async def test_an_empty_database_is_set_up(self, postgres: Cluster, database: str) -> None:
         url = postgres.url(database)
-        assert await SqlStore(url).schema() is None
+        assert await SqlStore.at(url).schema() is None
         async with opened(url) as store:
-            assert await store._database.read(differences) == []
+            assert await store._read(differences) == []
             assert await store.schema() == schema.HEAD
 
     async def test_stores_that_open_together(self, postgres: Cluster, database: str) -> None:
-        stores = [SqlStore(postgres.url(database), num_connections=2) for _ in range(8)]
+        stores = [SqlStore.at(postgres.url(database), num_connections=2) for _ in range(8)]
         await asyncio.gather(*(store.open() for store in stores))
         await stores[0].add_run(RUN)
         assert await stores[7].run("run-1") == RUN
@@ -88,14 +88,14 @@ class TestPostgres:
         async with opened(url):
             pass
         postgres.execute("UPDATE alembic_version SET version_num = '1000'", database)
-        for attempt in (SqlStore(url).open, SqlStore(url).upgrade):
+        for attempt in (SqlStore.at(url).open, SqlStore.at(url).upgrade):
             with pytest.raises(FedOneError, match=r"schema 1000.*up to 0001; upgrade fedone-sdk"):
                 await attempt()
 
     async def test_other_database_is_refused(self, postgres: Cluster, database: str) -> None:
         postgres.execute("CREATE TABLE cookies (id integer)", database)
         with pytest.raises(FedOneError, match=rf"{database} .*another program"):
-            await SqlStore(postgres.url(database)).open()
+            await SqlStore.at(postgres.url(database)).open()
 
 
 def test_the_head_is_the_newest_migration() -> None:

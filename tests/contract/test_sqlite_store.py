@@ -53,7 +53,7 @@ class TestFile:
             connection.exec_driver_sql("UPDATE meta SET value = 7 WHERE key = 'num_clients'")
 
         async with opened(tmp_path / "store.db") as store:
-            task = asyncio.create_task(store._database.write(work))
+            task = asyncio.create_task(store._write(work))
             await until(began.is_set)
             task.cancel()
             go_on.set()
@@ -63,7 +63,7 @@ class TestFile:
 
     async def test_writes_are_durable(self, tmp_path: Path) -> None:
         async with opened(tmp_path / "store.db") as store:
-            pragmas = await store._database.write(
+            pragmas = await store._write(
                 lambda connection: {
                     name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
                     for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
@@ -120,7 +120,7 @@ class TestFile:
     async def test_a_connection_that_refuses_writes_is_replaced(self, tmp_path: Path) -> None:
         async with opened(tmp_path / "store.db") as store:
             await store.add_run(RUN)
-            writer = store._database._writer  # type: ignore[union-attr]
+            writer = store._writer  # type: ignore[union-attr]
             await asyncio.to_thread(_make_read_only, writer)
             with pytest.raises(StoreUnavailable, match="readonly"):
                 await store.ping()
@@ -162,12 +162,12 @@ class TestFile:
     )
     def test_unusable_url(self, url: str) -> None:
         with pytest.raises(SpecError) as caught:
-            SqlStore(url)
+            SqlStore.at(url)
         assert "secret" not in str(caught.value)
 
     @pytest.mark.parametrize("driver", ["sqlite", "sqlite+aiosqlite"])
     async def test_url(self, tmp_path: Path, driver: str) -> None:
-        store = SqlStore(f"{driver}:///{tmp_path}/store.db")
+        store = SqlStore.at(f"{driver}:///{tmp_path}/store.db")
         await store.open()
         await store.close()
         assert (tmp_path / "store.db").exists()
@@ -281,7 +281,7 @@ class TestSharedTransactions:
                 await store.add_run(replace(RUN, run_id=str(number)))
             committing, go_on = threading.Event(), threading.Event()
 
-            @event.listens_for(store._database._engine, "commit")
+            @event.listens_for(store._engine, "commit")
             def commit(_: Connection) -> None:
                 committing.set()
                 assert go_on.wait(10)
@@ -302,7 +302,7 @@ class TestSharedTransactions:
         async with opened(tmp_path / "store.db") as store:
             for number in range(4):
                 await store.add_run(replace(RUN, run_id=str(number)))
-            engine = store._database._engine
+            engine = store._engine
 
             def fail(_: Connection) -> None:
                 raise sqlite3.OperationalError("disk I/O error")
@@ -329,7 +329,7 @@ class TestSharedTransactions:
                 began.set()
                 go_on.wait()
 
-            first = asyncio.create_task(store._database.write(work))
+            first = asyncio.create_task(store._write(work))
             await until(began.is_set)
             second = asyncio.create_task(store.commit("run-1", 0, everything()))
             await asyncio.sleep(0)
@@ -352,7 +352,7 @@ class TestSharedTransactions:
             go_on.wait()
             connection.exec_driver_sql("UPDATE runs SET document = 'written'")
 
-        writing = asyncio.create_task(store._database.write(work))
+        writing = asyncio.create_task(store._write(work))
         await until(began.is_set)
         late = asyncio.create_task(store.commit("run-1", 0, everything()))
         await asyncio.sleep(0)
@@ -370,7 +370,7 @@ class TestSharedTransactions:
 def transactions(store: SqlStore) -> Iterator[list[None]]:
     """Counts the transactions of a store that are committed."""
     counted: list[None] = []
-    engine = store._database._engine
+    engine = store._engine
 
     def count(_: Connection) -> None:
         counted.append(None)

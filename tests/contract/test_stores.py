@@ -444,7 +444,7 @@ class TestRuns:
     [
         ("sqlalchemy", "SqlStore.sqlite('store.db')"),
         ("alembic", "SqlStore.sqlite('store.db')"),
-        ("asyncpg", "SqlStore('postgresql://host/db')"),
+        ("asyncpg", "SqlStore.at('postgresql://host/db')"),
     ],
 )
 def test_missing_extra_is_named(module: str, store: str, tmp_path: Path) -> None:

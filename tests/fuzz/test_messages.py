@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from fedone_sdk import messages
-from fedone_sdk.messages import Array
-from fedone_sdk.messages.array import from_wire
+from fedone_sdk.messages import Tensor
+from fedone_sdk.messages.tensor import from_wire
 from tests.fuzz.damage import damaged
 from tests.fuzz.damage import messages as golden
 
@@ -72,11 +72,11 @@ def test_damaged_messages(data: st.DataObject) -> None:
 def test_arrays_are_what_they_say(dtype: str, shape: list[int], raw: bytes, tail: str) -> None:
     data = base64.b64encode(raw).decode() + tail
     body = json.dumps({"dtype": dtype, "shape": shape, "data": data}).encode()
-    Array.model_rebuild()
+    Tensor.model_rebuild()
     tracemalloc.start()
     try:
         try:
-            message = Array.model_validate_json(body)
+            message = Tensor.model_validate_json(body)
         except ValidationError:
             return
         finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
@@ -22,8 +23,9 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendUnavailable, FedOneError, ProblemError
 from fedone_sdk.messages import Claim, Enrol, LossesAssignment
 from fedone_sdk.spec import RetrySpec, RunSpec
-from fedone_sdk.stores import Commit, Member, MemoryStore, RunRecord, SqlStore, Store
+from fedone_sdk.stores import Commit, Member, MemoryStore, RunRecord, Store
 from fedone_sdk.stores.base import Signals
+from fedone_sdk.stores.sql.sqlite import SqliteStore
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -408,14 +410,14 @@ class TestHangUps:
     ) -> None:
         """The clients of a draw must be the same after a crash."""
 
-        class Slow(SqlStore):
+        class Slow(SqliteStore):
             async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
                 joining.set()
                 await go.wait()
                 await super().join(member, signals)
 
         joining, go = asyncio.Event(), asyncio.Event()
-        store = Slow.sqlite(tmp_path / "store.db")
+        store = Slow(make_url(f"sqlite:///{tmp_path}/store.db"))
         async with serving(store) as (service,):
             run = await service.add_run(spec_of(min_clients=2), WORDS)
             (client,) = await enrol(service)

@@ -24,7 +24,6 @@ from fedone_sdk.client.session import MAX_WAIT_S, Backoff
 from fedone_sdk.errors import TransportError
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import (
-    Array,
     Claim,
     Decline,
     Enrol,
@@ -34,6 +33,7 @@ from fedone_sdk.messages import (
     RunTask,
     Score,
     Scores,
+    Tensor,
     VocabularyList,
 )
 from fedone_sdk.spec import RunSpec
@@ -357,7 +357,7 @@ class Endless:
             round=self.rounds,
             deadline_s=100,
             leased_queries=4,
-            prompts=Array.of_indices([0, 1, 2, 0, 1, 2, 0, 0], (4, 2), 3),
+            prompts=Tensor.of_indices([0, 1, 2, 0, 1, 2, 0, 0], (4, 2), 3),
             minibatch_seed=self.rounds,
         )
 
@@ -378,7 +378,7 @@ class Endless:
     async def score(self, credential: str, message: Score) -> Scores:
         shape = (4, len(message.examples), 2)
         return Scores(
-            log_probs=Array.pack([-0.5] * (8 * len(message.examples)), shape, "float32"), model="m"
+            log_probs=Tensor.pack([-0.5] * (8 * len(message.examples)), shape, "float32"), model="m"
         )
 
     async def update(self, credential: str, assignment_id: str, message: Any) -> Receipt:

@@ -24,7 +24,7 @@ from fedone_sdk.errors import (
     StoreUnavailable,
     is_retryable,
 )
-from fedone_sdk.messages import Array, Scores
+from fedone_sdk.messages import Scores, Tensor
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import TaskSpec
@@ -91,7 +91,7 @@ class Bench:
         if spec is not None:
             await self._service.add_run(spec, WORDS)
             await enrol(self._service)
-        (client,) = await self._service.access.clients()
+        (client,) = await self._service.store.clients()
         device = Device(self._service, client)
         assert await device.claim() is not None
         return device
@@ -120,9 +120,9 @@ async def bench() -> AsyncIterator[Bench]:
         yield Bench(stack)
 
 
-def prompts(rows: Sequence[Sequence[int]], dtype: Any = "uint8") -> Array:
+def prompts(rows: Sequence[Sequence[int]], dtype: Any = "uint8") -> Tensor:
     flat = [index for row in rows for index in row]
-    return Array.pack(flat, (len(rows), len(rows[0]) if rows else 0), dtype)
+    return Tensor.pack(flat, (len(rows), len(rows[0]) if rows else 0), dtype)
 
 
 async def turns(count: int = 30) -> None:
@@ -222,9 +222,9 @@ class TestRefusals:
             ({"examples": ({},)}, "has the fields []"),
             ({"prompts": prompts([[0, 3]])}, "an index is not one of its"),
             ({"prompts": prompts([[0, 1, 2]])}, "must be integers [P, 2]"),
-            ({"prompts": Array.pack([0, 1], (2,), "uint8")}, "must be integers [P, 2]"),
-            ({"prompts": Array.pack([0, 1], (1, 2), "float32")}, "must be integers [P, 2]"),
-            ({"prompts": Array.pack([], (0, 2), "uint8")}, "prompts: are empty"),
+            ({"prompts": Tensor.pack([0, 1], (2,), "uint8")}, "must be integers [P, 2]"),
+            ({"prompts": Tensor.pack([0, 1], (1, 2), "float32")}, "must be integers [P, 2]"),
+            ({"prompts": Tensor.pack([], (0, 2), "uint8")}, "prompts: are empty"),
             ({"prompts": None}, "are required in this exchange"),
         ],
         ids=str,
@@ -245,7 +245,7 @@ class TestRefusals:
         """Refused before a text is rendered: it costs the server nothing."""
         backend = ScriptedBackend()
         device = await bench.start(backend, spec_of("alpha"))
-        many = Array.from_bytes(bytes(2 * count), (count, 2), "uint8")
+        many = Tensor.from_bytes(bytes(2 * count), (count, 2), "uint8")
         assert (await device.refused(prompts=many)).code == "lease_exhausted"
         assert backend.asked == []
 

@@ -32,7 +32,7 @@ async def services(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
         if request.param == "sqlite":
             return SqlStore.sqlite(tmp_path / "store.db")
         cluster = request.getfixturevalue("postgres")
-        return SqlStore(cluster.url(request.getfixturevalue("database")))
+        return SqlStore.at(cluster.url(request.getfixturevalue("database")))
 
     async with AsyncExitStack() as stack:
         found = []

@@ -98,7 +98,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 @pytest.fixture
 def shared(postgres: Cluster, database: str) -> Callable[[], Store]:
-    return lambda: SqlStore(postgres.url(database))
+    return lambda: SqlStore.at(postgres.url(database))
 
 
 class TestThreeReplicas:

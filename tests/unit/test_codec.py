@@ -25,7 +25,7 @@ from fedone_sdk.aggregator.rounds.state import (
 )
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import Account, Budget, Usage
-from fedone_sdk.messages import Array, MetricReport, Verdict
+from fedone_sdk.messages import MetricReport, Tensor, Verdict
 from tests.unit.machine.game import plain
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -50,7 +50,7 @@ accounts = st.builds(
 by_class = st.builds(
     ByClass,
     means=st.lists(st.floats(0, 9, width=32), min_size=4, max_size=4).map(
-        lambda values: Array.pack(values, (2, 2, 1), "float32")
+        lambda values: Tensor.pack(values, (2, 2, 1), "float32")
     ),
     counts=st.tuples(numbers, numbers),
     scored=counts,

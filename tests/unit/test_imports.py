@@ -17,9 +17,9 @@ NOT_A_DEVICES = (
         "fedone_sdk.backends.model_client",
         "fedone_sdk.budget.ledger",
         "fedone_sdk.client.admin",
-        "fedone_sdk.client.backend_oracle",
+        "fedone_sdk.client.own_model",
     ),
-    *("fedone_sdk.messages.run", "fedone_sdk.messages.schema"),
+    "fedone_sdk.messages.run",
     *("fedone_sdk.spec.backends", "fedone_sdk.spec.prompt", "fedone_sdk.spec.run"),
 )
 """What servers, people's commands and devices with a model of their own need."""
@@ -60,11 +60,11 @@ def test_backends_load_their_libraries_late(statement: str) -> None:
     "statement",
     [
         "from fedone_sdk.losses import class_means, loss_terms\n"
-        "from fedone_sdk.messages import Array\n"
+        "from fedone_sdk.messages import Tensor\n"
         "from fedone_sdk.task import TaskSpec\n"
         "task = TaskSpec(template='{prompt} {a}', labels={0: ' x', 1: ' y'})\n"
         "means = class_means([loss_terms(task, (-1.0, -2.0), 0)], [0], 2)\n"
-        "Array.pack([each for row in means for each in row], (2, 4), 'float32').values()",
+        "Tensor.pack([each for row in means for each in row], (2, 4), 'float32').values()",
         "from fedone_sdk.client.noise import private_losses\n"
         "from fedone_sdk.spec.sections import PrivacySpec\n"
         "private_losses([[0.1, 0.2]], PrivacySpec(clip=1, noise_multiplier=1))",

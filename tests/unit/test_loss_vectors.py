@@ -9,7 +9,7 @@ import pytest
 
 from fedone_sdk.candidates import prompt_of
 from fedone_sdk.losses import class_means, example_loss, loss_terms, num_groups
-from fedone_sdk.messages import Array, RunTask
+from fedone_sdk.messages import RunTask, Tensor
 from fedone_sdk.task import Example, Score, render, target_of, words_of
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -36,7 +36,7 @@ def test_losses(vector: dict[str, Any]) -> None:
         at = task.with_bias(vector["bias"])
         terms = [loss_terms(at, row, label) for (row, _), label in zip(pairs, targets, strict=True)]
         means = class_means(terms, targets, num_groups(len(task.labels), private=False))
-        expected = Array.model_validate(vector["by_class"])
+        expected = Tensor.model_validate(vector["by_class"])
         assert expected.shape == (1, len(means), len(means[0]))
         flat = [value for row in means for value in row]
         assert flat == pytest.approx(expected.values().tolist(), rel=1e-6, abs=1e-9)

@@ -1,7 +1,7 @@
 import { MessageError } from "./errors.js";
-import type { PackedArray } from "./messages.js";
+import type { Tensor } from "./messages.js";
 
-type DType = PackedArray["dtype"];
+type DType = Tensor["dtype"];
 
 /** Messages and the platforms of devices are little-endian. */
 const ARRAYS = { float32: Float32Array, uint8: Uint8Array, uint16: Uint16Array };
@@ -11,7 +11,7 @@ const ARRAYS = { float32: Float32Array, uint8: Uint8Array, uint16: Uint16Array }
  *
  * @throws MessageError It is no array, or its bytes do not fit its type and shape.
  */
-export function unpack(array: PackedArray): number[] {
+export function unpack(array: Tensor): number[] {
   const kind = ARRAYS[array?.dtype];
   if (kind === undefined || !Array.isArray(array.shape)) throw malformed("is none");
   let raw: string;
@@ -30,12 +30,12 @@ export function unpack(array: PackedArray): number[] {
 }
 
 /** An array for a message, of numbers in C order; `float32` rounds to the nearest. */
-export function pack(values: readonly number[], shape: number[], dtype: DType): PackedArray {
+export function pack(values: readonly number[], shape: number[], dtype: DType): Tensor {
   return { dtype, shape, data: toBase64(new Uint8Array(ARRAYS[dtype].from(values).buffer)) };
 }
 
 /** The rows of a 2-dimensional array. */
-export function rowsOf(array: PackedArray): number[][] {
+export function rowsOf(array: Tensor): number[][] {
   const [height = 0, width = 0] = array.shape;
   const flat = unpack(array);
   return Array.from({ length: height }, (_, row) => flat.slice(row * width, (row + 1) * width));

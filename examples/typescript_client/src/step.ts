@@ -2,7 +2,7 @@ import type { Minibatch } from "./batch.js";
 import { Declining, Stopped } from "./errors.js";
 import { exampleLoss, MAX_LOSS } from "./loss.js";
 import type { ModelOutput, ScoreFunction } from "./loss.js";
-import type { PackedArray, Proposal, Usage } from "./messages.js";
+import type { Tensor, Proposal, Usage } from "./messages.js";
 import type { CurrentWork, Row } from "./state.js";
 import type { Run } from "./task.js";
 import type { Vocabulary } from "./vocabulary.js";
@@ -25,7 +25,7 @@ export class Step {
     readonly run: Run,
     readonly batch: Minibatch,
     readonly prompts: readonly number[][],
-    readonly dtype: PackedArray["dtype"],
+    readonly dtype: Tensor["dtype"],
     readonly journal: CurrentWork,
     readonly score: ScoreFunction | undefined,
     readonly onScored: (count: number) => void,

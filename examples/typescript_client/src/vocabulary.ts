@@ -89,7 +89,7 @@ export function sizesOf(run: Run): number[] {
   const layout = run.layout?.length
     ? run.layout
     : ([[run.prompt_len, run.vocab_size, null]] as const);
-  return layout.flatMap(([repeat, size]) => Array<number>(repeat).fill(size));
+  return layout.flatMap(([repeat, size]) => Array<number>(repeat ?? 0).fill(size ?? 0));
 }
 
 function candidate(candidates: readonly string[], index: number): string {

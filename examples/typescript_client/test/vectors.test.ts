@@ -7,7 +7,7 @@ import { epsilonOf } from "../src/accountant.js";
 import { Consent } from "../src/consent.js";
 import type { Columns } from "../src/consent.js";
 import { classMeans, exampleLoss, lossTerms, numGroups } from "../src/loss.js";
-import type { PackedArray, Slot } from "../src/messages.js";
+import type { Tensor, Slot } from "../src/messages.js";
 import { drawMinibatch, splitMix64 } from "../src/minibatch.js";
 import { privateLosses, privateTerms } from "../src/noise.js";
 import { exactSum, mean } from "../src/numbers.js";
@@ -27,7 +27,7 @@ interface Losses {
     losses: number[];
     mean: number;
     bias?: number[];
-    by_class?: PackedArray;
+    by_class?: Tensor;
     class_counts?: number[];
   }[];
   prompts: {
@@ -201,18 +201,18 @@ test("elements of arrays", () => {
     messages: { name: string; body: string; arrays: Record<string, number[]> }[];
   }
   for (const { name, body, arrays } of vectors<Messages>("messages").messages) {
-    const message = JSON.parse(body) as Record<string, PackedArray>;
+    const message = JSON.parse(body) as Record<string, Tensor>;
     for (const [place, elements] of Object.entries(arrays ?? {})) {
       const array = place
         .split(".")
         .reduce<unknown>((found, key) => (found as Record<string, unknown>)[key], message);
-      assert.deepEqual(unpack(array as PackedArray), elements, name);
+      assert.deepEqual(unpack(array as Tensor), elements, name);
     }
   }
 });
 
-function* arraysIn(value: unknown): Generator<PackedArray> {
+function* arraysIn(value: unknown): Generator<Tensor> {
   if (value === null || typeof value !== "object") return;
-  if ("dtype" in value) yield value as PackedArray;
+  if ("dtype" in value) yield value as Tensor;
   else for (const held of Object.values(value)) yield* arraysIn(held);
 }

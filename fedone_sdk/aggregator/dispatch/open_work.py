@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
-from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
+from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher, Work
 from fedone_sdk.aggregator.model.calls import Companion
 from fedone_sdk.aggregator.model.gateway import ModelGateway
 from fedone_sdk.aggregator.model.reflections import Reflections, is_proposable
@@ -19,11 +19,9 @@ from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
-    AlphaAssignment,
     AlphaUpdate,
     Claim,
     Decline,
-    LossesAssignment,
     LossesUpdate,
     Receipt,
     Reflect,
@@ -50,9 +48,7 @@ class OpenWork:
     gateway: ModelGateway | None
     companions: Mapping[str, Sequence[Companion]]
 
-    async def claim(
-        self, client: ClientRecord, message: Claim
-    ) -> AlphaAssignment | LossesAssignment | RetryLater:
+    async def claim(self, client: ClientRecord, message: Claim) -> Work | RetryLater:
         """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 
         Raises:
@@ -133,10 +129,14 @@ class OpenWork:
         """
         held = await self._find_open(client, assignment_id)
         if held is not None:
-            message = await self._vetted(held[0], message)
+            unfit = not await self._is_fit(held[0], message)
             try:
                 receipt = await held[0].apply(
-                    accept, assignment_id=assignment_id, update=message, body_sha256=body_sha256
+                    accept,
+                    assignment_id=assignment_id,
+                    update=message,
+                    body_sha256=body_sha256,
+                    unfit=unfit,
                 )
             except ValueError as exc:
                 raise ProblemError("invalid_message", str(exc)) from exc
@@ -158,17 +158,12 @@ class OpenWork:
             )
         return Receipt.model_validate_json(closed.receipt)
 
-    async def _vetted(
-        self, run: ServedRun, message: AlphaUpdate | LossesUpdate
-    ) -> AlphaUpdate | LossesUpdate:
-        """Return an update without a proposal that cannot become a candidate."""
+    async def _is_fit(self, run: ServedRun, message: AlphaUpdate | LossesUpdate) -> bool:
+        """Whether the proposal of an update, if it has one, can become a candidate."""
         if isinstance(message, AlphaUpdate) or message.proposal is None:
-            return message
+            return True
         model = None if self.gateway is None else self.gateway.backend
-        if await is_proposable(run, message.proposal.text, model):
-            return message
-        _log.info("proposal dropped", run_id=run.run_id)
-        return message.model_copy(update={"proposal": None})
+        return await is_proposable(run, message.proposal.text, model)
 
     async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
         """Give a client a full new deadline."""

@@ -24,7 +24,6 @@ from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.messages import (
     UPDATE,
     AlphaAssignment,
-    Array,
     Assignment,
     Claim,
     Decline,
@@ -35,9 +34,11 @@ from fedone_sdk.messages import (
     Reflect,
     Reflected,
     Renewal,
+    Rotated,
     RunTask,
     Score,
     Scores,
+    Tensor,
     Update,
     VocabularyList,
 )
@@ -55,6 +56,17 @@ async def enrol(request: web.Request) -> web.Response:
     CONTEXT.get().set_run(service.work.traffic_run())
     message = await message_of(request, Enrol.model_validate)
     return answer(await service.access.enrol(bearer_token(request), message), status=201)
+
+
+@route("POST /v1/clients/me/credential", "device", Rotated)
+async def rotate(request: web.Request) -> web.Response:
+    """Give a device a new credential.
+
+    The current credential stays valid until the new one is used, so the request can be repeated if
+    the response is lost.
+    """
+    client, access = client_of(request), request.app[SERVICE].access
+    return answer(await access.rotate(client, bearer_token(request)))
 
 
 @route(
@@ -122,12 +134,11 @@ async def renew(request: web.Request) -> web.Response:
 
 
 async def _assigned(work: AlphaAssignment | LossesAssignment) -> web.Response:
-    """Return an assignment; large ones are encoded in a thread."""
     alpha = work.alpha if isinstance(work, AlphaAssignment) else work.prompts
     return await in_thread_if_large(_size(alpha), answer, work)
 
 
-def _size(array: Array | None) -> int:
+def _size(array: Tensor | None) -> int:
     return 0 if array is None else 8 * math.prod(array.shape)
 
 

@@ -187,6 +187,7 @@ def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
+    _adapt(paths, components)
     used = {route.tag for route in routes}
     return {
         "openapi": "3.1.0",
@@ -206,6 +207,7 @@ def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
             "securitySchemes": {
                 name: {"type": "http", "scheme": "bearer", "description": text}
                 for name, text in _SCHEMES.items()
+                if any(name in _SECURITY[route.access] for route in routes)
             },
         },
     }
@@ -224,29 +226,52 @@ def _schemas(routes: Iterable[Route]) -> tuple[dict[_Key, Any], dict[str, Any]]:
     )
     by_key = {key: found[index, key[1]] for index, key in enumerate(keys)}
     components = document["$defs"]
-    _add_formats(components)
+    for key, schema in by_key.items():
+        if "discriminator" in schema:  # A union gets a class of its own.
+            components[schema["title"]] = schema
+            by_key[key] = {"$ref": f"#/components/schemas/{schema['title']}"}
     for schema in components.values():
+        for one in schema.get("properties", {}).values():
+            one.pop("title", None)
+        _adapt(schema, components)
         _describe(schema)
     return by_key, dict(sorted(components.items()))
 
 
 _FORMATS = {"integer": "int64", "number": "double"}
+_FIXED = {"const", "enum"}
 
 
-def _add_formats(schema: object) -> None:
-    """Add the width of each number; without it, generators take 32 bits, or any precision."""
-    if isinstance(schema, dict):
-        if isinstance(kind := schema.get("type"), str) and kind in _FORMATS:
+def _adapt(schema: object, components: dict[str, Any]) -> None:
+    """Write a schema so that generators of clients understand it.
+
+    Numbers get a width; without it, generators take 32 bits, or any precision. A tuple becomes a
+    list with the type of its last element, which covers the others: few know ``prefixItems``. A
+    value that may be null has two types instead of two schemas. The members of a union require the
+    field that tells them apart.
+    """
+    if isinstance(schema, list | dict):
+        for one in schema if isinstance(schema, list) else schema.values():
+            _adapt(one, components)
+    if not isinstance(schema, dict):
+        return
+    match schema:
+        case {"type": ("integer" | "number") as kind}:
             schema.setdefault("format", _FORMATS[kind])
-        for one in schema.values():
-            _add_formats(one)
-    elif isinstance(schema, list):
-        for one in schema:
-            _add_formats(one)
+        case {"prefixItems": [*_, last]}:
+            del schema["prefixItems"]
+            schema["items"] = last
+        case {"anyOf": [{"type": str(kind), **rest}, {"type": "null"}]} if not rest.keys() & _FIXED:
+            del schema["anyOf"]
+            schema |= {**rest, "type": [kind, "null"]}
+        case {"discriminator": {"propertyName": name}, "oneOf": members}:
+            for member in members:
+                found = components[member["$ref"].rpartition("/")[2]]
+                names = {*found.get("required", ()), name}
+                found["required"] = [each for each in found["properties"] if each in names]
 
 
 def _describe(schema: dict[str, Any]) -> None:
-    """Move the attribute descriptions of a docstring to the properties."""
     text, _, attributes = schema.get("description", "").partition("\n\nAttributes:\n")
     properties = schema.get("properties", {})
     for name, description in _ATTRIBUTE.findall(attributes):
@@ -291,7 +316,7 @@ def _operation(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
         {"name": name, "in": "path", "required": True, "schema": PARAMETERS[name]}
         for name in route.names
     ] + [
-        {"name": name, "in": "query", "required": False, "schema": schema}
+        {"name": name, "in": "query", "required": False, "schema": dict(schema)}
         for name, schema in route.query.items()
     ]
     if parameters:

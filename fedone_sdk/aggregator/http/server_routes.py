@@ -16,8 +16,6 @@ from fedone_sdk.aggregator.http.requests import (
     METRICS,
     SERVICE,
     answer,
-    bearer_token,
-    client_of,
     message_of,
     person_of,
     query_number,
@@ -34,7 +32,6 @@ from fedone_sdk.messages import (
     Health,
     Me,
     NewToken,
-    Rotated,
     TokenInfo,
     TokenList,
 )
@@ -76,7 +73,6 @@ _HEADERS_OF_PAGE = {
 
 
 def _file_response(path: Path) -> web.FileResponse:
-    """Return a file of the dashboard, or 304 if the browser has it."""
     headers: Mapping[str, str] = {
         # Revalidated each time: a page must not mix files of two versions.
         "Cache-Control": "no-cache",
@@ -144,7 +140,7 @@ class Readiness:
 
 
 READINESS: web.AppKey[Readiness] = web.AppKey("readiness", Readiness)
-DOCUMENT: web.AppKey[bytes] = web.AppKey("document", bytes)
+DOCUMENTS: web.AppKey[dict[str, bytes]] = web.AppKey("documents")
 
 
 @machine("GET /", "public", {200: (About, "text/html"), 304: None})
@@ -203,7 +199,13 @@ async def metrics(request: web.Request) -> web.Response:
 @machine("GET /openapi.json", "public", dict[str, Any])
 async def openapi(request: web.Request) -> web.Response:
     """Return this API's description as OpenAPI 3.1."""
-    return web.Response(body=request.app[DOCUMENT], content_type=JSON)
+    return web.Response(body=request.app[DOCUMENTS][request.path], content_type=JSON)
+
+
+@machine("GET /device.openapi.json", "public", dict[str, Any])
+async def device_openapi(request: web.Request) -> web.Response:
+    """Return the description of the calls of devices, for generators of clients."""
+    return web.Response(body=request.app[DOCUMENTS][request.path], content_type=JSON)
 
 
 # Tokens, clients, credentials
@@ -236,7 +238,7 @@ async def create_token(request: web.Request) -> web.Response:
 @access("GET /v1/enrolment-tokens", "admin", TokenList)
 async def tokens(request: web.Request) -> web.Response:
     """List all enrolment tokens, including expired and revoked ones, without their secrets."""
-    found = await request.app[SERVICE].access.tokens()
+    found = await request.app[SERVICE].store.tokens()
     return answer(TokenList(tokens=tuple(map(_shown, found))))
 
 
@@ -265,7 +267,7 @@ async def clients(request: web.Request) -> web.Response:
     """
     after = query_number(request, "after", -1)
     limit = min(query_number(request, "limit", _MOST_CLIENTS, least=1), _MOST_CLIENTS)
-    found = await request.app[SERVICE].access.clients(after, limit + 1)
+    found = await request.app[SERVICE].store.clients(after, limit + 1)
     page = found[:limit]
     last = page[-1].index if len(page) < len(found) else None
     return answer(ClientList(clients=tuple(map(_shown_client, page)), next=last))
@@ -276,17 +278,6 @@ async def revoke_client(request: web.Request) -> web.Response:
     """Revoke a client permanently. Its open work passes to other clients."""
     client_id = request.match_info["client_id"]
     return answer(_shown_client(await request.app[SERVICE].access.revoke_client(client_id)))
-
-
-@access("POST /v1/clients/me/credential", "device", Rotated)
-async def rotate(request: web.Request) -> web.Response:
-    """Give a device a new credential.
-
-    The current credential stays valid until the new one is used, so the request can be repeated if
-    the response is lost.
-    """
-    tokens = request.app[SERVICE].access
-    return answer(await tokens.rotate(client_of(request), bearer_token(request)))
 
 
 def _shown(token: TokenRecord) -> TokenInfo:

@@ -6,6 +6,7 @@ import math
 import traceback
 from collections.abc import Iterator
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import structlog
@@ -19,9 +20,16 @@ from fedone_sdk.backends import LLMBackend, Query, written_query
 from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals, texts_in
 from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.spec.prompt import ProposerSpec
-from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS
 
 _log = structlog.get_logger(__name__)
+
+
+class Asked(NamedTuple):
+    """A query for new candidates, their largest number, and the candidates that they merge."""
+
+    query: Query
+    most: int
+    parents: tuple[int, ...] = ()
 
 
 class Proposer(Companion):
@@ -56,37 +64,44 @@ class Proposer(Companion):
 
     def on_change(self, change: Change) -> None:
         """Start a proposal after a round, if one is due."""
-        finished = change.finished
-        if finished and (finished.report.round + 1) % self._spec.every == 0 and self._room():
+        state = self._run.state
+        room = state.running and len(state.added) < self._spec.max_candidates
+        if change.finished and room and self._is_due():
             self._begin_alone(self._propose())
 
-    def _room(self) -> bool:
-        state = self._run.state
-        return state.running and len(state.added) < self._spec.max_candidates
+    def _is_due(self) -> bool:
+        return self._run.state.round % self._spec.every == 0
 
     async def _propose(self) -> None:
-        run, spec = self._run, self._run.spec
+        run = self._run
         try:
-            messages = proposal_messages(
-                spec.task, self._slot, self._scored(), count=self._spec.count
-            )
-            written = await self._write(written_query(messages, self._spec.max_tokens))
+            asked = await self._next()
+            if asked is None:
+                return
+            written = await self._write(asked.query)
             texts = read_proposals(
                 written,
                 known=run.vocabulary.candidates_of(self._slot),
-                count=self._spec.count,
-                max_chars=MAX_PROPOSAL_CHARS,
-                labels=spec.task.labels,
+                count=asked.most,
+                labels=run.spec.task.labels,
             )
             texts = tuple([text for text in texts if not await self._model.special_tokens(text)])
             dropped = len(texts_in(written)) - len(texts)
-            await run.apply(propose, slot=self._slot, texts=texts, dropped=dropped)
+            await run.apply(
+                propose, slot=self._slot, texts=texts, dropped=dropped, parents=asked.parents
+            )
             _log.info("candidates proposed", run_id=run.run_id, slot=self._slot, count=len(texts))
         except FedOneError as exc:
             _log.warning("no candidates proposed", run_id=run.run_id, reason=str(exc))
         except Exception:
             # A bug in a backend: the run continues.
             _log.error("the proposer failed", traceback=traceback.format_exc())
+
+    async def _next(self) -> Asked | None:
+        """Return what the model is asked now."""
+        task, count = self._run.spec.task, self._spec.count
+        messages = proposal_messages(task, self._slot, self._scored(), count=count)
+        return Asked(written_query(messages, self._spec.max_tokens), count)
 
     async def _write(self, query: Query) -> str:
         """Return the model's text, and count the call.

@@ -7,13 +7,14 @@ import json
 
 import structlog
 
-from fedone_sdk.aggregator.model.proposer import Proposer
+from fedone_sdk.aggregator.model.proposer import Asked, Proposer
+from fedone_sdk.aggregator.rounds.lifecycle import begin_merge
 from fedone_sdk.aggregator.rounds.spending import begin_reflection
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.backends import LLMBackend, written_query
-from fedone_sdk.candidates import read_reflection, reflection_messages
+from fedone_sdk.candidates import merge_messages, read_reflection, reflection_messages
 from fedone_sdk.errors import BackendError, BudgetExhausted, ProblemError
 from fedone_sdk.messages import MAX_WRITTEN_CHARS, Reflect, Reflected
 
@@ -31,7 +32,7 @@ async def is_proposable(run: ServedRun, text: str, model: LLMBackend | None) -> 
 
 
 class Reflections(Proposer):
-    """Lets the run's proposer write candidates when devices ask it to.
+    """Lets the run's proposer write candidates when devices ask it to, and merges the best ones.
 
     Each call is charged to the run and is no query. The answer to an assignment is kept until the
     assignment is closed, so that a repeated request pays nothing.
@@ -42,12 +43,28 @@ class Reflections(Proposer):
         self._calls: dict[str, asyncio.Task[Reflected]] = {}  # By assignment.
 
     def on_change(self, change: Change) -> None:
-        """Drop the answers to assignments that are closed."""
+        """Drop the answers to assignments that are closed; start a merge, if one is due."""
         self._calls = {
             assignment_id: call
             for assignment_id, call in self._calls.items()
             if not call.done() or self._run.state.seat_with(assignment_id) is not None
         }
+        super().on_change(change)
+
+    def _is_due(self) -> bool:
+        state = self._run.state
+        return state.round - state.merged_at >= self._spec.merge_every
+
+    async def _next(self) -> Asked | None:
+        """Return the query that merges the best candidates of different clusters of clients."""
+        run = self._run
+        parents = await run.apply(begin_merge)
+        candidates = run.vocabulary.candidates_of(self._slot)
+        texts = [candidates[parent] for parent in parents if candidates[parent]]
+        if len(texts) < 2:
+            return None
+        messages = merge_messages(run.spec.task, self._slot, texts)
+        return Asked(written_query(messages, self._spec.max_tokens), 1, parents)
 
     async def reflect(self, seat: Seat, message: Reflect) -> Reflected:
         """Let the model write a candidate from a device's cases, once per assignment.

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.algorithms.calibration import UNKNOWN_TRACE
-from fedone_sdk.messages import MAX_LOSS, Array
-from fedone_sdk.messages.array import from_wire
+from fedone_sdk.messages import MAX_LOSS, Tensor
+from fedone_sdk.messages.tensor import from_wire
 
 _ROUNDING = 1e-5
 """Tolerance for float32 and for another summation order; for losses, relative to the loss."""
@@ -30,7 +30,7 @@ class ByClass(NamedTuple):
         scored: Number of scored examples.
     """
 
-    means: Array
+    means: Tensor
     counts: tuple[float, ...]
     scored: int
 

@@ -407,7 +407,7 @@ class RoundMachine:
         for origin in reversed(own):  # A parent may be the client's, too.
             if origin.text in texts:
                 written = prompts[:, position] == first + texts.index(origin.text)
-                prompts[written, position] = origin.parent
+                prompts[written, position] = origin.parents[0]
         return replace(drawn, prompts=prompts)
 
     @property
@@ -519,6 +519,11 @@ def _defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
     return Defence(
         num_samples=spec.method.num_samples, trust_region=wanted.widest_region, only_bounds=True
     )
+
+
+def invalid(detail: str) -> ProblemError:
+    """Return the refusal of a message that does not fit its assignment."""
+    return ProblemError("invalid_message", detail)
 
 
 def working(state: RunState, assignment_id: str) -> Seat:

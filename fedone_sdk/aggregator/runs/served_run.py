@@ -6,6 +6,7 @@ import asyncio
 import json
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -62,6 +63,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Handler = Callable[..., Result[Any]]
+ObserveCommit = Callable[[str], AbstractContextManager[object]]
 
 _SLOW: frozenset[Handler] = frozenset({assign, accept, stop, roll_back})
 """Handlers that may ask or tell the method."""
@@ -96,6 +98,7 @@ class ServedRun(RunView):
         available: Callable[[ServedRun], Mapping[int, int]],
         access: Access,
         listener: Callable[[ServedRun, Change], None],
+        observe_commit: ObserveCommit,
         priced: Callable[[], bool],
     ) -> None:
         super().__init__(machine, vocabulary, clock)
@@ -108,6 +111,7 @@ class ServedRun(RunView):
         self._available = available
         self._access = access
         self._listener = listener
+        self._observe_commit = observe_commit
         self._priced = priced
         self._lock = asyncio.Lock()
         self._arrays = arrays_of(self.state)
@@ -453,7 +457,8 @@ class ServedRun(RunView):
             **changes,
         )
         try:
-            await self._store.commit(self.run_id, self.version, commit)
+            with self._observe_commit(self.run_id):
+                await self._store.commit(self.run_id, self.version, commit)
         except KeyError:
             raise ProblemError("not_found", f"run {self.run_id!r} was deleted") from None
         except VersionConflict:
@@ -472,7 +477,6 @@ class ServedRun(RunView):
 
     @property
     def _num_bytes(self) -> int:
-        """Size of the state's arrays; a round's log line is about as large."""
         return sum(array.nbytes for array in self._arrays.values())
 
     async def record_answers(self, answers: Iterable[Answer]) -> None:

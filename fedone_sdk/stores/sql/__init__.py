@@ -3,6 +3,7 @@
 from fedone_sdk.errors import MissingExtraError
 
 try:
+    from fedone_sdk.stores.sql import postgres, sqlite  # noqa: F401 (register their drivers)
     from fedone_sdk.stores.sql.store import SqlStore
 except ModuleNotFoundError as exc:
     if (exc.name or "").startswith("fedone_sdk"):

@@ -11,7 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy import Connection, event, select, text
@@ -24,9 +24,10 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_r
 
 from fedone_sdk.errors import FedOneError, MissingExtraError, StoreUnavailable, one_line
 from fedone_sdk.stores.base import Signals, run_shielded
-from fedone_sdk.stores.records import Commit, VersionConflict
+from fedone_sdk.stores.records import Commit, VersionConflict, check_run_of
 from fedone_sdk.stores.sql import schema, statements
 from fedone_sdk.stores.sql.session import CHANNEL, REPLICAS, Session
+from fedone_sdk.stores.sql.store import SqlStore
 
 _log = structlog.get_logger(__name__)
 
@@ -101,17 +102,17 @@ _ASYNC_COMMIT = text("SELECT set_config('synchronous_commit', 'off', true)")
 _MAX_SIGNALS = 256
 
 
-class PostgresDatabase:
-    """A PostgreSQL database on a server.
+class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
+    """A store in a PostgreSQL database.
 
     Statements use a connection pool. The session is one more connection, which represents this
     replica.
     """
 
-    def __init__(self, url: URL, *, num_connections: int) -> None:
-        self._url, self._where = _server_of(url)
-        self._num_connections = num_connections
-        self._slots = asyncio.Semaphore(num_connections)
+    def __init__(self, url: URL, **options: Any) -> None:
+        super().__init__(url, **options)
+        self._server, self.where = _server_of(url)
+        self._slots = asyncio.Semaphore(self._num_connections)
         # Constant, unlike the replica's id: own signals must be ignored.
         self._sender = secrets.token_hex(8)
         self._engine: AsyncEngine | None = None
@@ -119,10 +120,9 @@ class PostgresDatabase:
         self._signals: deque[str] = deque()
         self._send_task: asyncio.Task[None] | None = None
 
-    async def open(self, *, serving: bool, upgrading: bool) -> None:
-        """Connect; create the tables of an empty database, or upgrade them if `upgrading`."""
+    async def _connect(self, *, serving: bool, upgrading: bool) -> None:
         if self._engine is not None:
-            raise FedOneError(f"store {self._where} is open already")
+            raise FedOneError(f"store {self.where} is open already")
         self._engine = self._make_engine(
             self._num_connections + serving + 1,
             # An upgrade may take long.
@@ -138,45 +138,30 @@ class PostgresDatabase:
             await self.close()
             raise
 
-    @property
-    def where(self) -> str:
-        """The host and the name of the database."""
-        return self._where
-
     @asynccontextmanager
-    async def alone(self, *, empty: bool) -> AsyncIterator[Connection]:
-        """Yield a connection in a transaction while no server uses the database.
-
-        A server that starts waits for the lock with which it would create the tables.
-
-        Args:
-            empty: Whether to create the tables of an empty database.
-
-        Raises:
-            FedOneError: A server uses the database, or another process holds the lock.
-        """
+    async def _alone(self, *, empty: bool) -> AsyncIterator[Connection]:
+        # A server that starts waits for the lock with which it would create the tables.
         engine = self._make_engine(1, timeout_s=None)
         try:
             with self._translate_errors():
                 async with engine.connect() as connection, connection.begin():
                     await connection.execute(_NO_IDLE_TIMEOUT)
                     if not await connection.scalar(_TRY_LOCK_MIGRATION):
-                        raise FedOneError(f"store {self._where} is in use by another process")
+                        raise FedOneError(f"store {self.where} is in use by another process")
                     await self._refuse_replicas(connection)
                     if empty:
                         await connection.run_sync(schema.prepare, upgrading=False)
                     if connection.sync_connection is None:
-                        raise FedOneError(f"store {self._where} is closed")
+                        raise FedOneError(f"store {self.where} is closed")
                     yield connection.sync_connection
                     await self._refuse_replicas(connection)
         finally:
             await engine.dispose()
 
     async def _refuse_replicas(self, connection: AsyncConnection) -> None:
-        """Raise if a server has a session."""
         rows = await connection.execute(REPLICAS)
         if any(row.replica != f"{_MIGRATION_LOCK:016x}" for row in rows):
-            raise FedOneError(f"store {self._where} is in use by a server; stop it first")
+            raise FedOneError(f"store {self.where} is in use by a server; stop it first")
 
     async def close(self) -> None:
         """Disconnect; the replica is no longer alive."""
@@ -187,7 +172,7 @@ class PostgresDatabase:
         if engine is not None:
             await engine.dispose()
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
+    async def _read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` with one snapshot per statement."""
 
         async def read() -> T:
@@ -206,8 +191,8 @@ class PostgresDatabase:
         finally:
             await engine.dispose()
 
-    async def check(self) -> None:
-        """Check that a server can have a session."""
+    async def check(self) -> str:
+        """Return what `open` would do; a server must be able to have a session."""
         engine = self._make_engine(2, timeout_s=_STATEMENT_TIMEOUT_S)
         session = Session(self._sender)
         try:
@@ -216,6 +201,7 @@ class PostgresDatabase:
         finally:
             await session.close()
             await engine.dispose()
+        return await super().check()
 
     async def ping(self) -> None:
         """Write a row, without retries."""
@@ -223,7 +209,7 @@ class PostgresDatabase:
             async with self._connection() as connection:
                 await connection.run_sync(statements.ping)
 
-    async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
+    async def _write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
         """Run `work` and its signals in a transaction; retry if its outcome is unknown."""
 
         async def write() -> T:
@@ -236,7 +222,7 @@ class PostgresDatabase:
 
         return await self._with_retries(write)
 
-    async def erase(self) -> None:
+    async def _erase(self) -> None:
         """Do nothing: only the database's administrator can (``VACUUM FULL``)."""
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
@@ -245,6 +231,7 @@ class PostgresDatabase:
         After a broken connection the commit is repeated. If the first attempt was stored, the
         repetition conflicts and the run's row has the commit's name.
         """
+        check_run_of(commit.closed, run_id)
         name = secrets.token_urlsafe(_NAME_LENGTH * 6 // 8)
         row = {
             "run_id": run_id,
@@ -283,7 +270,7 @@ class PostgresDatabase:
                 return
             if tries > 1 and found.version > version + _NUM_NAMES:
                 raise FedOneError(
-                    f"store {self._where}: the connection broke in a commit to run {run_id!r}, "
+                    f"store {self.where}: the connection broke in a commit to run {run_id!r}, "
                     "and whether it was stored is unknown"
                 )
             raise VersionConflict(f"run {run_id!r} is at version {found.version}, not {version}")
@@ -310,7 +297,7 @@ class PostgresDatabase:
         def alive(connection: Connection) -> frozenset[str]:
             return frozenset(row.replica for row in connection.execute(REPLICAS))
 
-        return await self.read(alive) | {self.replica}
+        return await self._read(alive) | {self.replica}
 
     async def lead(self) -> bool:
         """Try to acquire the leader lock; return whether this replica's session holds it."""
@@ -343,7 +330,7 @@ class PostgresDatabase:
 
     async def _notify(self, signals: Sequence[str]) -> None:
         if self._engine is None:
-            raise FedOneError(f"store {self._where} is not open")
+            raise FedOneError(f"store {self.where} is not open")
         engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         row = self._row_of(signals)
 
@@ -360,7 +347,7 @@ class PostgresDatabase:
     def _make_engine(self, num_connections: int, *, timeout_s: float | None) -> AsyncEngine:
         try:
             engine = create_async_engine(
-                self._url,
+                self._server,
                 pool_size=num_connections,
                 max_overflow=0,
                 pool_use_lifo=True,
@@ -380,7 +367,7 @@ class PostgresDatabase:
     async def _connection(self, level: str = "AUTOCOMMIT") -> AsyncIterator[AsyncConnection]:
         """Yield a connection, first come first served, with the given isolation level."""
         if self._engine is None:
-            raise FedOneError(f"store {self._where} is not open")
+            raise FedOneError(f"store {self.where} is not open")
         engine = self._engine.execution_options(isolation_level=level)
         # The pool itself is not fair.
         async with self._slots, engine.connect() as connection:
@@ -397,7 +384,6 @@ class PostgresDatabase:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Translate errors of the database and its driver to `StoreUnavailable`."""
         try:
             yield
         except Exception as error:
@@ -405,7 +391,7 @@ class PostgresDatabase:
                 raise
             reason = error.orig if isinstance(error, DBAPIError) else error
             words = one_line(reason) or type(reason).__name__
-            raise StoreUnavailable(f"store {self._where} cannot be used: {words}") from error
+            raise StoreUnavailable(f"store {self.where} cannot be used: {words}") from error
 
 
 def _server_of(url: URL) -> tuple[URL, str]:
@@ -426,7 +412,6 @@ def _prepare(connection: Connection, upgrading: bool) -> None:
 def _refuse_closed(
     connection: DBAPIConnection, _: ConnectionPoolEntry, __: PoolProxiedConnection
 ) -> None:
-    """Make the pool replace a connection that the server has closed."""
     if connection.driver_connection.is_closed():
         raise DisconnectionError
 

@@ -26,8 +26,9 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
 from fedone_sdk.files import erase_log, use_wal
 from fedone_sdk.stores.base import Alone, run_shielded
-from fedone_sdk.stores.records import Commit
+from fedone_sdk.stores.records import Commit, check_run_of
 from fedone_sdk.stores.sql import schema, statements
+from fedone_sdk.stores.sql.store import SqlStore
 
 T = TypeVar("T")
 
@@ -55,21 +56,20 @@ class _Write:
     )
 
 
-class SqliteDatabase(Alone):
-    """A SQLite database in a file.
+class SqliteStore(Alone, SqlStore, drivers=("sqlite", "sqlite+aiosqlite")):
+    """A store in a SQLite file.
 
     Each transaction runs in a thread. All writes use one connection. Queued writes share one
     transaction, hence one flush to disk, each with its own savepoint. Reads use separate
     connections and never wait for a writer.
     """
 
-    def __init__(self, url: URL, *, busy_timeout_s: float) -> None:
+    def __init__(self, url: URL, **options: Any) -> None:
         super().__init__()
-        self._url = url.set(drivername="sqlite")
-        self._path = url.database or ":memory:"
-        if self._path == ":memory:" or self._path.startswith("file:"):
-            raise SpecError(f"{self._path!r} is not the path of a file", source="store")
-        self._busy_timeout_s = busy_timeout_s
+        SqlStore.__init__(self, url.set(drivername="sqlite"), **options)
+        self.where = url.database or ":memory:"
+        if self.where == ":memory:" or self.where.startswith("file:"):
+            raise SpecError(f"{self.where!r} is not the path of a file", source="store")
         self._lock: int | None = None
         self._engine: Engine | None = None
         self._writer: Connection | None = None
@@ -77,17 +77,16 @@ class SqliteDatabase(Alone):
         self._waiting: deque[_Write] = deque()
         self._writing: asyncio.Future[_Outcomes] | None = None
 
-    async def open(self, *, serving: bool, upgrading: bool) -> None:
-        """Connect; create or upgrade the tables."""
+    async def _connect(self, *, serving: bool, upgrading: bool) -> None:
         if self._engine is not None:
-            raise FedOneError(f"store {self._path} is open already")
+            raise FedOneError(f"store {self.where} is open already")
         self._engine = create_engine(self._url, pool_size=_NUM_READERS + 1, max_overflow=0)
         self._threads = _Threads()
 
         def connect(engine: Engine) -> Connection:
-            _check_file(self._path, create=serving or upgrading)
+            _check_file(self.where, create=serving or upgrading)
             if serving or upgrading:
-                self._lock = _lock(self._path)
+                self._lock = _lock(self.where)
             _configure(engine, self._busy_timeout_s)
             writer = engine.connect().execution_options(fedone_write=True)
             _erase(writer)  # A killed process may not have done it.
@@ -97,27 +96,17 @@ class SqliteDatabase(Alone):
             with self._translate_errors():
                 self._writer = await self._threads.write(connect, self._engine)
             upgrading = upgrading or serving
-            await self.write(lambda connection: schema.prepare(connection, upgrading=upgrading))
+            await self._write(lambda connection: schema.prepare(connection, upgrading=upgrading))
         except BaseException:
             await self.close()
             raise
         self._new_replica()
 
-    @property
-    def where(self) -> str:
-        """The path."""
-        return self._path
-
     @asynccontextmanager
-    async def alone(self, *, empty: bool) -> AsyncIterator[Connection]:
-        """Yield a connection in a transaction, with a server's lock.
-
-        Args:
-            empty: Whether to create a missing file and the tables of an empty one.
-        """
+    async def _alone(self, *, empty: bool) -> AsyncIterator[Connection]:
         with self._translate_errors():
-            _check_file(self._path, create=empty)
-            lock = _lock(self._path)
+            _check_file(self.where, create=empty)
+            lock = _lock(self.where)
             engine = create_engine(self._url, poolclass=NullPool)
             _configure(engine, self._busy_timeout_s)
             try:
@@ -148,16 +137,15 @@ class SqliteDatabase(Alone):
     async def schema(self) -> str | None:
         """Return the schema of the file, opened read-only."""
         with self._translate_errors():
-            return await asyncio.to_thread(_read_schema, Path(self._path))
+            return await asyncio.to_thread(_read_schema, Path(self.where))
 
     async def ping(self) -> None:
         """Write a row; refuse a disk that has no room for a commit, which is larger."""
-        await self.write(statements.ping)
+        await self._write(statements.ping)
         with self._translate_errors():
-            _check_room(self._path)
+            _check_room(self.where)
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` on a connection of the pool."""
+    async def _read(self, work: Callable[[Connection], T]) -> T:
         if self._engine is None:
             raise self._not_open()
 
@@ -168,7 +156,7 @@ class SqliteDatabase(Alone):
         with self._translate_errors():
             return await run_shielded(self._threads.read(transaction, self._engine))
 
-    async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
+    async def _write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
         """Run `work` on the writing connection, together with other queued writes.
 
         There are no listeners for the signals.
@@ -192,8 +180,7 @@ class SqliteDatabase(Alone):
                 raise
         return result
 
-    async def erase(self) -> None:
-        """Remove deleted content from the file and its log."""
+    async def _erase(self) -> None:
         if self._engine is None:
             raise self._not_open()
         with self._translate_errors():
@@ -201,7 +188,8 @@ class SqliteDatabase(Alone):
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         """Store an event's changes; there are no listeners for the signal."""
-        await self.write(lambda connection: statements.commit(connection, run_id, version, commit))
+        check_run_of(commit.closed, run_id)
+        await self._write(lambda connection: statements.commit(connection, run_id, version, commit))
 
     def _write_next(self) -> None:
         """Run queued writes in one transaction, up to its bound.
@@ -215,7 +203,6 @@ class SqliteDatabase(Alone):
         self._writing.add_done_callback(partial(self._on_written, batch))
 
     def _on_written(self, batch: list[_Write], writing: asyncio.Future[_Outcomes]) -> None:
-        """Start the next transaction, and resolve the futures of this one."""
         self._writing = None
         if self._engine is None:
             while self._waiting:  # They came too late: the store is being closed.
@@ -235,16 +222,15 @@ class SqliteDatabase(Alone):
                 write.done.set_exception(failure)
 
     def _not_open(self) -> FedOneError:
-        return FedOneError(f"store {self._path} is not open")
+        return FedOneError(f"store {self.where} is not open")
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Translate errors of the database and its driver to `StoreUnavailable`."""
         try:
             yield
         except (SQLAlchemyError, sqlite3.Error, OSError, schema.SchemaRefused) as error:
             reason = error.orig if isinstance(error, DBAPIError) else error
-            raise StoreUnavailable(f"store {self._path} cannot be used: {reason}") from error
+            raise StoreUnavailable(f"store {self.where} cannot be used: {reason}") from error
 
 
 def _read_schema(path: Path) -> str | None:

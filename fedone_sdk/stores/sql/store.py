@@ -6,8 +6,10 @@ import functools
 import inspect
 import itertools
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL, make_url
@@ -15,11 +17,10 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.util import greenlet_spawn
 
 from fedone_sdk.errors import FedOneError, SpecError
-from fedone_sdk.stores.base import Signals, Store
-from fedone_sdk.stores.records import Commit, Member, check_run_of
+from fedone_sdk.stores.base import Store
+from fedone_sdk.stores.records import Member
 from fedone_sdk.stores.sql import schema, statements
-from fedone_sdk.stores.sql.postgres import PostgresDatabase
-from fedone_sdk.stores.sql.sqlite import SqliteDatabase
+from fedone_sdk.stores.sql.schema import Copied
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,10 +30,8 @@ M = TypeVar("M")
 def _reads(
     statement: Callable[Concatenate[Connection, P], T],
 ) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
-    """Return the store's method that runs a statement in a read transaction."""
-
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._database.read(lambda c: statement(c, *args, **kwargs))
+        return await self._read(lambda c: statement(c, *args, **kwargs))
 
     return _described(method, statement, 0)
 
@@ -40,10 +39,8 @@ def _reads(
 def _writes(
     statement: Callable[Concatenate[Connection, P], T],
 ) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
-    """Return the store's method that runs a statement in a write transaction."""
-
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._database.write(lambda c: statement(c, *args, **kwargs))
+        return await self._write(lambda c: statement(c, *args, **kwargs))
 
     return _described(method, statement, 0)
 
@@ -59,7 +56,7 @@ def _writes_once(
 
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         tries = itertools.count()
-        return await self._database.write(lambda c: statement(c, next(tries) > 0, *args, **kwargs))
+        return await self._write(lambda c: statement(c, next(tries) > 0, *args, **kwargs))
 
     return _described(method, statement, 1)
 
@@ -72,7 +69,7 @@ def _erases(
     @functools.wraps(write)
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         result = await write(self, *args, **kwargs)
-        await self._database.erase()
+        await self._erase()
         return result
 
     return method
@@ -91,63 +88,89 @@ def _described(method: M, statement: Callable[..., Any], num_hidden: int) -> M:
     return method
 
 
-class SqlStore:
+class SqlStore(Store):
     """A `Store` in a SQLite file, for one server, or on PostgreSQL, for several.
 
     A write that has started is completed even if the caller is cancelled.
     """
 
+    _kinds: ClassVar[dict[str, type[SqlStore]]] = {}
+    """By the driver's name."""
+
+    def __init_subclass__(cls, *, drivers: Sequence[str] = ()) -> None:
+        cls._kinds.update(dict.fromkeys(drivers, cls))
+
     def __init__(
         self,
-        url: str | URL,
+        url: URL,
         *,
         serving: bool = True,
         busy_timeout_s: float = 5.0,
         num_connections: int = 16,
     ) -> None:
-        """Initialise without connecting.
+        """Initialise without connecting; arguments as for `at` and `sqlite`."""
+        self._url = url
+        self._serving = serving
+        self._busy_timeout_s = busy_timeout_s
+        self._num_connections = num_connections
+
+    @classmethod
+    def at(
+        cls,
+        url: str | URL,
+        *,
+        password: str | None = None,
+        serving: bool = True,
+        num_connections: int = 16,
+    ) -> SqlStore:
+        """Return the store at a URL.
 
         Args:
             url: ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST/DATABASE``.
+            password: Replaces the URL's.
             serving: Whether this process serves runs: it locks a SQLite file, or registers as a
                 replica on PostgreSQL. Tools pass False: they can use a store that is being served,
                 and neither create nor upgrade a file.
-            busy_timeout_s: Maximal wait of a write to a SQLite file for another process, seconds.
             num_connections: Size of the PostgreSQL connection pool, without the replica's session.
 
         Raises:
             SpecError: The URL is malformed or names no supported database.
         """
         try:
-            url = make_url(url)
+            url = make_url(url).set(password=password)
         except (ArgumentError, ValueError):
             # Without the cause, which may contain the URL with its password.
             raise SpecError(
-                "not a database URL such as sqlite:///fedone.db or postgresql://host/database",
+                "must be a file, or a URL such as postgresql://user@host/database",
                 source="store",
             ) from None
-        self._url = url
-        self._serving = serving
-        self._database: SqliteDatabase | PostgresDatabase
-        if url.drivername in ("sqlite", "sqlite+aiosqlite"):
-            self._database = SqliteDatabase(url, busy_timeout_s=busy_timeout_s)
-        elif url.drivername in ("postgresql", "postgresql+asyncpg"):
-            self._database = PostgresDatabase(url, num_connections=num_connections)
-        else:
+        kind = cls._kinds.get(url.drivername)
+        if kind is None:
             raise SpecError(
                 f"{url.drivername} is not supported, only sqlite and postgresql", source="store"
             )
+        return kind(url, serving=serving, num_connections=num_connections)
 
     @classmethod
     def sqlite(
         cls, path: str | os.PathLike[str], *, serving: bool = True, busy_timeout_s: float = 5.0
-    ) -> Self:
-        """Return a store in the SQLite file `path`; the name may have any characters."""
+    ) -> SqlStore:
+        """Return a store in the SQLite file `path`; the name may have any characters.
+
+        Args:
+            path: The file.
+            serving: As for `at`.
+            busy_timeout_s: Maximal wait of a write for another process, seconds.
+        """
         url = URL.create("sqlite", database=os.fspath(path))
-        return cls(url, serving=serving, busy_timeout_s=busy_timeout_s)
+        return cls._kinds["sqlite"](url, serving=serving, busy_timeout_s=busy_timeout_s)
+
+    def __str__(self) -> str:
+        """Return the URL, with stars for a password."""
+        return self._url.render_as_string(hide_password=True)
 
     def __repr__(self) -> str:
-        return f"SqlStore({self._url.render_as_string(hide_password=True)!r})"
+        return f"SqlStore({str(self)!r})"
 
     async def open(self) -> None:
         """Connect, and create the tables of an empty database.
@@ -159,17 +182,42 @@ class SqlStore:
                 another process, not a database, of another program, or with a schema that must be
                 upgraded or is newer than this SDK.
         """
-        await self._database.open(serving=self._serving, upgrading=False)
+        await self._connect(serving=self._serving, upgrading=False)
 
-    async def close(self) -> None:
-        """Disconnect after pending writes."""
-        await self._database.close()
+    # What the databases do
 
-    async def ping(self) -> None:
-        """Raise `FedOneError` if the database is not available for writing."""
-        await self._database.ping()
+    where: str
+    """The path, or the host and the name of the database."""
 
-    async def copy_to(self, target: SqlStore, digest: Callable[[bytes], str]) -> schema.Copied:
+    @abstractmethod
+    async def _connect(self, *, serving: bool, upgrading: bool) -> None:
+        """Connect; create the tables of an empty database, or upgrade them if `upgrading`."""
+
+    @abstractmethod
+    async def _read(self, work: Callable[[Connection], T]) -> T:
+        """Return the result of `work` in a transaction that reads."""
+
+    @abstractmethod
+    async def _write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
+        """Return the result of `work` in a transaction that writes and publishes the signals."""
+
+    @abstractmethod
+    async def _erase(self) -> None:
+        """Remove deleted content from the files, where the database can."""
+
+    @abstractmethod
+    async def schema(self) -> str | None:
+        """Return the schema version of the open or closed database; None if empty or missing."""
+
+    @abstractmethod
+    def _alone(self, *, empty: bool) -> AbstractAsyncContextManager[Connection]:
+        """Return a connection in a transaction while no server uses the database.
+
+        Args:
+            empty: Whether to create a missing file, and the tables of an empty database.
+        """
+
+    async def copy_to(self, target: SqlStore, digest: Callable[[bytes], str]) -> Copied:
         """Copy everything to an empty store, in one transaction; both are closed.
 
         Args:
@@ -181,27 +229,21 @@ class SqlStore:
                 differs; the target stays empty.
         """
         async with (
-            self._database.alone(empty=False) as source,
-            target._database.alone(empty=True) as copy,
+            self._alone(empty=False) as source,
+            target._alone(empty=True) as copy,
         ):
             return await greenlet_spawn(schema.copy, source, copy, digest)
 
     async def clear(self) -> None:
         """Delete all runs, clients and tokens in one transaction; the tables stay."""
-        await self._database.write(statements.clear)
-        await self._database.erase()
+        await self._write(statements.clear)
+        await self._erase()
 
     # Schema
 
-    async def schema(self) -> str | None:
-        """Return the schema version of the open or closed database; None if empty or missing."""
-        return await self._database.schema()
-
     async def check(self) -> str:
         """Return what `open` would do, without changes of the database, or raise its error."""
-        found, where = await self.schema(), self._database.where
-        if isinstance(self._database, PostgresDatabase):
-            await self._database.check()
+        found, where = await self.schema(), self.where
         if found is None:
             return f"would create the tables in {where}"
         if found == schema.HEAD:
@@ -212,8 +254,8 @@ class SqlStore:
 
     async def upgrade(self) -> None:
         """Upgrade the database to the newest schema; it stays closed."""
-        await self._database.open(serving=False, upgrading=True)
-        await self._database.close()
+        await self._connect(serving=False, upgrading=True)
+        await self.close()
 
     # Tokens and clients
 
@@ -234,11 +276,11 @@ class SqlStore:
 
     async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
         """Add a waiting client and publish signals; see `Store.join`."""
-        await self._database.write(lambda c: statements.join(c, member), signals)
+        await self._write(lambda c: statements.join(c, member), signals)
 
     async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
         """Remove clients that no longer wait and publish signals; see `Store.leave`."""
-        await self._database.write(lambda c: statements.leave(c, client_indices), signals)
+        await self._write(lambda c: statements.leave(c, client_indices), signals)
 
     members = _reads(statements.members)
 
@@ -249,42 +291,9 @@ class SqlStore:
     run = _reads(statements.run)
     versions = _reads(statements.versions)
 
-    async def commit(self, run_id: str, version: int, commit: Commit) -> None:
-        """Store an event's changes on top of `version`; see `Store.commit`."""
-        check_run_of(commit.closed, run_id)
-        await self._database.commit(run_id, version, commit)
-
     closed = _reads(statements.closed)
     memory = _reads(statements.memory)
     log = _reads(statements.log)
     trim = _erases(_writes(statements.trim))
     delete_run = _erases(_writes_once(statements.delete_run))
     deleted = _reads(statements.deleted)
-
-    # Replicas
-
-    @property
-    def shared(self) -> bool:
-        """Whether other processes may serve the same runs."""
-        return self._database.shared
-
-    @property
-    def replica(self) -> str:
-        """Id of this process among the replicas; it changes after a lost session."""
-        return self._database.replica
-
-    async def alive(self) -> frozenset[str]:
-        """Return the ids of all running replicas, including this one."""
-        return await self._database.alive()
-
-    async def lead(self) -> bool:
-        """Try to acquire the leader lock; return whether this replica holds it."""
-        return await self._database.lead()
-
-    async def publish(self, signal: str) -> None:
-        """Publish a signal of at most 4000 bytes to the other replicas; not durable."""
-        await self._database.publish(signal)
-
-    def listen(self, signals: Signals) -> None:
-        """Set the listener for signals of other replicas."""
-        self._database.listen(signals)

@@ -31,12 +31,12 @@ from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
-    Array,
     LossesAssignment,
     LossesUpdate,
     Scored,
+    Tensor,
 )
-from fedone_sdk.messages.array import from_wire, to_wire
+from fedone_sdk.messages.tensor import from_wire, to_wire
 from fedone_sdk.spec import RunSpec
 
 N, LENGTH, SAMPLES, MODEL = 3, 2, 4, "model-a"
@@ -213,7 +213,7 @@ class Game:
             losses = tuple(0.5 + 0.1 * i for i in range(work.prompts.shape[0]))
             return LossesUpdate(**{**common, "losses": losses, **changes})
         alpha = np.frombuffer(work.alpha.to_bytes(), "<f4").reshape(work.alpha.shape)
-        packed = Array.from_bytes((alpha * np.float32(1.25)).tobytes(), alpha.shape, "float32")
+        packed = Tensor.from_bytes((alpha * np.float32(1.25)).tobytes(), alpha.shape, "float32")
         return AlphaUpdate(**{**common, "alpha": packed, "mean_loss": 0.5, **changes})
 
     def send(

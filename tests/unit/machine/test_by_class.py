@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.losses import class_means, loss_terms, num_groups
-from fedone_sdk.messages import AlphaAssignment, Array, LossesAssignment, LossesUpdate, Scored
-from fedone_sdk.messages.array import from_wire
+from fedone_sdk.messages import AlphaAssignment, LossesAssignment, LossesUpdate, Scored, Tensor
+from fedone_sdk.messages.tensor import from_wire
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import TaskSpec
 from tests.benchmarks.attacks import ATTACKS
@@ -58,7 +58,7 @@ def means_of(work: LossesAssignment, level: NDArray[np.float64]) -> NDArray[np.f
 def update_of(
     game: Game, work: AlphaAssignment | LossesAssignment, means: Any, counts: Sequence[int]
 ) -> LossesUpdate:
-    by_class = Array.pack(means.ravel().tolist(), means.shape, "float32")
+    by_class = Tensor.pack(means.ravel().tolist(), means.shape, "float32")
     mixed = np.tensordot(from_wire(by_class)[..., 0].astype(float), np.array(counts), axes=(1, 0))
     update = game.update_for(
         work,
@@ -111,7 +111,7 @@ class TestBadNumbers:
         ],
     )
     def test_shapes(self, shape: tuple[int, ...], dtype: Any) -> None:
-        by_class = Array.pack([1] * int(np.prod(shape)), shape, dtype)
+        by_class = Tensor.pack([1] * int(np.prod(shape)), shape, dtype)
         wanted = f"by_class: is {dtype} {list(shape)}, must be float32 [4, 2, 4]"
         assert self.refused({"by_class": by_class}) == wanted
 
@@ -141,7 +141,7 @@ class TestBadNumbers:
 
     @pytest.mark.parametrize("sign", [1, -1])
     def test_beyond_all_bounds(self, sign: int) -> None:
-        by_class = Array.pack([sign * 2e6] * 32, (4, 2, 4), "float32")
+        by_class = Tensor.pack([sign * 2e6] * 32, (4, 2, 4), "float32")
         assert self.refused({"by_class": by_class}) == "by_class: a number is beyond 1e+06"
 
     @pytest.mark.parametrize("losses", [(0.5, 0.5, 0.5, 0.5), (-1e6, 1e6, 0.0, 0.0)])
@@ -181,7 +181,7 @@ class TestBadNumbers:
             targets = rng.integers(labels, size=5).tolist()
             terms = [loss_terms(at, row, target) for row, target in zip(rows, targets, strict=True)]
             means = np.array([class_means(terms, targets, groups)])
-            packed = Array.pack(means.ravel().tolist(), means.shape, "float32")
+            packed = Tensor.pack(means.ravel().tolist(), means.shape, "float32")
             counts = tuple(float(targets.count(label)) for label in range(labels))
             mean = float(np.mean([term[0] for term in terms]))
             ByClass(packed, counts, 5).check([mean], groups=groups, private=False)
@@ -290,7 +290,7 @@ def test_many_labels_and_private_ones_are_one_group(private: bool) -> None:
     size = len(labels)
     shares = [0.5 / (size - 1)] * (size - 1) + [0.5]
     row = [-0.3, 1.0, 0.9, 0.4, -0.2] if private else [2.0, 0.6, *shares]
-    by_class = Array.pack(row * 4, (4, 1, 2 + size), "float32")
+    by_class = Tensor.pack(row * 4, (4, 1, 2 + size), "float32")
     counts = (1.7, -0.4, 2.2) if private else (1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
     game.send(
         work,

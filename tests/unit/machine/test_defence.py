@@ -14,7 +14,7 @@ from fedone_sdk.aggregator.rounds.seats import fill, lift_quarantine
 from fedone_sdk.algorithms import State, aggregate, alpha_sha256
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.messages import AlphaAssignment, AlphaUpdate, LossesUpdate
-from fedone_sdk.messages.array import from_wire, to_wire
+from fedone_sdk.messages.tensor import from_wire, to_wire
 from fedone_sdk.spec import RunSpec
 from tests.unit.machine.game import Game, answer_to, both, refusal, spec_of
 

@@ -15,7 +15,7 @@ from fedone_sdk.aggregator.rounds.seats import decline, fill
 from fedone_sdk.aggregator.rounds.state import Seat, offers
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.messages import AlphaAssignment, Array
+from fedone_sdk.messages import AlphaAssignment, Tensor
 from tests.unit.machine.game import (
     ALPHA,
     LENGTH,
@@ -76,7 +76,7 @@ class TestRounds:
             for client, alpha, held in zip(clients, alphas, (10, 30), strict=True):
                 work = game.claim(client)
                 assert work is not None
-                packed = Array.from_bytes(alpha.tobytes(), alpha.shape, "float32")
+                packed = Tensor.from_bytes(alpha.tobytes(), alpha.shape, "float32")
                 game.send(work, game.update_for(work, alpha=packed, num_examples=held))
             expected = shares[0] * 0.3 + shares[1] * 0.4
             np.testing.assert_allclose(game.state.method.alpha, expected, rtol=1e-6)

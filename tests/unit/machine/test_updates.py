@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.messages import Array, Scored
+from fedone_sdk.messages import Scored, Tensor
 from tests.unit.machine.game import ALPHA, LOSSES, SAMPLES, Game, both, refusal, spec_of
 
 MAX_ALPHA = 1e6
@@ -27,20 +27,20 @@ class TestBadUpdates:
     @pytest.mark.parametrize(
         ("alpha", "detail"),
         [
-            (Array.pack([0.5] * 9, (3, 3), "float32"), "float32 [3, 3]"),
-            (Array.pack([0.5] * 6, (3, 2), "float32"), "float32 [3, 2]"),
-            (Array.pack([0.5] * 6, (6,), "float32"), "float32 [6]"),
-            (Array.pack([1] * 6, (2, 3), "uint8"), "uint8 [2, 3]"),
-            (Array.pack([0.5] * 5 + [0.0], (2, 3), "float32"), "outside what the method allows"),
-            (Array.pack([0.5] * 5 + [1e-9], (2, 3), "float32"), "outside what the method allows"),
-            (Array.pack([0.5] * 5 + [-0.5], (2, 3), "float32"), "must be positive"),
-            (Array.pack([0.0] * 6, (2, 3), "float32"), "must be positive"),
-            (Array.pack([MAX_ALPHA + 1.0] * 6, (2, 3), "float32"), "an entry is above 1e+06"),
-            (Array.pack([3.4e38] * 6, (2, 3), "float32"), "an entry is above 1e+06"),
+            (Tensor.pack([0.5] * 9, (3, 3), "float32"), "float32 [3, 3]"),
+            (Tensor.pack([0.5] * 6, (3, 2), "float32"), "float32 [3, 2]"),
+            (Tensor.pack([0.5] * 6, (6,), "float32"), "float32 [6]"),
+            (Tensor.pack([1] * 6, (2, 3), "uint8"), "uint8 [2, 3]"),
+            (Tensor.pack([0.5] * 5 + [0.0], (2, 3), "float32"), "outside what the method allows"),
+            (Tensor.pack([0.5] * 5 + [1e-9], (2, 3), "float32"), "outside what the method allows"),
+            (Tensor.pack([0.5] * 5 + [-0.5], (2, 3), "float32"), "must be positive"),
+            (Tensor.pack([0.0] * 6, (2, 3), "float32"), "must be positive"),
+            (Tensor.pack([MAX_ALPHA + 1.0] * 6, (2, 3), "float32"), "an entry is above 1e+06"),
+            (Tensor.pack([3.4e38] * 6, (2, 3), "float32"), "an entry is above 1e+06"),
         ],
         ids=str,
     )
-    def test_alphas(self, alpha: Array, detail: str) -> None:
+    def test_alphas(self, alpha: Tensor, detail: str) -> None:
         game = Game(spec_of(participation=ALPHA))
         work = game.take()
         assert detail in self.refused(game, work, game.update_for(work, alpha=alpha))
@@ -114,7 +114,7 @@ class TestBadUpdates:
             if exchange == "losses":
                 changes["losses"] = (1e6, -1e6, 1e6, 1e6)
             else:
-                changes["alpha"] = Array.pack([MAX_ALPHA] * 6, (2, 3), "float32")
+                changes["alpha"] = Tensor.pack([MAX_ALPHA] * 6, (2, 3), "float32")
                 changes["mean_loss"] = 1e6
             game.send(work, game.update_for(work, **changes))
         assert game.state.status == "completed"

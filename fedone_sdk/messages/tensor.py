@@ -51,7 +51,7 @@ _Data = Annotated[
 ]
 
 
-class Array(Message):
+class Tensor(Message):
     """A dense array.
 
     Attributes:
@@ -103,6 +103,12 @@ class Array(Message):
         """Pack candidate indices into the smallest sufficient type."""
         return cls.pack(values, shape, "uint8" if vocab_size <= 256 else "uint16")
 
+    def part(self, rows: range) -> Self:
+        """Return consecutive rows of a matrix, as a matrix."""
+        size = len(self.data) // self.shape[0]
+        raw = self.data[rows.start * size : rows.stop * size]
+        return self.from_bytes(raw, (len(rows), *self.shape[1:]), self.dtype)
+
     def to_bytes(self) -> bytes:
         """Return the elements as little-endian bytes in C order, for ``numpy.frombuffer``."""
         return self.data
@@ -123,13 +129,13 @@ class Array(Message):
         return nested
 
 
-def to_wire(values: NDArray[Any]) -> Array:
+def to_wire(values: NDArray[Any]) -> Tensor:
     """Return a NumPy array as a message; its dtype must be a `DType`."""
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)
-    return Array.from_bytes(little.tobytes(), values.shape, values.dtype.name)
+    return Tensor.from_bytes(little.tobytes(), values.shape, values.dtype.name)
 
 
-def from_wire(message: Array) -> NDArray[Any]:
+def from_wire(message: Tensor) -> NDArray[Any]:
     """Return a message as a NumPy array, read-only."""
     import numpy as np
 
@@ -137,6 +143,6 @@ def from_wire(message: Array) -> NDArray[Any]:
     return np.frombuffer(message.to_bytes(), dtype).reshape(message.shape)
 
 
-def prompts_to_wire(prompts: NDArray[Any], vocab_size: int) -> Array:
+def prompts_to_wire(prompts: NDArray[Any], vocab_size: int) -> Tensor:
     """Return prompts of candidate indices as a message."""
-    return Array.of_indices(prompts.ravel().tolist(), prompts.shape, vocab_size)
+    return Tensor.of_indices(prompts.ravel().tolist(), prompts.shape, vocab_size)
