@@ -26,7 +26,7 @@ from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, Vocabulary
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import URL
+    pass
 
 __all__ = [
     "Address",
@@ -65,7 +65,6 @@ def _address(value: str) -> str:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """Return the host and the port of an `Address`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -98,19 +97,20 @@ class StoreConfig(Spec):
         return "://" not in self.url.get_secret_value()
 
     def build(self, folder: Path, *, serving: bool = True) -> SqlStore:
-        """Return the store, not yet opened; `serving` as for `SqlStore`.
+        """Return the store, not yet opened; `serving` as for `SqlStore.at`.
 
         Raises:
             SpecError: The URL does not name a supported database.
         """
+        password = None if self.password is None else self.password.get_secret_value()
         if self.is_file:
-            if self.password is not None:
+            if password is not None:
                 raise SpecError("store.password: a SQLite file has none; name a URL")
             return SqlStore.sqlite(folder / self.url.get_secret_value(), serving=serving)
         try:
-            return SqlStore.at(self._sql_url(), serving=serving)
+            return SqlStore.at(self.url.get_secret_value(), password=password, serving=serving)
         except SpecError as exc:
-            raise SpecError([f"store: {problem}" for problem in exc.problems]) from exc
+            raise SpecError([f"store: {problem}" for problem in exc.problems]) from None
 
     async def check(self, folder: Path) -> str:
         """Describe the store's content without the password or changes.
@@ -143,22 +143,7 @@ class StoreConfig(Spec):
 
     def __str__(self) -> str:
         """Return the file or URL, with stars for a password."""
-        return self.url.get_secret_value() if self.is_file else str(self._sql_url())
-
-    def _sql_url(self) -> URL:
-        from sqlalchemy.engine import make_url
-        from sqlalchemy.exc import ArgumentError
-
-        try:
-            url = make_url(self.url.get_secret_value())
-        except (ArgumentError, ValueError):
-            # Without the cause, which contains the URL.
-            raise SpecError(
-                "store: must be a file, or a URL such as postgresql://user@host/database"
-            ) from None
-        if self.password is not None:
-            url = url.set(password=self.password.get_secret_value())
-        return url
+        return self.url.get_secret_value() if self.is_file else str(self.build(Path()))
 
 
 class MetricsConfig(Spec):
@@ -405,7 +390,6 @@ def _public_text(spec: RunSpec, path: Path) -> list[str]:
 def _rows(
     spec: RunSpec, path: Path, key: Literal["dev", "train"], source: str
 ) -> Sequence[Example]:
-    """Return the rows of a key of `data`, which fit the task."""
     try:
         rows = load_examples(
             source if source.startswith("hf:") else path.parent / source,
@@ -531,7 +515,6 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _naming_variable(problem: str, variables: Mapping[str, str]) -> str:
-    """Return the problem with the variable that set its key."""
     key, colon, rest = problem.partition(": ")
     for name, given in variables.items():
         if colon and (key == given or key.startswith(f"{given}.")):

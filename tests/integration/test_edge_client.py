@@ -404,7 +404,7 @@ class TestState:
                     assert (await client.run_once()).outcome == "worked"
             async with client_of(service, state_dir=state, token=None) as client:
                 assert (await client.run_once()).outcome == "worked"
-            assert len(await service.access.clients()) == 1
+            assert len(await service.store.clients()) == 1
         assert stat.S_IMODE(state.stat().st_mode) == 0o700
         (file,) = state.iterdir()
         assert file.name == "state.sqlite3"

@@ -259,7 +259,7 @@ class TestIdentity:
                     with pytest.raises(asyncio.CancelledError):
                         await client.run_once()
             await works(served, EdgeClient(url, token=TOKEN, data=DATA, state_dir=tmp_path))
-            assert len(await served.service.access.clients()) == 1
+            assert len(await served.service.store.clients()) == 1
 
     async def test_another_credential(self, tmp_path: Path) -> None:
         async with aggregator() as (served, url):

@@ -17,6 +17,7 @@ from pydantic import AwareDatetime, BeforeValidator, Field, SecretStr, model_val
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import is_sendable
 from fedone_sdk.spec import Spec
+from fedone_sdk.stores import TokenRecord
 
 Role = Literal["viewer", "operator", "admin"]
 
@@ -85,6 +86,17 @@ class EnrolmentToken:
     def of(cls, secret: str) -> Self:
         """Return a token without limits."""
         return cls(token_sha256=digest(secret))
+
+    def record(self, name: str, created_at: float) -> TokenRecord:
+        """Return the record of the store."""
+        return TokenRecord(
+            name=name,
+            token_sha256=self.token_sha256,
+            runs=self.runs,
+            uses_left=self.uses,
+            expires_at=self.expires_at,
+            created_at=created_at,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
-from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
+from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher, Work
 from fedone_sdk.aggregator.model.calls import Companion
 from fedone_sdk.aggregator.model.gateway import ModelGateway
 from fedone_sdk.aggregator.model.reflections import Reflections, is_proposable
@@ -19,11 +19,9 @@ from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
-    AlphaAssignment,
     AlphaUpdate,
     Claim,
     Decline,
-    LossesAssignment,
     LossesUpdate,
     Receipt,
     Reflect,
@@ -50,9 +48,7 @@ class OpenWork:
     gateway: ModelGateway | None
     companions: Mapping[str, Sequence[Companion]]
 
-    async def claim(
-        self, client: ClientRecord, message: Claim
-    ) -> AlphaAssignment | LossesAssignment | RetryLater:
+    async def claim(self, client: ClientRecord, message: Claim) -> Work | RetryLater:
         """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 
         Raises:

@@ -15,17 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
-from fedone_sdk.aggregator.http import device_routes, run_routes, server_routes
-from fedone_sdk.aggregator.http.guards import (
-    LIMITER,
-    NO_LIMITS,
-    NO_PAGES,
-    Cors,
-    CorsConfig,
-    Limiter,
-    Limits,
-    guarding,
-)
+from fedone_sdk.aggregator.http import device_routes, guards, run_routes, server_routes
 from fedone_sdk.aggregator.http.requests import (
     ACTIVE,
     CONTEXT,
@@ -69,11 +59,11 @@ def build_app(
     service: Service,
     *,
     observers: Observers = NO_OBSERVERS,
-    limits: Limits = NO_LIMITS,
-    cors: CorsConfig = NO_PAGES,
+    limits: guards.Limits = guards.NO_LIMITS,
+    cors: guards.CorsConfig = guards.NO_PAGES,
 ) -> web.Application:
     """Return the aiohttp application of a service."""
-    limiter = Limiter(limits)
+    limiter = guards.Limiter(limits)
     handlers = [(route, _guarded(route)) for route in ROUTES]
     of_clients = {handler for route, handler in handlers if route.access in ("device", "member")}
 
@@ -83,21 +73,21 @@ def build_app(
         return is_for_clients and service.access.is_cached(bearer_token(request))
 
     of_devices = {handler for route, handler in handlers if route.access == "enrolment"}
-    pages = Cors(cors, of_clients | of_devices)
+    pages = guards.Cors(cors, of_clients | of_devices)
     app = web.Application(
         middlewares=[
             observing(observers),
             *pages.middlewares,
             _traffic,
             problems,
-            guarding(limiter, known, free=_PROBES),
+            guards.guarding(limiter, known, free=_PROBES),
         ],
         client_max_size=MAX_BODY_BYTES,
     )
     app[SERVICE] = service
     app[READINESS] = Readiness(service)
     app[METRICS] = observers.metrics
-    app[LIMITER] = limiter
+    app[guards.LIMITER] = limiter
     app.on_response_prepare.append(stamp)
     app.on_response_prepare.append(stamp_headers)
     pages.install(app)
@@ -111,8 +101,6 @@ def build_app(
 
 
 def _guarded(route: Route) -> Handler:
-    """Return the handler of a route, guarded by its access rule."""
-
     @wraps(route.handler)
     async def handle(request: web.Request) -> web.StreamResponse:
         context = CONTEXT.get()
@@ -142,7 +130,6 @@ def build_metrics_app(metrics: Metrics) -> web.Application:
 
 @web.middleware
 async def _traffic(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count the sizes of federated messages (middleware)."""
     context = CONTEXT.get()
     response = await handler(request)
     federated = context.route is not None and context.route.tag == "devices"

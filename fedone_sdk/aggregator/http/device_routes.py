@@ -134,7 +134,6 @@ async def renew(request: web.Request) -> web.Response:
 
 
 async def _assigned(work: AlphaAssignment | LossesAssignment) -> web.Response:
-    """Return an assignment; large ones are encoded in a thread."""
     alpha = work.alpha if isinstance(work, AlphaAssignment) else work.prompts
     return await in_thread_if_large(_size(alpha), answer, work)
 

@@ -278,7 +278,6 @@ class Cors:
         return found.handler in self._reachable or getattr(refusal, "status", 0) == 404
 
     def _origin_of(self, request: web.Request) -> str:
-        """Return the request's origin if it is allowed, else an empty string."""
         origin = request.headers.get(hdrs.ORIGIN, "")
         return origin if origin in self._origins else ""
 

@@ -272,7 +272,6 @@ def _adapt(schema: object, components: dict[str, Any]) -> None:
 
 
 def _describe(schema: dict[str, Any]) -> None:
-    """Move the attribute descriptions of a docstring to the properties."""
     text, _, attributes = schema.get("description", "").partition("\n\nAttributes:\n")
     properties = schema.get("properties", {})
     for name, description in _ATTRIBUTE.findall(attributes):

@@ -366,7 +366,6 @@ def listed(service: Service, context: RequestContext) -> Sequence[RunSummary | R
 
 
 def _with_devices(service: Service, summary: RunSummary) -> RunSummary:
-    """Return a summary with the number of available devices while the run is running."""
     run = service.runs.get(summary.run_id)
     if run is None or not run.state.running:
         return summary

@@ -73,7 +73,6 @@ _HEADERS_OF_PAGE = {
 
 
 def _file_response(path: Path) -> web.FileResponse:
-    """Return a file of the dashboard, or 304 if the browser has it."""
     headers: Mapping[str, str] = {
         # Revalidated each time: a page must not mix files of two versions.
         "Cache-Control": "no-cache",
@@ -239,7 +238,7 @@ async def create_token(request: web.Request) -> web.Response:
 @access("GET /v1/enrolment-tokens", "admin", TokenList)
 async def tokens(request: web.Request) -> web.Response:
     """List all enrolment tokens, including expired and revoked ones, without their secrets."""
-    found = await request.app[SERVICE].access.tokens()
+    found = await request.app[SERVICE].store.tokens()
     return answer(TokenList(tokens=tuple(map(_shown, found))))
 
 
@@ -268,7 +267,7 @@ async def clients(request: web.Request) -> web.Response:
     """
     after = query_number(request, "after", -1)
     limit = min(query_number(request, "limit", _MOST_CLIENTS, least=1), _MOST_CLIENTS)
-    found = await request.app[SERVICE].access.clients(after, limit + 1)
+    found = await request.app[SERVICE].store.clients(after, limit + 1)
     page = found[:limit]
     last = page[-1].index if len(page) < len(found) else None
     return answer(ClientList(clients=tuple(map(_shown_client, page)), next=last))

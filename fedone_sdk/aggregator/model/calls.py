@@ -216,7 +216,6 @@ class Companion(ABC):
         return task
 
     def _begin_alone(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin some work, unless earlier work is not done."""
         if self._tasks:
             work.close()
         else:

@@ -133,7 +133,6 @@ class Evaluation(Companion):
         return True
 
     async def _wait_for_leadership(self) -> None:
-        """Wait until this replica is the leader, or another one has measured the final prompt."""
         state = self._run.state
         while not (self._is_leader() or state.running or state.metric.after is not None):
             await asyncio.sleep(_RETRY_S)
@@ -199,7 +198,6 @@ class Evaluation(Companion):
             await persist(self._run, partial(self._run.record_outcomes, outcomes))
 
     async def _verdict(self, tuned: _ShownPrompt) -> Verdict | None:
-        """Return whether tuning improved the metric; None if that is unknown."""
         run = self._run
         try:
             found = await in_thread(run.compute_verdict, await run.outcomes(), self._metric)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from fedone_sdk.aggregator.model.calls import BugCounter, CallBudget
 from fedone_sdk.aggregator.model.reflections import is_proposable
+from fedone_sdk.aggregator.rounds.machine import invalid
 from fedone_sdk.aggregator.rounds.spending import (
     new_queries,
     reserve_call,
@@ -150,7 +151,6 @@ class ModelGateway:
             del work.calls[body_sha256]
 
     async def _on_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
-        """Return the refusal of a call that failed with a bug in the backend."""
         if not await self._bugs.add(run, bug):
             return ProblemError("backend_failed", "the model's backend has a bug")
         return ProblemError("run_conflict", "the run is paused")
@@ -160,20 +160,19 @@ class ModelGateway:
         """Check the shape of a request's prompts; return their number."""
         if message.proposal is not None:
             if message.prompts is not None or not seat.reflects:
-                raise ProblemError("invalid_message", "proposal: the assignment asks for none")
+                raise invalid("proposal: the assignment asks for none")
             if message.proposal.parent >= seat.num_samples:
-                raise ProblemError("invalid_message", "proposal.parent: is no prompt of it")
+                raise invalid("proposal.parent: is no prompt of it")
             return 1
         if message.prompts is None:
             if run.spec.participation.exchange != "losses":
-                raise ProblemError("invalid_message", "prompts: are required in this exchange")
+                raise invalid("prompts: are required in this exchange")
             return seat.num_samples
         array, length = message.prompts, run.spec.prompt.length
         is_integer = not array.dtype.startswith("float")
         if not is_integer or len(array.shape) != 2 or array.shape[1] != length:
-            raise ProblemError(
-                "invalid_message",
-                f"prompts: are {array.dtype} {list(array.shape)}, must be integers [P, {length}]",
+            raise invalid(
+                f"prompts: are {array.dtype} {list(array.shape)}, must be integers [P, {length}]"
             )
         leased = seat.num_samples * seat.num_steps
         if array.shape[0] > leased:
@@ -181,7 +180,7 @@ class ModelGateway:
                 "lease_exhausted", f"{array.shape[0]} queries requested, the lease has {leased}"
             )
         if not array.shape[0]:
-            raise ProblemError("invalid_message", "prompts: are empty")
+            raise invalid("prompts: are empty")
         return array.shape[0]
 
     @staticmethod
@@ -192,9 +191,7 @@ class ModelGateway:
         rows: list[list[int]] = from_wire(array).tolist()
         layout = run.vocabulary.layout(run.spec.prompt.length)
         if not await in_thread_if_large(8 * math.prod(array.shape), are_prompts, rows, layout):
-            raise ProblemError(
-                "invalid_message", "prompts: an index is not one of its position's candidates"
-            )
+            raise invalid("prompts: an index is not one of its position's candidates")
         return rows
 
     def _queries(
@@ -216,24 +213,21 @@ class ModelGateway:
     def _check(run: ServedRun, message: Score) -> None:
         task, batch_size = run.spec.task, run.spec.method.batch_size
         if len(message.examples) > batch_size:
-            raise ProblemError(
-                "invalid_message",
+            raise invalid(
                 f"examples: {len(message.examples)} were sent, a mini-batch has at most "
                 f"{batch_size}",
             )
         for number, example in enumerate(message.examples):
             if example.keys() != set(task.fields):
                 given = sorted(name[:100] for name in example)  # They may be 32 MiB long.
-                raise ProblemError(
-                    "invalid_message",
+                raise invalid(
                     f"examples.{number}: has the fields {given}, the task's are "
                     f"{list(task.fields)}",
                 )
         wanted = len(message.examples) if task.loss == "nll" else 0
         if len(message.references) != wanted:
-            raise ProblemError(
-                "invalid_message",
-                f"references: {len(message.references)} were sent, loss {task.loss} takes {wanted}",
+            raise invalid(
+                f"references: {len(message.references)} were sent, loss {task.loss} takes {wanted}"
             )
 
     async def _query_model(
@@ -302,7 +296,7 @@ class ModelGateway:
             rows = await self._prompts(run, seat, message.prompts)
             if message.proposal is not None:
                 if not await is_proposable(run, message.proposal.text, self.backend):
-                    raise ProblemError("invalid_message", "proposal.text: is no candidate")
+                    raise invalid("proposal.text: is no candidate")
                 rows = [rows[message.proposal.parent]]
             size = _rendered_size(run, message) * count
             queries = await in_thread_if_large(size, self._queries, run, seat, message, rows)
@@ -315,7 +309,6 @@ class ModelGateway:
 
 
 def _rendered_size(run: ServedRun, message: Score) -> int:
-    """Return the size of a request's texts with their templates, roughly, bytes."""
     around = sum(len(template) for _, template in run.spec.task.messages)
     texts = sum(len(text) for example in message.examples for text in example.values())
     return texts + len(message.examples) * around

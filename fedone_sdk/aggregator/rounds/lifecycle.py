@@ -44,7 +44,7 @@ def end_early(
         if result.state.status == "completed":  # This round was the last one.
             return result
     else:
-        result = result.changed(seats=(), fills=0, passed=frozenset())
+        result = replace(result, state=result.state.without_draw())
     return replace(result, state=result.state.end(status, reason, now, summary=summary))
 
 
@@ -209,13 +209,10 @@ def roll_back(
         raise ProblemError("run_conflict", f"the run has done {state.round} rounds, not {to_round}")
     result = _release_all(machine, state, "the run was rolled back")
     state = replace(
-        result.state,
+        result.state.without_draw(),
         round=to_round,
         # Candidates that were added since then stay.
         method=machine.with_new_candidates(method),
-        seats=(),
-        passed=frozenset(),
-        fills=0,
         lost=0,
         # After a rollback to round 0 no result depends on the model.
         model=state.model if to_round else machine.required_model or state.model,
@@ -370,14 +367,11 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         record["quarantined"] = [{"client": c, "reason": why} for c, why in banned.items()]
     memories = {seat.client: seat.local.memory for seat in done if seat.local is not None}
     state = replace(
-        state,
+        state.without_draw(),
         round=state.round + 1,
         method=method,
         defence=defence,
         quarantined=quarantined,
-        seats=(),
-        passed=frozenset(),
-        fills=0,
         proposed=(*state.proposed, *state.waiting),
         waiting=(),
     )
@@ -404,7 +398,6 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
 def _judge(
     machine: RoundMachine, state: RunState, seats: Sequence[Seat]
 ) -> tuple[list[Seat], Memory, list[Admitted]]:
-    """Return the seats with their admitted steps, the defence's memory and its verdicts."""
     if machine.defence is None:
         return list(seats), state.defence, []
     contributions = [_contribution(machine, state, seat) for seat in seats]
@@ -436,7 +429,6 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
 
 
 def _admitted(seat: Seat, admitted: Admitted) -> Seat:
-    """Return the seat with the admitted part of its step."""
     if admitted.outlier:
         return replace(seat, local=None)
     if admitted.scale == 1.0 or seat.local is None:
@@ -451,7 +443,6 @@ def _banned(
     memory: Memory,
     verdicts: Sequence[Admitted],
 ) -> Mapping[int, str]:
-    """Return the clients that this round puts in quarantine, with the reasons."""
     # A readmitted client returns to quarantine only with a new outlier.
     suspects = {one.client for one in verdicts if one.outlier}
     found = sorted(defence.quarantined(memory) & suspects)

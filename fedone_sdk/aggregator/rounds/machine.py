@@ -521,6 +521,11 @@ def _defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
     )
 
 
+def invalid(detail: str) -> ProblemError:
+    """Return the refusal of a message that does not fit its assignment."""
+    return ProblemError("invalid_message", detail)
+
+
 def working(state: RunState, assignment_id: str) -> Seat:
     """Return the seat of an open assignment, or refuse it (``assignment_expired``)."""
     seat = state.seat_with(assignment_id)

@@ -65,7 +65,6 @@ def fill(
 
 
 def _no_answer_reason(state: RunState) -> str | None:
-    """Return the reason of a run that spent its budget without a single answer."""
     if state.round or not state.lost or any(seat.step for seat in state.seats):
         return None
     return f"no backend answered: {state.lost} assignments failed"
@@ -337,7 +336,6 @@ def vacate(
 
 
 def _without_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
-    """Record an unfit client and remove its other offered seats."""
     others = {client: why for client, why in state.unfit.items() if client != seat.client}
     for other in state.seats:
         started = other.step or other.phase != "offered" or other.slot == seat.slot

@@ -16,11 +16,6 @@ _REFLECTION = "reflection"
 """In a seat's calls; no digest of a request."""
 
 
-def replica_of(attempt: str) -> str:
-    """Return the id of the replica that made this reservation."""
-    return attempt.partition("/")[0]
-
-
 def release(
     machine: RoundMachine,
     state: RunState,
@@ -36,15 +31,7 @@ def release(
     closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason, said=said)
     spent = lease_cost(machine, state, seat, reported, answered=False)
     state = replace(state, account=state.account.settle(seat.assignment_id, spent))
-    seat = replace(
-        seat,
-        phase="offered",
-        assignment_id=None,
-        queries=seat.queries + spent.queries,
-        calls=frozenset(),
-        sent={},
-        used=NOTHING,
-    )
+    seat = seat.settled("offered", spent)
     return seat, Result(state=state.with_seat(seat), closed=(closed,))
 
 
@@ -191,27 +178,26 @@ def return_queries(
     return Result(state=state.with_seat(replace(seat, calls=seat.calls - {call}, used=used)))
 
 
-def is_lost(attempt: str, alive: Set[str]) -> bool:
-    """Whether the attempt's replica has exited, so that its cost stays unknown."""
-    return replica_of(attempt) not in alive
+def _is_lost(attempt: str, alive: Set[str]) -> bool:
+    return attempt.partition("/")[0] not in alive
 
 
 def has_lost_calls(state: RunState, alive: Set[str]) -> bool:
     """Whether a replica that has exited left pending calls of the run."""
     attempts = [*state.evaluation.leases, *(attempt for s in state.seats for attempt in s.sent)]
-    return any(is_lost(attempt, alive) for attempt in attempts)
+    return any(_is_lost(attempt, alive) for attempt in attempts)
 
 
 def charge_lost(state: RunState, alive: Set[str]) -> RunState:
     """Charge pending calls of exited replicas in full: they may have been sent."""
     account, evaluation = state.account, state.evaluation
     for lease_id, worst in state.evaluation.leases.items():
-        if is_lost(lease_id, alive):
+        if _is_lost(lease_id, alive):
             account = account.settle(lease_id, worst.without_queries())
             evaluation = evaluation.settle(lease_id, worst)
     seats = []
     for seat in state.seats:
-        lost = [attempt for attempt in seat.sent if is_lost(attempt, alive)]
+        lost = [attempt for attempt in seat.sent if _is_lost(attempt, alive)]
         gone = sum((seat.sent[attempt] for attempt in lost), NOTHING)
         sent = {attempt: worst for attempt, worst in seat.sent.items() if attempt not in lost}
         seats.append(replace(seat, used=seat.used + gone, sent=sent) if lost else seat)

@@ -88,6 +88,19 @@ class Seat:
         """Upper bound on the cost of pending gateway calls, without queries."""
         return sum(self.sent.values(), NOTHING)
 
+    def settled(self, phase: Literal["offered", "done"], spent: Usage) -> Seat:
+        """Return the seat after its assignment has ended, at a cost."""
+        return replace(
+            self,
+            phase=phase,
+            assignment_id=None,
+            queries=self.queries + spent.queries,
+            calls=frozenset(),
+            sent={},
+            used=NOTHING,
+            reflects=False,
+        )
+
 
 class Strikes(NamedTuple):
     """What a client cost the run more often than it gave.
@@ -250,6 +263,10 @@ class RunState:
     def without_seat(self, seat: Seat) -> RunState:
         """Return the state without this seat."""
         return replace(self, seats=tuple(s for s in self.seats if not _is_same(s, seat)))
+
+    def without_draw(self) -> RunState:
+        """Return the state before the draw of its round."""
+        return replace(self, seats=(), passed=frozenset(), fills=0)
 
     def end(
         self, status: RunStatus, reason: str | None, now: float, *, summary: str | None = None
@@ -439,7 +456,6 @@ def _loaded(record: Callable[..., D], document: dict[str, Any], **arrays: Any) -
 
 @cache
 def _readers(record: Any) -> dict[str, Callable[[Any], Any]]:
-    """Return the validators of a record's fields."""
     hints = get_type_hints(record)
     return {
         # The seats are loaded already.

@@ -182,7 +182,6 @@ class RunRegistry:
             self.stored[run.run_id] = StoredRun.of_run(run)
 
     async def _load(self, record: RunRecord) -> ServedRun:
-        """Serve a stored run and start the check of its model if it is live."""
         spec = RunSpec.model_validate_json(record.spec)
         vocabulary = Vocabulary.parse(record.candidates)
         run = self.new_run(record.run_id, spec, vocabulary)
@@ -199,7 +198,6 @@ class RunRegistry:
         return run
 
     async def _check_model(self, run: ServedRun) -> None:
-        """Pause a loaded run if its model is unavailable or has changed."""
         try:
             async with self._check_slots:
                 try:
@@ -286,7 +284,6 @@ class RunRegistry:
 
 
 async def _check_same_model(run: ServedRun) -> None:
-    """Pause a run that was scored by another model than the current one."""
     before, now = run.state.model, run.machine.gateway_model
     if before and now and before != now:
         reason = (

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from fedone_sdk import messages
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.state import Lineage, RunState, decode
 from fedone_sdk.aggregator.runtime import in_thread_if_large
@@ -24,24 +25,6 @@ from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.errors import BackendError, ResultError, SpecError, one_line
 from fedone_sdk.evaluation.outcomes import Outcomes, Which, seeks_cheapest
 from fedone_sdk.evaluation.verdict import judge, not_measured, sentence, with_lengths
-from fedone_sdk.messages import (
-    CacheReport,
-    Cap,
-    CensoringReport,
-    Compared,
-    LostWork,
-    PromptReport,
-    Reflection,
-    RoundReport,
-    RunResult,
-    RunSummary,
-    RunTask,
-    Standing,
-    Traffic,
-    Verdict,
-    VocabularyList,
-    Written,
-)
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import LogEntry, RunRecord, Store, log_pages
@@ -62,8 +45,8 @@ class Counters:
         censored: Number of those that are only upper bounds.
     """
 
-    communication: Traffic = field(default_factory=Traffic)
-    gateway: Traffic = field(default_factory=Traffic)
+    communication: messages.Traffic = field(default_factory=messages.Traffic)
+    gateway: messages.Traffic = field(default_factory=messages.Traffic)
     cache_hits: int = 0
     values: int = 0
     censored: int = 0
@@ -93,9 +76,9 @@ def _parse_lines(entries: Iterable[LogEntry]) -> list[_Line]:
 def _parse_line(entry: LogEntry) -> Any:
     match entry.kind:
         case "lost":
-            return LostWork.model_validate_json(entry.body)
+            return messages.LostWork.model_validate_json(entry.body)
         case "round":
-            return RoundReport.model_validate(json.loads(entry.body)["report"])
+            return messages.RoundReport.model_validate(json.loads(entry.body)["report"])
         case "rollback" | "metric":
             return json.loads(entry.body)
     return None
@@ -127,8 +110,8 @@ class RunView:
         self._logged = -1
         self._created_at: float | None = None
         self._active_at: float | None = None
-        self.history: list[RoundReport] = []
-        self.lost: deque[LostWork] = deque(maxlen=_MAX_LOST)
+        self.history: list[messages.RoundReport] = []
+        self.lost: deque[messages.LostWork] = deque(maxlen=_MAX_LOST)
 
     @property
     def run_id(self) -> str:
@@ -198,15 +181,15 @@ class RunView:
         ]
 
     @property
-    def summary(self) -> RunSummary:
+    def summary(self) -> messages.RunSummary:
         """Summary of the run."""
         state = self.state
-        return RunSummary(
+        return messages.RunSummary(
             run_id=self.run_id,
             status=state.status,
             round=state.round,
             rounds=self.spec.rounds,
-            cap=Cap.of(state.account.cap),
+            cap=messages.Cap.of(state.account.cap),
             spent=state.account.spent,
             priced=not self.counters.unpriced,
             created_at=self._created_at,
@@ -217,7 +200,7 @@ class RunView:
         )
 
     @property
-    def standings(self) -> tuple[Standing, ...]:
+    def standings(self) -> tuple[messages.Standing, ...]:
         """The newest measurements; those of the verdict, once there is one."""
         state = self.state
         if state.verdict is not None and state.verdict.standings:
@@ -232,10 +215,10 @@ class RunView:
         return next(measured, self.state.metric.before)
 
     @property
-    def task(self) -> RunTask:
+    def task(self) -> messages.RunTask:
         """Description of the run for clients."""
         method = self.spec.method
-        return RunTask(
+        return messages.RunTask(
             task=self._task_for_devices,
             task_crc32=self.spec.task.crc32,
             method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
@@ -261,33 +244,37 @@ class RunView:
         return self.spec.task.model_copy(update={"description": description, "score": None})
 
     @property
-    def _reflection(self) -> Reflection | None:
+    def _reflection(self) -> messages.Reflection | None:
         prompt = self.spec.prompt
         if prompt.proposer is None or prompt.proposed_slot is None or not prompt.reflects:
             return None
-        return Reflection(slot=prompt.proposed_slot, gateway=prompt.proposer.backend is not None)
+        return messages.Reflection(
+            slot=prompt.proposed_slot, gateway=prompt.proposer.backend is not None
+        )
 
-    def vocabulary_list(self, after: int = 0) -> VocabularyList:
+    def vocabulary_list(self, after: int = 0) -> messages.VocabularyList:
         """Return all candidates, or only those added after a version."""
         proposed = self.state.proposed
         if after:
-            return VocabularyList(appended=proposed[after:], version=len(proposed))
+            return messages.VocabularyList(appended=proposed[after:], version=len(proposed))
         found = self.vocabulary
-        return VocabularyList(candidates=found.candidates, slots=found.slots, version=len(proposed))
+        return messages.VocabularyList(
+            candidates=found.candidates, slots=found.slots, version=len(proposed)
+        )
 
-    def prompt(self, state: RunState | None = None) -> PromptReport:
+    def prompt(self, state: RunState | None = None) -> messages.PromptReport:
         """Return the deployable prompt of a state, by default the current one."""
         state = state or self.state
         bias = self.machine.bias(state)
         indices = self.machine.method.prompt(state.method).tolist()
-        return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
+        return messages.PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
     def shown(self, indices: Sequence[int], proposed: str | None = None) -> TextPrompt:
         """Return the prompt of candidate indices, with `proposed` as text of the proposed slot."""
         changed = None if proposed is None else {self.spec.prompt.proposed_slot or "": proposed}
         return prompt_of(self.spec.task, self.vocabulary, indices, changed)
 
-    def result(self) -> RunResult:
+    def result(self) -> messages.RunResult:
         """Return the current or final result of the run."""
         state, counters = self.state, self.counters
         # What open work has sent to the gateway is spent, though its lease is not closed.
@@ -296,17 +283,17 @@ class RunView:
         )
         began = state.started_at
         until = state.ended_at if state.ended_at is not None else self._clock.now()
-        return RunResult(
+        return messages.RunResult(
             run_id=self.run_id,
             name=self.spec.name,
             status=state.status,
             reason=state.reason,
             rounds=state.round,
-            cap=Cap.of(state.account.cap),
+            cap=messages.Cap.of(state.account.cap),
             spent=state.account.spent + asked,
             leased=state.account.leased.beyond(asked),
-            cache=CacheReport(hits=counters.cache_hits),
-            censoring=CensoringReport(values=counters.values, censored=counters.censored),
+            cache=messages.CacheReport(hits=counters.cache_hits),
+            censoring=messages.CensoringReport(values=counters.values, censored=counters.censored),
             evaluation=state.evaluation.spent,
             proposer=state.proposer,
             lineage=tuple(self._lineage()),
@@ -327,7 +314,7 @@ class RunView:
             seed=self.spec.seed,
         )
 
-    def _lineage(self) -> Iterator[Written]:
+    def _lineage(self) -> Iterator[messages.Written]:
         slot, lineage = self.spec.prompt.proposed_slot, self.state.lineage
         if slot is None or not lineage:
             return
@@ -346,7 +333,7 @@ class RunView:
             gain = math.nan
             if one.text in texts:  # Else it waits for the end of the round.
                 gain = float(losses[list(one.parents)].min() - losses[texts.index(one.text)])
-            yield Written(
+            yield messages.Written(
                 text=one.text,
                 client=one.client,
                 parents=tuple(texts[parent] for parent in one.parents),
@@ -357,7 +344,7 @@ class RunView:
 
     def compute_verdict(
         self, outcomes: Mapping[Which, Outcomes], measure: MetricFunction | None = None
-    ) -> Verdict:
+    ) -> messages.Verdict:
         """Return whether tuning improved the metric."""
         found = judge(
             self.spec.task,
@@ -367,16 +354,16 @@ class RunView:
             measure=measure,
         )
         method, bare = self.machine.method, no_prompt(self.spec.task, self.vocabulary)
-        prompts: dict[Compared, TextPrompt] = {
+        prompts: dict[messages.Compared, TextPrompt] = {
             "no_prompt": bare,
             "no_prompt_biased": bare,
             "untrained": self.shown(method.prompt(method.init()).tolist()),
             "tuned": self._deployable,
         }
-        reports = dict[Compared, PromptReport]()
+        reports = dict[messages.Compared, messages.PromptReport]()
         if (short := self.cheapest()) is not None:
             prompts["cheapest"] = self.shown(short[0])
-            reports["cheapest"] = PromptReport.of(self.spec.task, self.vocabulary, *short)
+            reports["cheapest"] = messages.PromptReport.of(self.spec.task, self.vocabulary, *short)
         return self._with_text(with_lengths(found, prompts, price_of(self.spec.backend), reports))
 
     def cheapest(self) -> tuple[list[int], Bias | None] | None:
@@ -403,7 +390,7 @@ class RunView:
     def _is_blank(self) -> bool:
         return self._deployable == no_prompt(self.spec.task, self.vocabulary)
 
-    def _verdict(self) -> Verdict | None:
+    def _verdict(self) -> messages.Verdict | None:
         state = self.state
         if state.verdict is not None:
             return self._with_text(state.verdict)
@@ -415,7 +402,7 @@ class RunView:
             return not_measured("the server has no dev rows of this run (data.dev)")
         return not_measured("the final prompt is not evaluated yet")
 
-    def _with_text(self, verdict: Verdict) -> Verdict:
+    def _with_text(self, verdict: messages.Verdict) -> messages.Verdict:
         state, priced = self.state, not self.counters.unpriced
         text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
         return verdict.model_copy(update={"text": text})

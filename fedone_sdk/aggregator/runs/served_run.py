@@ -477,7 +477,6 @@ class ServedRun(RunView):
 
     @property
     def _num_bytes(self) -> int:
-        """Size of the state's arrays; a round's log line is about as large."""
         return sum(array.nbytes for array in self._arrays.values())
 
     async def record_answers(self, answers: Iterable[Answer]) -> None:

@@ -159,7 +159,6 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
             await engine.dispose()
 
     async def _refuse_replicas(self, connection: AsyncConnection) -> None:
-        """Raise if a server has a session."""
         rows = await connection.execute(REPLICAS)
         if any(row.replica != f"{_MIGRATION_LOCK:016x}" for row in rows):
             raise FedOneError(f"store {self.where} is in use by a server; stop it first")
@@ -385,7 +384,6 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Translate errors of the database and its driver to `StoreUnavailable`."""
         try:
             yield
         except Exception as error:
@@ -414,7 +412,6 @@ def _prepare(connection: Connection, upgrading: bool) -> None:
 def _refuse_closed(
     connection: DBAPIConnection, _: ConnectionPoolEntry, __: PoolProxiedConnection
 ) -> None:
-    """Make the pool replace a connection that the server has closed."""
     if connection.driver_connection.is_closed():
         raise DisconnectionError
 

@@ -376,7 +376,6 @@ def commit(connection: Connection, run_id: str, version: int, commit: Commit) ->
 
 
 def _insert(connection: Connection, table: Table) -> Insert:
-    """Return an insert with ``ON CONFLICT``, which both databases support."""
     if connection.dialect.name == "postgresql":
         return postgresql.insert(table)
     return sqlite.insert(table)
