@@ -76,7 +76,10 @@ class Device:
         if self.backend is None and not run.gateway:
             raise Unfit("no backend: this server has no gateway, and the client has no backend")
         if run.task.loss == "score" and self.hooks.score is None:
-            raise Unfit("loss score needs a score function, and this client has none")
+            raise Unfit(
+                "loss score needs a score function, and this client has none: Hooks(score=...), or "
+                "fedone client --run RUN.yaml"
+            )
 
     def admit(self, run: RunTask, rows: Sequence[Example]) -> Admitted:
         """Return the rows that take part in a run."""
