@@ -201,7 +201,7 @@ def budget_guard(
             raise ArgumentError(f"policy.budget.{unit}: cannot be bounded here; allowed: {names}")
     ledger = None
     if folder is not None:
-        ledger = SqliteLedger(Path(folder) / "budget.sqlite3", program="edge client")
+        ledger = SqliteLedger(Path(folder) / "budget.sqlite3")
     return BudgetGuard(budget, ledger=ledger, name="client")
 
 
