@@ -170,8 +170,7 @@ class Aggregator:
                 port=port,
                 ssl_context=ssl_context,
                 grace_s=self._drain_s,
-                keepalive_s=self._limits.keepalive_s,
-                first_request_s=self._limits.first_request_s,
+                limits=self._limits,
                 # A device that disconnects must lose its long poll and its place among the
                 # available ones.
                 handler_cancellation=True,
