@@ -139,7 +139,7 @@ class Aggregator:
         await self._stack.aclose()
 
     def drain(self) -> None:
-        """Begin the shutdown: not ready any more, waits for work and event streams end.
+        """Begin the shutdown: ``/readyz`` is 503, and long polls and event streams end.
 
         Requests are answered until the end of the ``async with``.
         """

@@ -52,9 +52,9 @@ _UNEXPECTED = (DataError, MissingExtraError)
 """Exceptions that indicate a bug in a backend."""
 
 
-_MOST_IN_VAIN = 8
-"""Calls of an assignment that may be sent and fail temporarily. A text on which a model always
-fails must not take more and more of the cap."""
+_MOST_FAILURES = 8
+"""Temporary failures of an assignment's calls, after which the model counts as refusing: a text on
+which it always fails must not use up the cap."""
 
 
 class Refused(NamedTuple):
@@ -73,13 +73,13 @@ class _Work:
     Attributes:
         calls: By the digest of their bodies, without those that failed.
         num_quoting: New queries of calls that are admitted, but not reserved yet.
-        num_in_vain: Calls that were sent and failed temporarily.
+        num_failures: Calls that were sent and failed temporarily.
     """
 
     run: ServedRun
     calls: dict[str, Call] = field(default_factory=dict)
     num_quoting: int = 0
-    num_in_vain: int = 0
+    num_failures: int = 0
 
 
 class ModelGateway:
@@ -88,7 +88,7 @@ class ModelGateway:
     The lease admits a call before its texts are rendered and counted, which happens in threads.
     A repeated request is answered from memory and its queries count once, also if the model refused
     it. After a restart or a temporary failure it goes to the backend again, within the same lease;
-    after `_MOST_IN_VAIN` such failures the model counts as refusing.
+    after `_MOST_FAILURES` such failures the model counts as refusing.
     """
 
     def __init__(self, backend: LLMBackend) -> None:
@@ -262,8 +262,8 @@ class ModelGateway:
             model = self.backend.fingerprint
             scores = await in_thread_if_large(size, _scores, queries, answers, model)
         except BackendUnavailable as exc:
-            work.num_in_vain += bool(call_budget.spent.requests)
-            if work.num_in_vain >= _MOST_IN_VAIN:
+            work.num_failures += bool(call_budget.spent.requests)
+            if work.num_failures >= _MOST_FAILURES:
                 return Refused(exc.summary)
             raise ProblemError(
                 "backend_unavailable", exc.summary, retry_after_s=exc.retry_after_s
