@@ -150,11 +150,6 @@ class ModelGateway:
         if _failed(call) and work.calls.get(body_sha256) is call:
             del work.calls[body_sha256]
 
-    async def _on_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
-        if not await self._bugs.add(run, bug):
-            return ProblemError("backend_failed", "the model's backend has a bug")
-        return ProblemError("run_conflict", "the run is paused")
-
     @staticmethod
     def _num_queries(run: ServedRun, seat: Seat, message: Score) -> int:
         """Check the shape of a request's prompts; return their number."""
@@ -280,7 +275,9 @@ class ModelGateway:
         except Exception as exc:
             if isinstance(exc, FedOneError) and not isinstance(exc, _UNEXPECTED):
                 raise  # The store is unavailable, or the run refuses the reservation.
-            raise await self._on_bug(run, exc) from exc
+            if await self._bugs.add(run, exc):
+                raise ProblemError("run_conflict", "the run is paused") from exc
+            raise ProblemError("backend_failed", "the model's backend has a bug") from exc
         self._bugs.reset(run)
         await run.record_answers(answers)
         return scores
