@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from fedone_sdk.backends import (
     rows_of,
     score_all,
 )
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -240,9 +240,7 @@ class ModelGateway:
             self._check(run, message)
             try:
                 queries = await self._admitted(work, seat, message, call, num_queries, call_budget)
-                answers = await score_all(
-                    self.backend, [replace(query, payer=call_budget) for query in queries]
-                )
+                answers = await score_all(self.backend, queries)
             except BackendBlocked:
                 await run.apply(
                     return_queries, assignment_id=assignment_id, call=call, queries=num_queries
@@ -297,12 +295,9 @@ class ModelGateway:
                 rows = [rows[message.proposal.parent]]
             size = _rendered_size(run, message) * count
             queries = await in_thread_if_large(size, self._queries, run, seat, message, rows)
-            quotes = [await self.backend.quote(query) for query in queries]
-            worst = sum((quote.without_queries() for quote in quotes), NOTHING)
-            await payer.grant(worst + Usage(queries=count))
+            return await payer.cover(self.backend, queries, Usage(queries=count))
         finally:
             work.num_quoting -= new
-        return queries
 
 
 def _rendered_size(run: ServedRun, message: Score) -> int:
