@@ -314,7 +314,7 @@ class Chromium:
             watcher.page.set_default_timeout(15_000)
             yield watcher
             assert watcher.errors == []
-            expected = (url, also or url)
+            expected = (url, also or url, f"blob:{url}")
             assert [each for each in watcher.requested if not each.startswith(expected)] == []
         finally:
             with suppress(Exception):
