@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
@@ -233,8 +234,7 @@ class Prediction:
         measure: MetricFunction | None = None,
     ) -> Self:
         """Combine the answers to `prediction_queries`, and score the texts among them."""
-        found = [rows_of(query, answer) for query, answer in zip(queries, answers, strict=True)]
-        rows = [row for rows in found for row in rows]
+        rows = [*chain.from_iterable(map(rows_of, queries, answers))]
         spent = (answer.usage.without_queries() for answer in answers)
         return cls(
             task=task,

@@ -218,8 +218,8 @@ class RoundMachine:
             )
             known._base, known._proposed = self, state.proposed
             self._variants[key] = known
-        found: Self = known
-        return found
+        variant: Self = known
+        return variant
 
     def with_model(self, fingerprint: str, worst_query: Usage) -> Self:
         """Return the machine of the same run for another gateway model, or a newly known one."""
@@ -474,10 +474,10 @@ class RoundMachine:
         if privacy is not None:
             size = self.spec.method.batch_size
             noise = probability_noise(privacy.noise_multiplier, len(losses), size)
-        found = by_class.class_losses(
+        class_losses = by_class.class_losses(
             candidates.biases, self.loss_clip, groups=self.num_groups, noise=noise
         )
-        return found.plus(price)
+        return class_losses.plus(price)
 
     def _length_price(self, candidates: Candidates) -> NDArray[np.float64]:
         """Return what the length of each prompt adds to its loss (`PromptSpec.length_penalty`)."""
@@ -494,13 +494,13 @@ class RoundMachine:
 
     def bias(self, state: RunState) -> Bias | None:
         """Return the label bias of the deployable prompt, if the method estimates one."""
-        found = self.method.bias(state.method)
-        return None if found is None else tuple(found.tolist())
+        bias = self.method.bias(state.method)
+        return None if bias is None else tuple(bias.tolist())
 
     def plain_bias(self, state: RunState) -> Bias | None:
         """Return the label bias of "no prompt", if the run has scored it."""
-        found = self.method.plain_bias(state.method)
-        return None if found is None else tuple(found.tolist())
+        bias = self.method.plain_bias(state.method)
+        return None if bias is None else tuple(bias.tolist())
 
 
 def _defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
