@@ -241,7 +241,9 @@ class RunView:
         """Return the task without what devices do not use: often the description, and the score."""
         reflects = self.spec.prompt.reflects
         description = self.spec.task.description if reflects else None
-        return self.spec.task.model_copy(update={"description": description, "score": None})
+        task = self.spec.task
+        score = None if task.answer_schema is None else task.score
+        return task.model_copy(update={"description": description, "score": score})
 
     @property
     def _reflection(self) -> messages.Reflection | None:
