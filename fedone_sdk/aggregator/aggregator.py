@@ -233,11 +233,7 @@ class Aggregator:
 
 
 class RunHandle:
-    """A run of an aggregator in this program.
-
-    Attributes:
-        run_id: The name of its spec.
-    """
+    """A run of an aggregator in this program."""
 
     def __init__(self, service: Service, run: ServedRun) -> None:
         self.run_id = run.run_id

@@ -113,11 +113,7 @@ class StoreConfig(Spec):
             raise SpecError([f"store: {problem}" for problem in exc.problems]) from None
 
     async def check(self, folder: Path) -> str:
-        """Describe the store's content without the password or changes.
-
-        Raises:
-            SpecError: The store cannot be used.
-        """
+        """Describe the content, without changes; a `SpecError` if the store cannot be used."""
         store = self.build(folder)
         try:
             return await store.check()
@@ -136,10 +132,10 @@ class StoreConfig(Spec):
             return []
         await store.open()
         try:
-            found = [await store.run(run_id) for run_id in run_ids]
+            records = [await store.run(run_id) for run_id in run_ids]
         finally:
             await store.close()
-        return [record for record in found if record is not None]
+        return [record for record in records if record is not None]
 
     def __str__(self) -> str:
         """Return the file or URL, with stars for a password."""
@@ -257,18 +253,18 @@ class ServeConfig(Spec):
     @property
     def warnings(self) -> list[str]:
         """Return warnings about a missing ``backend`` and about insecure settings on a network."""
-        found = []
+        lines = []
         if "backend" not in self.model_fields_set:
-            found.append(
+            lines.append(
                 "backend: is not set, so the gateway's model is the small embedded one; write "
                 "backend: {kind: onnx} to use it, or null if the clients have their own"
             )
         host, _ = self.address
         if _is_loopback(host):
-            return found
+            return lines
         weak = [] if self.tls is not None else self.auth.guessable
         return [
-            *found,
+            *lines,
             *(
                 f"auth.{key}: can be guessed, and {self.listen} is open to a network without tls; "
                 f"make one with: {MAKE_A_TOKEN}"
@@ -466,11 +462,11 @@ def _from_environment(model: type[BaseModel]) -> dict[str, Any]:
         return source()
     except SettingsError as exc:
         # Without text and cause, which may contain a secret.
-        found = _FIELD.search(str(exc))
+        match = _FIELD.search(str(exc))
         names = [
             name
             for name, key in _variables(model).items()
-            if found is None or key.partition(".")[0] == found[1]
+            if match is None or key.partition(".")[0] == match[1]
         ]
         raise SpecError(
             f'{", ".join(names)}: a list or mapping must be JSON, such as ["one", "two"]',

@@ -180,11 +180,7 @@ class Replicas:
     async def _for_each(
         self, runs: Iterable[ServedRun], work: Callable[[ServedRun], Awaitable[object]]
     ) -> None:
-        """Process runs concurrently, so that a slow or broken run does not delay the others.
-
-        Raises:
-            ExceptionGroup: All failures, after all runs are processed.
-        """
+        """Process runs concurrently, then raise all failures: no run delays the others."""
         done = await asyncio.gather(*map(work, runs), return_exceptions=True)
         failed = [result for result in done if isinstance(result, Exception)]
         if failed:
@@ -379,10 +375,10 @@ class Replicas:
             # The query returns spared clients again, so the limit grows by their number.
             limit = num_spared + _CLIENTS_AT_ONCE
             idle = await self.store.idle_clients(before, limit)
-            found = [index for index in idle if index not in known]
-            for index in found:
+            retired = [index for index in idle if index not in known]
+            for index in retired:
                 await self.access.retire(index)
-            num_spared = len(idle) - len(found)
+            num_spared = len(idle) - len(retired)
             if len(idle) < limit:
                 return
 

@@ -23,8 +23,7 @@ from fedone_sdk.aggregator.model.calls import (
 )
 from fedone_sdk.aggregator.model.evaluation import Evaluation
 from fedone_sdk.aggregator.model.gateway import ModelGateway
-from fedone_sdk.aggregator.model.proposer import Proposer
-from fedone_sdk.aggregator.model.reflections import Reflections
+from fedone_sdk.aggregator.model.proposer import Proposer, Reflections
 from fedone_sdk.aggregator.replicas import Replicas, Retention
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.lifecycle import raise_caps, resume, roll_back, stop

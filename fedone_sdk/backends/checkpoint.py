@@ -173,7 +173,7 @@ def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str
 
 def hash_folder(folder: Path) -> str:
     """Return the version of a local model: sha256 over its files, the first 16 hex digits."""
-    weights = next((found for kind in WEIGHTS if (found := sorted(folder.glob(kind)))), [])
+    weights = next((files for kind in WEIGHTS if (files := sorted(folder.glob(kind)))), [])
     digest = sha256()
     template = [file] if (file := folder / _TEMPLATE_FILE).is_file() else []
     for file in [*(folder / name for name in _NEEDED_FILES), *weights, *template]:

@@ -347,8 +347,8 @@ def usage_of(usage: object, quoted: Usage, least: Usage) -> Usage:
 def cached_tokens(usage: object, prompt_tokens: int) -> int:
     """Return how many of a request's prompt tokens the provider says were in its cache."""
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
-    found = _tokens(details, "cached_tokens") or _tokens(usage, "prompt_cache_hit_tokens") or 0
-    return min(found, prompt_tokens)
+    cached = _tokens(details, "cached_tokens") or _tokens(usage, "prompt_cache_hit_tokens") or 0
+    return min(cached, prompt_tokens)
 
 
 def read_key(env: str) -> str:
@@ -456,10 +456,10 @@ def _words(body: object) -> str:
     if isinstance(body, str):
         return _MARKUP.sub(" ", body)
     if isinstance(body, dict):
-        found = [_words(body[name]) for name in _SAYING if name in body]
+        texts = [_words(body[name]) for name in _SAYING if name in body]
     else:
-        found = [_words(each) for each in body] if isinstance(body, list) else []
-    return ": ".join(dict.fromkeys(filter(None, found)))
+        texts = [_words(each) for each in body] if isinstance(body, list) else []
+    return ": ".join(dict.fromkeys(filter(None, texts)))
 
 
 def _short(text: str, key_env: str | None) -> str:

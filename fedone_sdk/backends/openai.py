@@ -184,24 +184,20 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         prepared = await self._prepared(query)
         max_tokens = self._written(query.want, query.max_tokens)[0]
         body = self._form.body(query, prepared.contents, max_tokens, self._schema(query))
+        usage: Usage | None = None
         try:
             reply = await self._server.send(self._path, body)
             if reply.is_error:
                 self._form.adapt(reply, prepared.contents, query.samples)
                 raise self._server.error_of(reply)
-            try:
-                completion = Completion.model_validate(reply.body)
-            except ValidationError:  # It quotes the answer.
-                raise self._server.unreadable() from None
+            completion = Completion.model_validate(reply.body)
             usage = await self._usage(query, prepared, completion)
-            try:
-                self._check_served(completion)
-                answer = self._read(query, completion, words)
-            except BackendError as exc:
-                exc.usage = usage
-                raise
+            self._check_served(completion)
+            answer = self._read(query, completion, words)
+        except ValidationError:  # It quotes the answer.
+            raise self._server.unreadable() from None
         except BackendError as exc:
-            exc.url = self._server.url
+            exc.url, exc.usage = self._server.url, usage or exc.usage
             raise
         return replace(
             answer,
@@ -225,9 +221,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             self._form.identify(entry.get("owned_by"))
             meta = entry.get("meta")
             if isinstance(meta, dict):
-                self._weights = _suffix(
-                    {key: meta.get(key) for key in ("n_params", "size", "ftype")}
-                )
+                self._weights = _suffix({name: meta.get(name) for name in _WEIGHTS})
         self._check_form(form)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
@@ -294,9 +288,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if not is_chat(parts):
             return
         if self._api == "completions":
-            raise BackendError(
-                "the task is a chat, which api: completions does not take: set api: chat"
-            )
+            raise BackendError("the task is a chat, but api: completions takes none: set api: chat")
         if self._form.continuing is None and messages_of(parts)[-1].role == "assistant":
             raise self._down or BackendError(
                 "the server is not known to continue an answer that the task begins: remove "

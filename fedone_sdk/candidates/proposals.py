@@ -139,9 +139,9 @@ def read_proposals(
     begin, end = _margins(known)
     placeholders = re.compile("|".join(re.escape(label_placeholder(one)) for one in labels) or "$^")
     seen = {_folded(candidate) for candidate in known}
-    found: list[str] = []
+    new: list[str] = []
     for proposal in texts_in(text):
-        if len(found) == count:
+        if len(new) == count:
             break
         core = proposal.replace("\r\n", "\n").strip()
         candidate = f"{begin}{core}{end}"
@@ -151,12 +151,12 @@ def read_proposals(
             or not _is_plain(core)
             or set("{}") & set(placeholders.sub("", core))
             # Positions beside it may have any candidate.
-            or any(special_token(f"{one}{candidate}{one}") for one in (candidate, *known, *found))
+            or any(special_token(f"{one}{candidate}{one}") for one in (candidate, *known, *new))
         ):
             continue
         seen.add(_folded(core))
-        found.append(candidate)
-    return tuple(found)
+        new.append(candidate)
+    return tuple(new)
 
 
 def _margins(known: Collection[str]) -> tuple[str, str]:
@@ -211,14 +211,14 @@ def _strings(item: object) -> Iterator[str]:
 
 
 def _cut_off(text: str, at: int) -> list[str]:
-    found = []
+    items = []
     while match := _ITEM.match(text, at):
         try:
-            found.append(_DECODER.decode(match[1]))
+            items.append(_DECODER.decode(match[1]))
         except ValueError:
             break
         at = match.end()
-    return found
+    return items
 
 
 def _marked_lines(text: str) -> Iterator[str]:

@@ -95,8 +95,8 @@ def read_reflection(answer: str, *, known: Sequence[str], labels: Iterable[str])
 
     `known` are the slot's candidates, `labels` the label values whose placeholders are allowed.
     """
-    found = read_proposals(answer, known=known, count=1, labels=labels)
-    return found[0] if found else None
+    proposals = read_proposals(answer, known=known, count=1, labels=labels)
+    return proposals[0] if proposals else None
 
 
 def quotes(text: str, rows: Iterable[str], public: Iterable[str]) -> str | None:

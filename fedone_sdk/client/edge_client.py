@@ -11,9 +11,8 @@ from typing import Self
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.client.consent import Consent
-from fedone_sdk.client.examples import Data, Source
-from fedone_sdk.client.job import Assigned, Device, KnownRuns
+from fedone_sdk.client.device import Device, KnownRuns
+from fedone_sdk.client.noise import PrivacyAccount
 from fedone_sdk.client.options import (
     EventSink,
     Hooks,
@@ -23,7 +22,7 @@ from fedone_sdk.client.options import (
     budget_guard,
     check_arguments,
 )
-from fedone_sdk.client.privacy import PrivacyAccount
+from fedone_sdk.client.rows import Consent, Data, Source
 from fedone_sdk.client.session import (
     CONDITION_POLL_S,
     MAX_WAIT_S,
@@ -36,6 +35,7 @@ from fedone_sdk.client.session import (
 )
 from fedone_sdk.client.state import DeviceState
 from fedone_sdk.client.transport import HttpTransport, Idle, Network, token_of
+from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import Worker
 from fedone_sdk.errors import FedOneError, MessageError, ProblemError, TransportError, is_retryable
 from fedone_sdk.messages import Claim

@@ -11,7 +11,7 @@ import structlog
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import Budget
-from fedone_sdk.client.examples import BeforeSend
+from fedone_sdk.client.rows import BeforeSend
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import Claim, Enrol
 from fedone_sdk.spec import validate_spec
@@ -201,7 +201,7 @@ def budget_guard(
             raise ArgumentError(f"policy.budget.{unit}: cannot be bounded here; allowed: {names}")
     ledger = None
     if folder is not None:
-        ledger = SqliteLedger(Path(folder) / "budget.sqlite3", program="edge client")
+        ledger = SqliteLedger(Path(folder) / "budget.sqlite3")
     return BudgetGuard(budget, ledger=ledger, name="client")
 
 

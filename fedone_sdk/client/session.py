@@ -14,8 +14,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 import structlog
 import tenacity
 
-from fedone_sdk.client.examples import Declining
 from fedone_sdk.client.options import EventSink, OnlyWhen
+from fedone_sdk.client.rows import Declining
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.transport import Transport
 from fedone_sdk.errors import (

@@ -1,11 +1,12 @@
-"""The computation of one assignment, from its mini-batches to the update."""
+"""One assignment of a device, from its mini-batches to the update."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,50 +14,235 @@ import structlog
 from pydantic import ValidationError
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.client.examples import Declining, Minibatch, reason_of
-from fedone_sdk.client.job import Answers, Job, Step
-from fedone_sdk.client.journal import memory_of
+from fedone_sdk.client.device import Device, KnownRuns
+from fedone_sdk.client.journal import Journal, Row, Unsent, memory_of, prompt_key
 from fedone_sdk.client.noise import private_losses, private_terms
+from fedone_sdk.client.rows import Declining, Minibatch, reason_of
+from fedone_sdk.client.session import Lease
 from fedone_sdk.data.splitmix import draw_minibatch
-from fedone_sdk.errors import BackendError, needs_extra, one_line
-from fedone_sdk.losses import class_means, loss_terms, num_groups
+from fedone_sdk.errors import (
+    BackendError,
+    BudgetError,
+    ProblemError,
+    SpecError,
+    needs_extra,
+    one_line,
+)
+from fedone_sdk.losses import class_means, example_loss, loss_terms, num_groups
 from fedone_sdk.messages import (
+    MAX_LOSS,
+    MIN_SCORED_SHARE,
     AlphaAssignment,
     AlphaUpdate,
     LossesAssignment,
     LossesUpdate,
-    Score,
+    Proposal,
+    RunTask,
     Scored,
     Scores,
     Tensor,
     first_error,
 )
+from fedone_sdk.messages import Score as ScoreRequest
+from fedone_sdk.scores import graded
 from fedone_sdk.spec.sections import PrivacySpec
-from fedone_sdk.task import MAX_BIAS, LogProbs, target_of
-from fedone_sdk.vocabulary import are_prompts
+from fedone_sdk.task import MAX_BIAS, Example, LogProbs, Score, TaskSpec, target_of
+from fedone_sdk.vocabulary import Vocabulary, are_prompts
 
 if TYPE_CHECKING:
     from fedone_sdk.algorithms import State
     from fedone_sdk.algorithms.method import Algorithm
-    from fedone_sdk.client.own_model import OwnModel
 
 _log = structlog.get_logger(__name__)
+
+Assigned = AlphaAssignment | LossesAssignment
 
 _PAIRS = 512
 """(prompt, example) pairs of one request to the gateway. A device that dies repeats one request at
 most; smaller requests cost more traffic, because each contains the texts."""
 
+Answers = tuple[LogProbs | Score | float | None, ...]
+"""A model's answers to one prompt, per example: label log-probabilities, the score of a written
+text, or of one from an earlier life of the process its loss; None if the model failed."""
 
-class Work:
-    """The computation of one assignment.
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One local step: prompts to score on one mini-batch.
 
     Attributes:
+        number: Index of the step in the work, from 0.
+        prompts: Shape (P, n), candidate indices.
+        biases: The label bias of each prompt, shape (P, C); None without label calibration.
+        proposal: A text for the run's proposed slot, in place of the prompts' candidates.
+    """
+
+    work: Work
+    number: int
+    batch: Minibatch
+    prompts: Tensor
+    biases: Tensor | None = None
+    proposal: Proposal | None = None
+    _answered: dict[str, tuple[Answers, str]] = field(default_factory=dict)
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The prompts' keys in the journal."""
+        digest = self.batch.sha256
+        if self.proposal is not None:
+            digest = f"{digest} {self.proposal.text}"
+        return tuple(
+            prompt_key(self.number, position, row, digest)
+            for position, row in enumerate(self.prompts.rows())
+        )
+
+    def answered(self, place: int) -> tuple[Answers, str] | None:
+        """Return the answers to a prompt and the fingerprint of their model; None before."""
+        key = self.keys[place]
+        return self._answered.get(key) or self.work.journal.row(key)
+
+    @property
+    def missing(self) -> list[int]:
+        """The positions of the prompts without answers."""
+        return [place for place in range(len(self.keys)) if self.answered(place) is None]
+
+    async def keep(
+        self,
+        answers: Iterable[tuple[Iterable[int], Sequence[LogProbs | str | None]]],
+        model: str,
+        spent: Usage | None = None,
+    ) -> None:
+        """Add the model's answers to the journal, the losses of written texts instead of these.
+
+        Args:
+            answers: The positions of equal prompts, and the model's answer to them per example;
+                None for an example that failed.
+            model: Fingerprint of the model.
+            spent: What the step has cost the device so far.
+
+        Raises:
+            Declining: The user's score function is broken.
+        """
+        rows: dict[str, Row] = {}
+        for places, given in answers:
+            scored = await self._graded(given)
+            row = tuple(1.0 - one.value if isinstance(one, Score) else one for one in scored)
+            for key in map(self.keys.__getitem__, places):
+                self._answered[key] = scored, model
+                rows[key] = row
+        self.work.journal.keep(rows, model, None if spent is None else (self.number, spent))
+        if self.proposal is None:
+            self.work.report(len(rows))
+
+    def losses(self, place: int) -> list[float | None]:
+        """Return the loss of a scored prompt on each example, at its bias; None if it failed."""
+        task, (answers, _) = self.task_at(place), self.answered(place) or ((), "")
+        return [
+            answer
+            if answer is None or isinstance(answer, float)
+            # Bounded, because a hostile gateway's numbers can be huge for one label only.
+            else min(max(example_loss(task, answer, example), -MAX_LOSS), MAX_LOSS)
+            for answer, example in zip(answers, self.batch.examples, strict=True)
+        ]
+
+    def task_at(self, place: int) -> TaskSpec:
+        """Return the task with the label bias of a prompt."""
+        task = self.work.run.task
+        return task if self.biases is None else task.with_bias(self.biases.rows()[place])
+
+    async def _graded(
+        self, answers: Sequence[LogProbs | str | None]
+    ) -> tuple[LogProbs | Score | None, ...]:
+        most = 1.0 if self.batch.private else 1.0 - MIN_SCORED_SHARE
+        task, score = self.work.run.task, self.work.device.hooks.score
+        try:
+            scored = await graded(task, answers, self.batch.examples, score, most_failed=most)
+        except (BackendError, BudgetError, ProblemError) as exc:  # Of a model that scores.
+            raise Declining(reason_of(exc)) from exc
+        except SpecError as exc:
+            cause = exc.__cause__
+            # Neither a text nor a value leaves the device: they may quote private data.
+            raise Declining(
+                "task.score: the score function returned a value outside [0, 1]"
+                if cause is None
+                else f"task.score: the score function failed with {type(cause).__name__}",
+                shown=exc.problems[0],
+            ) from exc
+        return tuple(tuple(one) if isinstance(one, Sequence) else one for one in scored)
+
+
+Ask = Callable[[Step, Sequence[int]], Awaitable[None]]
+"""Scores the prompts of a step at these positions; the journal gets answers as they arrive."""
+
+Propose = Callable[[Step, Sequence[float]], Awaitable[Proposal | None]]
+"""Writes a candidate from a step and its losses, and scores it; None if it is not better."""
+
+
+@dataclass(kw_only=True)
+class Work:
+    """One assignment of a device, under its lease.
+
+    Attributes:
+        rows: The rows that take part.
+        held: All rows of the device.
+        ask_model: Asks the device's own model; None asks the gateway.
+        propose: None for a device that proposes nothing.
         memory: The method's memory on this device; after the work, the one to keep.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self.memory = memory_of(job.device.state, job.assignment.run_id)
+    device: Device
+    runs: KnownRuns
+    run: RunTask
+    assignment: Assigned
+    rows: Sequence[Example]
+    held: Sequence[Example]
+    lease: Lease
+    ask_model: Ask | None = None
+    propose: Propose | None = None
+    memory: bytes = b""
+    _num_scored: int = 0
+
+    def __post_init__(self) -> None:
+        self.journal = Journal(self.device.state, self.assignment.assignment_id)
+        self.memory = memory_of(self.device.state, self.assignment.run_id)
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts to score, over all local steps."""
+        if isinstance(self.assignment, AlphaAssignment):
+            return sum(step.num_samples for step in self.assignment.steps)
+        return self.assignment.prompts.shape[0]
+
+    async def vocabulary(self) -> Vocabulary:
+        """Return the run's candidates."""
+        given = self.assignment
+        return await self.runs.vocabulary(given.run_id, given.vocabulary_version)
+
+    async def ready(self) -> None:
+        """Wait until a query may be sent.
+
+        Raises:
+            Declining: The lease ends before the app's condition holds.
+            Paused: The client stops.
+        """
+        await self.device.condition.wait(self.lease)
+
+    def report(self, num_scored: int) -> None:
+        """Report to the app that further prompts have their losses."""
+        self._num_scored += num_scored
+        if num_scored:
+            done, total = self._num_scored, self.num_prompts
+            facts = facts_of(self.assignment)
+            self.device.events.emit("scored", done=done, total=total, **facts)
+
+    def release(
+        self, keys: Sequence[str], draw: Callable[[], Sequence[float]]
+    ) -> tuple[float, ...]:
+        """Return numbers with noise, which the device's requirements allow and count."""
+        account, privacy = self.device.privacy, self.run.privacy
+        if account is None or privacy is None:
+            return self.journal.release(keys, draw)
+        return self.journal.release(keys, draw, partial(account.charge, privacy))
 
     def check(self) -> None:
         """Check that the assignment fits the run; the server is not trusted.
@@ -64,7 +250,7 @@ class Work:
         Raises:
             Declining: It does not.
         """
-        run, assignment = self._job.run, self._job.assignment
+        run, assignment = self.run, self.assignment
         if isinstance(assignment, AlphaAssignment):
             alpha = assignment.alpha
             fits = (
@@ -87,9 +273,9 @@ class Work:
             )
         if not fits or (run.calibration.kind == "labels") != (biases is not None):
             raise Declining("the assignment does not fit its run")
-        if self._job.num_prompts > assignment.leased_queries:
+        if self.num_prompts > assignment.leased_queries:
             raise Declining(
-                f"the assignment names {self._job.num_prompts} prompts, and leases "
+                f"the assignment names {self.num_prompts} prompts, and leases "
                 f"{assignment.leased_queries} queries"
             )
         if isinstance(assignment, LossesAssignment) and run.privacy and not self._noise:
@@ -98,7 +284,7 @@ class Work:
             raise Declining("the run's calibration does not fit its task")
 
     def _fits(self, biases: Tensor) -> bool:
-        task, shape = self._job.run.task, (self._job.num_prompts, len(self._job.run.task.labels))
+        task, shape = self.run.task, (self.num_prompts, len(self.run.task.labels))
         return (
             task.loss == "cross_entropy"
             and (biases.dtype, biases.shape) == ("float32", shape)
@@ -114,19 +300,16 @@ class Work:
             SpecError: The backend cannot answer what the task's loss needs.
         """
         self.check()
-        given = self._job.assignment
+        given = self.assignment
         if isinstance(given, AlphaAssignment):
             return await self._alpha_update(given)
         self.memory = b""  # the memory is the server's
         step = await self._step(0, given.minibatch_seed, given.prompts, given.biases)
         update = await self._losses_update(step)
-        if not given.reflect or self._job.run.privacy or self._job.device.reflect is None:
+        if not given.reflect or self.propose is None or self.run.privacy is not None:
             return update
-        # Imported here: few devices need it.
-        from fedone_sdk.client.reflection import propose
-
-        proposal = await propose(step, update.losses, self.ask)
-        usage = self._job.journal.usage  # With the trial.
+        proposal = await self.propose(step, update.losses)
+        usage = self.journal.usage  # With the trial.
         return update.model_copy(update={"proposal": proposal, "usage": usage})
 
     async def _alpha_update(self, assignment: AlphaAssignment) -> AlphaUpdate:
@@ -138,7 +321,7 @@ class Work:
             from fedone_sdk.algorithms.space import Space
             from fedone_sdk.client.noise import private_step
             from fedone_sdk.messages.tensor import from_wire, prompts_to_wire, to_wire
-        run = self._job.run
+        run = self.run
         before = from_wire(assignment.alpha)
         with _declining("the assignment does not fit its run"):
             method = method_from_spec(
@@ -166,7 +349,7 @@ class Work:
         alpha, mean_loss = state.alpha, sum(losses) / len(losses)
         if run.privacy is not None and run.privacy.target == "alpha":
             draw = partial(private_step, before, alpha, run.privacy)
-            noised = self._job.release(("alpha",), lambda: draw().ravel().tolist())
+            noised = self.release(("alpha",), lambda: draw().ravel().tolist())
             alpha = method.project(np.array(noised).reshape(before.shape))
             mean_loss = 0.0  # the mean of the losses would be a release without noise
         self.memory = dump_memory(state.memory) if state.memory else b""
@@ -195,27 +378,27 @@ class Work:
     @property
     def _num_examples(self) -> int:
         """The device's weight; private devices have the same."""
-        return len(self._job.rows) if self._job.run.privacy is None else 1
+        return len(self.rows) if self.run.privacy is None else 1
 
     async def _step(
         self, number: int, minibatch_seed: int, prompts: Tensor, biases: Tensor | None = None
     ) -> Step:
-        run = self._job.run
-        drawn = draw_minibatch(len(self._job.rows), run.method.batch_size, minibatch_seed)
+        run = self.run
+        drawn = draw_minibatch(len(self.rows), run.method.batch_size, minibatch_seed)
         batch = await Minibatch.of(
             run.task,
-            [self._job.rows[index] for index in drawn],
-            self._job.device.hooks.before_send,
+            [self.rows[index] for index in drawn],
+            self.device.hooks.before_send,
             private=run.privacy is not None,
         )
-        return Step(job=self._job, number=number, batch=batch, prompts=prompts, biases=biases)
+        return Step(work=self, number=number, batch=batch, prompts=prompts, biases=biases)
 
     # Losses of a step
 
     async def _losses_update(self, step: Step) -> LossesUpdate:
         """Return the losses of a step's prompts, after scoring those that the journal lacks."""
         missing = step.missing
-        self._job.report(len(step.keys) - len(missing))
+        self.report(len(step.keys) - len(missing))
         if missing:
             await self.ask(step, missing)
         answered = [one for one in map(step.answered, range(len(step.keys))) if one is not None]
@@ -232,7 +415,7 @@ class Work:
         return LossesUpdate(
             num_examples=self._num_examples,
             scored=counts,
-            usage=self._job.journal.spent(step.number),
+            usage=self.journal.spent(step.number),
             model=models.pop(),
             losses=values,
             **more,
@@ -241,7 +424,7 @@ class Work:
     @property
     def _noise(self) -> PrivacySpec | None:
         """The noise on losses, if any."""
-        privacy = self._job.run.privacy
+        privacy = self.run.privacy
         return privacy if privacy is not None and privacy.target == "losses" else None
 
     def _mean_losses(
@@ -255,13 +438,13 @@ class Work:
         # An example without a loss counts as 0 for all prompts, so that neither the noise nor a
         # count depends on what became of it.
         values = [each + [0.0] * (scored - len(each)) for each in values]
-        return self._job.release(step.keys, partial(private_losses, values, self._noise)), {}
+        return self.release(step.keys, partial(private_losses, values, self._noise)), {}
 
     def _by_class(
         self, step: Step, rows: Sequence[Answers], kept: Sequence[int], scored: int
     ) -> tuple[tuple[float, ...], dict[str, Any]]:
         """Return the mean losses, and the part of the update for label biases."""
-        task, examples = self._job.run.task, step.batch.examples
+        task, examples = self.run.task, step.batch.examples
         targets = [int(target_of(task, examples[index])) for index in kept]
         terms = []
         for place, row in enumerate(rows):
@@ -282,7 +465,7 @@ class Work:
             terms = [[*own, *[[0.0] * (2 + labels)] * missing] for own in terms]
             targets += [-1] * missing
             draw = partial(private_terms, terms, targets, self._noise)
-            numbers = self._job.release(step.keys, draw)
+            numbers = self.release(step.keys, draw)
             values, rest = numbers[: len(terms)], iter(numbers[len(terms) :])
             # The largest trace stands for an unknown one.
             means = [[[loss, 1.0, *itertools.islice(rest, labels)]] for loss in values]
@@ -295,15 +478,6 @@ class Work:
         by_class = Tensor.pack(flat, (len(terms), groups, 2 + labels), "float32")
         return values, {"by_class": by_class, "class_counts": counts}
 
-    @cached_property
-    def _own_model(self) -> OwnModel | None:
-        if self._job.device.backend is None:
-            return None
-        # Imported here: a device that scores through the gateway does not need it.
-        from fedone_sdk.client.own_model import OwnModel
-
-        return OwnModel(self._job, self._job.device.backend)
-
     async def ask(self, step: Step, missing: Sequence[int]) -> None:
         """Score the prompts of a step at these positions; the journal gets answers as they arrive.
 
@@ -312,8 +486,8 @@ class Work:
             Declining: The model or the score function failed, or no message can carry the step.
             SpecError: The backend cannot answer what the task's loss needs.
         """
-        ask = self._ask_gateway if self._own_model is None else self._own_model.ask
-        budget = self._job.device.budget
+        ask = self.ask_model or self._ask_gateway
+        budget = self.device.budget
         async with nullcontext() if budget is None else budget.reserve(Usage(queries=len(missing))):
             await ask(step, missing)
 
@@ -323,17 +497,17 @@ class Work:
         The requests do not depend on `missing`: one that is sent again after a restart is the same
         request, which the server counts once.
         """
-        session, wanted = self._job.device.session, set(missing)
+        session, wanted = self.device.session, set(missing)
         requests = cuts(len(step.keys), len(step.batch.texts))
         # The server knows the prompts of an assignment, and the parent of a proposal.
-        is_known = isinstance(self._job.assignment, LossesAssignment) and len(requests) == 1
+        is_known = isinstance(self.assignment, LossesAssignment) and len(requests) == 1
         for part in requests:
             if wanted.isdisjoint(part):
                 continue
-            await self._job.ready()
+            await self.ready()
             try:
-                request = Score(
-                    assignment_id=self._job.assignment.assignment_id,
+                request = ScoreRequest(
+                    assignment_id=self.assignment.assignment_id,
                     prompts=None if is_known else step.prompts.part(part),
                     examples=step.batch.texts,
                     references=step.batch.references,
@@ -343,10 +517,15 @@ class Work:
                 # Not chained: the cause quotes private text.
                 raise Declining(f"the step cannot be sent: {first_error(exc)}") from None
             scores = await session.call(session.transport.score, request)
-            shape = (len(part), len(step.batch.texts), max(len(self._job.run.task.labels), 1))
+            shape = (len(part), len(step.batch.texts), max(len(self.run.task.labels), 1))
             answers = zip(part, _answers(scores, shape), strict=True)
             wanted_answers = [([place], row) for place, row in answers if place in wanted]
             await step.keep(wanted_answers, scores.model)
+
+
+def facts_of(work: Assigned | Unsent) -> dict[str, Any]:
+    """Return the names of an assignment, for events and logs."""
+    return {"run_id": work.run_id, "assignment_id": work.assignment_id, "round": work.round}
 
 
 @contextmanager

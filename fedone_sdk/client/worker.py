@@ -8,13 +8,12 @@ from functools import partial
 
 import structlog
 
-from fedone_sdk.client.consent import WITHHELD
-from fedone_sdk.client.examples import Unfit, reason_of
-from fedone_sdk.client.job import Assigned, Device, Job, KnownRuns, facts_of
+from fedone_sdk.client.device import Device, KnownRuns
 from fedone_sdk.client.journal import Journal, Unsent, unsent_updates
 from fedone_sdk.client.options import Turn
+from fedone_sdk.client.rows import WITHHELD, Unfit, reason_of
 from fedone_sdk.client.session import MAX_CALL_WAIT_S, Lease, Paused, retry_after_s
-from fedone_sdk.client.work import Work
+from fedone_sdk.client.work import Assigned, Work, facts_of
 from fedone_sdk.errors import (
     BudgetExhausted,
     FedOneError,
@@ -125,8 +124,9 @@ class Worker:
         if admitted.refusal is not None:
             self._unfit[assignment.run_id] = run
             raise Unfit(admitted.refusal, shown=admitted.reason)
-        job = Job(
-            device=self._device,
+        device = self._device
+        work = Work(
+            device=device,
             runs=self._runs,
             run=run,
             assignment=assignment,
@@ -134,11 +134,17 @@ class Worker:
             held=held,
             lease=lease,
         )
-        work = Work(job)
+        if device.backend is not None or device.reflect is not None:
+            # Imported here: a device that scores through the gateway does not need it.
+            from fedone_sdk.client.own_model import OwnModel, propose
+
+            work.propose = None if device.reflect is None else propose
+            if device.backend is not None:
+                work.ask_model = OwnModel(work, device.backend).ask
         update = await work.update()
-        update = update.model_copy(update={"usage": self._device.shown(update.usage)})
+        update = update.model_copy(update={"usage": device.shown(update.usage)})
         unsent = Unsent(update=update, memory=work.memory, **facts_of(assignment))
-        job.journal.finish(unsent)
+        work.journal.finish(unsent)
         return unsent
 
     async def _send(self, unsent: Unsent) -> Turn:

@@ -305,7 +305,7 @@ def run_contest(options: Mapping[str, Any], workspace: Workspace) -> Result:
 async def _run(contest: Contest) -> Result:
     guard = None
     if contest.ledger is not None:
-        ledger = SqliteLedger(contest.ledger, program="fedone compare")
+        ledger = SqliteLedger(contest.ledger)
         guard = _TotalGuard(contest.caps, ledger=ledger)
     spec = contest.federation.spec.backend
     if spec.cache is None:

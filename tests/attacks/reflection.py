@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.model.reflections import Reflections
+from fedone_sdk.aggregator.model.proposer import Reflections
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.client.transport import Idle
 from fedone_sdk.errors import BackendRefused, ProblemError

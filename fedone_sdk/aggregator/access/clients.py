@@ -222,11 +222,7 @@ class Access:
             _refuse_revoked(now)
 
     async def rotate(self, client: ClientRecord, credential: str | None) -> Rotated:
-        """Give a client a new credential; the current one is valid until the new one is used.
-
-        Raises:
-            ProblemError: ``unauthorized`` if the current one is no longer valid.
-        """
+        """Give a client a new credential; the current one is valid until the new one is used."""
         secret_sha256, secret = digest(credential or ""), new_secret("fedone")
         async with self._write_lock:
             now = await self._store.client_at(client.index)

@@ -53,16 +53,16 @@ def check_patterns(patterns: Iterable[str] | None) -> tuple[str, ...] | None:
     """
     if patterns is None:
         return None
-    found = tuple(patterns)
-    if not found:
+    checked = tuple(patterns)
+    if not checked:
         raise ValueError("runs must name at least one run or pattern; leave it out for all runs")
-    for pattern in found:
+    for pattern in checked:
         # Excludes all other special characters of fnmatch.
         if _PATTERN.fullmatch(pattern) is None:
             raise ValueError(
                 "a pattern of runs is 1 to 64 letters, digits, dots, dashes, underscores and *"
             )
-    return found
+    return checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +123,7 @@ class AdminToken:
 
 
 class Authority:
-    """The configured tokens and roles.
-
-    Raises:
-        ValueError: Two tokens share a secret or a name.
-    """
+    """The configured tokens and roles; a ``ValueError`` if two share a secret or a name."""
 
     def __init__(
         self,

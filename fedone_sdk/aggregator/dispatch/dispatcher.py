@@ -102,9 +102,9 @@ class Dispatcher:
                     return work
                 if self._draining:
                     return _RETRY_NOW
-                found = await self._wait_in_pool(client, message, eligible)
-                if found is not None:
-                    return found
+                drawn = await self._wait_in_pool(client, message, eligible)
+                if drawn is not None:
+                    return drawn
                 if poll.changed.is_set():
                     continue
                 try:
@@ -129,14 +129,14 @@ class Dispatcher:
             # A live one was added or resumed by another replica, and is being loaded.
             if (runs or stored) and not any(one.live for one in stored):
                 raise ProblemError("run_ended", "all runs that you could work for have ended")
-        found = [one for one in runs if one.machine.admits(own_model=message.own_model)]
-        if runs and not found:
+        admitting = [one for one in runs if one.machine.admits(own_model=message.own_model)]
+        if runs and not admitting:
             raise ProblemError(
                 "forbidden",
                 "the run scores with the server's model and refuses models on devices "
                 "(participation.own_models); claim without own_model",
             )
-        return found
+        return admitting
 
     @contextmanager
     def _polling(self, client: int) -> Iterator[_Poll]:

@@ -11,7 +11,7 @@ from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
 from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher, Work
 from fedone_sdk.aggregator.model.calls import Companion
 from fedone_sdk.aggregator.model.gateway import ModelGateway
-from fedone_sdk.aggregator.model.reflections import Reflections, is_proposable
+from fedone_sdk.aggregator.model.proposer import Reflections, is_proposable
 from fedone_sdk.aggregator.rounds.seats import decline, renew
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.rounds.updates import accept
@@ -49,11 +49,7 @@ class OpenWork:
     companions: Mapping[str, Sequence[Companion]]
 
     async def claim(self, client: ClientRecord, message: Claim) -> Work | RetryLater:
-        """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
-
-        Raises:
-            ProblemError: ``run_ended`` if all runs that the client may work for have ended.
-        """
+        """Return an assignment, or when to retry; see `Dispatcher.claim`."""
         run = None
         if message.run_id is not None:
             run = await self.registry.run_for(client, message.run_id)
@@ -227,11 +223,11 @@ class OpenWork:
     async def _find_open(
         self, client: ClientRecord, assignment_id: str
     ) -> tuple[ServedRun, Seat] | None:
-        found = self.seat_with(client, assignment_id)
-        if found is None and self.store.shared:
+        seated = self.seat_with(client, assignment_id)
+        if seated is None and self.store.shared:
             await self.registry.refresh()  # Another replica may just have assigned it.
-            found = self.seat_with(client, assignment_id)
-        if found is not None and not found[0].model_checked.is_set():
-            await found[0].model_checked.wait()
-            found = self.seat_with(client, assignment_id)
-        return found
+            seated = self.seat_with(client, assignment_id)
+        if seated is not None and not seated[0].model_checked.is_set():
+            await seated[0].model_checked.wait()
+            seated = self.seat_with(client, assignment_id)
+        return seated

@@ -88,13 +88,13 @@ async def claim(request: web.Request) -> web.Response:
     concerned = service.work.traffic_run(run_id=message.run_id)
     if concerned is not None and CONTEXT.get().may_see(concerned.run_id):
         CONTEXT.get().set_run(concerned)
-    found = await service.work.claim(client, message)
-    if isinstance(found, RetryLater):
+    work = await service.work.claim(client, message)
+    if isinstance(work, RetryLater):
         # At least 1 s, so that clients do not poll in a tight loop.
-        after_s = max(math.ceil(found.retry_after_s), 1)
+        after_s = max(math.ceil(work.retry_after_s), 1)
         return web.Response(status=204, headers={"Retry-After": str(after_s)})
-    CONTEXT.get().set_run(service.work.traffic_run(run_id=found.run_id))
-    return await _assigned(found)
+    CONTEXT.get().set_run(service.work.traffic_run(run_id=work.run_id))
+    return await _assigned(work)
 
 
 @route(
@@ -217,5 +217,5 @@ async def task(request: web.Request) -> web.Response:
 async def vocabulary(request: web.Request) -> web.Response:
     """Return the candidates; ``?after=VERSION`` returns those added after a version."""
     run = await run_of(request)
-    found = run.vocabulary_list(query_number(request, "after", 0, most=10**9 - 1))
-    return await in_thread_if_large(32 * len(found.candidates or ()), answer, found)
+    candidates = run.vocabulary_list(query_number(request, "after", 0, most=10**9 - 1))
+    return await in_thread_if_large(32 * len(candidates.candidates or ()), answer, candidates)

@@ -109,7 +109,7 @@ class RequestContext:
 
     def facts(self) -> dict[str, str | int]:
         """Return the known facts by their names in a trace."""
-        found = {
+        by_name = {
             "fedone.request_id": self.request_id,
             "http.route": None if self.route is None else self.route.path,
             "fedone.client_id": None if self.client is None else self.client.client_id,
@@ -118,7 +118,7 @@ class RequestContext:
             "error.type": self.problem,
             "http.response.status_code": self.status,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in by_name.items() if value is not None}
 
 
 CONTEXT: ContextVar[RequestContext] = ContextVar("exchange")

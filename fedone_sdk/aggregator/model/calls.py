@@ -347,11 +347,7 @@ class ModelChecks:
                 run.base = base.with_model(base.gateway_model, worst_query)
 
     async def check_available(self, run: ServedRun) -> None:
-        """Check the model of a run that a user resumes.
-
-        Raises:
-            ProblemError: ``backend_blocked`` or ``backend_unavailable``.
-        """
+        """Check the model of a run that resumes: ``backend_blocked`` or ``backend_unavailable``."""
         try:
             await self.probe(run)
         except (BackendError, SpecError) as exc:

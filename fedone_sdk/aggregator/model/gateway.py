@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fedone_sdk.aggregator.model.calls import BugCounter, CallBudget
-from fedone_sdk.aggregator.model.reflections import is_proposable
+from fedone_sdk.aggregator.model.proposer import is_proposable
 from fedone_sdk.aggregator.rounds.machine import invalid
 from fedone_sdk.aggregator.rounds.spending import (
     new_queries,
@@ -116,10 +116,10 @@ class ModelGateway:
             self._pending[call] = run
             call.add_done_callback(partial(self._on_call_done, work, body_sha256))
         # Shielded: the answer is paid for and kept for a retry.
-        found = await asyncio.shield(call)
-        if isinstance(found, Refused):
-            raise ProblemError("backend_failed", found.reason)
-        return found
+        answer = await asyncio.shield(call)
+        if isinstance(answer, Refused):
+            raise ProblemError("backend_failed", answer.reason)
+        return answer
 
     def on_change(self, run: ServedRun, change: Change) -> None:
         """Discard the answers of closed assignments."""

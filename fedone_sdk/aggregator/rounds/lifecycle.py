@@ -248,10 +248,10 @@ def record_metric(
     here = (state.round, state.rollbacks)
     if which == "after" and (state.running or at not in (None, here)):
         return Result(state=state)  # The run has continued: this is not its final prompt.
-    found: dict[str, float] = {which: value}
+    changes: dict[str, float] = {which: value}
     if biased is not None:
-        found["no_prompt_biased"] = biased
-    metric = state.metric.model_copy(update=found)
+        changes["no_prompt_biased"] = biased
+    metric = state.metric.model_copy(update=changes)
     if which != "after":
         return Result(state=replace(state, metric=metric))
     return Result(state=replace(state, metric=metric, verdict=verdict))
@@ -445,14 +445,14 @@ def _banned(
 ) -> Mapping[int, str]:
     # A readmitted client returns to quarantine only with a new outlier.
     suspects = {one.client for one in verdicts if one.outlier}
-    found = sorted(defence.quarantined(memory) & suspects)
+    outliers = sorted(defence.quarantined(memory) & suspects)
     # Outliers are a minority by definition, and a round needs K* clients.
     known = {line.client: line for line in ledger(memory)}
     staying = max(len(known) // 2 + 1, machine.spec.participation.clients_per_round)
     room = len(known) - staying - len(state.quarantined.intersection(known))
     return {
         client: f"{known[client].outliers} of its {known[client].rounds} updates were held back"
-        for client in found[: max(room, 0)]
+        for client in outliers[: max(room, 0)]
     }
 
 

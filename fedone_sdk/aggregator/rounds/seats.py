@@ -353,16 +353,16 @@ def count_update(machine: RoundMachine, state: RunState, client: int, now: float
     strikes, log = {}, []
     for other, known in state.strikes.items():
         if other == client:
-            found = Strikes(proven=known.proven - 1)
+            after = Strikes(proven=known.proven - 1)
         elif known.recent:
             count = known.recent + known.proven
-            found = Strikes(proven=count, until=now + _pause_s(machine, count))
+            after = Strikes(proven=count, until=now + _pause_s(machine, count))
         else:
-            found = known
-        if found.proven > 0:
-            strikes[other] = found
-        if found.until > max(known.until, now):
-            log.append(("aside", {"client": other, "losses": found.proven, "until": found.until}))
+            after = known
+        if after.proven > 0:
+            strikes[other] = after
+        if after.until > max(known.until, now):
+            log.append(("aside", {"client": other, "losses": after.proven, "until": after.until}))
     return Result(state=replace(state, lost=0, strikes=strikes), log=tuple(log))
 
 

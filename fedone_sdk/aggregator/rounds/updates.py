@@ -123,11 +123,7 @@ def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
 
 
 class _StepResult(NamedTuple):
-    """The content of a valid update.
-
-    Attributes:
-        losses: Losses of the step; empty in the alpha exchange.
-    """
+    """The content of a valid update; the alpha exchange has no losses."""
 
     local: State
     mean_loss: float

@@ -259,9 +259,9 @@ class RunView:
         proposed = self.state.proposed
         if after:
             return messages.VocabularyList(appended=proposed[after:], version=len(proposed))
-        found = self.vocabulary
+        known = self.vocabulary
         return messages.VocabularyList(
-            candidates=found.candidates, slots=found.slots, version=len(proposed)
+            candidates=known.candidates, slots=known.slots, version=len(proposed)
         )
 
     def prompt(self, state: RunState | None = None) -> messages.PromptReport:
@@ -348,7 +348,7 @@ class RunView:
         self, outcomes: Mapping[Which, Outcomes], measure: MetricFunction | None = None
     ) -> messages.Verdict:
         """Return whether tuning improved the metric."""
-        found = judge(
+        verdict = judge(
             self.spec.task,
             outcomes,
             plain_bias=self.machine.plain_bias(self.state),
@@ -366,7 +366,7 @@ class RunView:
         if (short := self.cheapest()) is not None:
             prompts["cheapest"] = self.shown(short[0])
             reports["cheapest"] = messages.PromptReport.of(self.spec.task, self.vocabulary, *short)
-        return self._with_text(with_lengths(found, prompts, price_of(self.spec.backend), reports))
+        return self._with_text(with_lengths(verdict, prompts, price_of(self.spec.backend), reports))
 
     def cheapest(self) -> tuple[list[int], Bias | None] | None:
         """Return the shortest prompt that may be as good as the deployable one, and its bias.
@@ -379,10 +379,10 @@ class RunView:
         row, bias = method.cheapest(
             self.state.method, lambda row: self.vocabulary.length(row.tolist())
         )
-        found = row.tolist()
-        if self.shown(found) in (self._deployable, no_prompt(self.spec.task, self.vocabulary)):
+        indices = row.tolist()
+        if self.shown(indices) in (self._deployable, no_prompt(self.spec.task, self.vocabulary)):
             return None
-        return found, None if bias is None else tuple(bias.tolist())
+        return indices, None if bias is None else tuple(bias.tolist())
 
     @property
     def _deployable(self) -> TextPrompt:

@@ -262,18 +262,18 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
                         return
                 of_run = schema.runs.c.run_id == run_id
                 query = select(schema.runs.c.version, schema.runs.c.commits).where(of_run)
-                found = (await connection.execute(query)).one_or_none()
-            if found is None:
+                stored = (await connection.execute(query)).one_or_none()
+            if stored is None:
                 raise KeyError(run_id)
-            places = range(0, len(found.commits), _NAME_LENGTH)
-            if name in {found.commits[place : place + _NAME_LENGTH] for place in places}:
+            places = range(0, len(stored.commits), _NAME_LENGTH)
+            if name in {stored.commits[place : place + _NAME_LENGTH] for place in places}:
                 return
-            if tries > 1 and found.version > version + _NUM_NAMES:
+            if tries > 1 and stored.version > version + _NUM_NAMES:
                 raise FedOneError(
                     f"store {self.where}: the connection broke in a commit to run {run_id!r}, "
                     "and whether it was stored is unknown"
                 )
-            raise VersionConflict(f"run {run_id!r} is at version {found.version}, not {version}")
+            raise VersionConflict(f"run {run_id!r} is at version {stored.version}, not {version}")
 
         await self._with_retries(attempt)
         if commit.signal is not None:

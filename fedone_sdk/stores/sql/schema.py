@@ -165,18 +165,18 @@ def current(connection: sa.Connection) -> str | None:
     tables = sa.inspect(connection).get_table_names()
     if not tables:
         return None
-    found = None
+    revision = None
     if {"meta", "alembic_version"} <= set(tables):
-        found = MigrationContext.configure(connection).get_current_revision()
-    if found is None:
+        revision = MigrationContext.configure(connection).get_current_revision()
+    if revision is None:
         raise SchemaRefused("another program's database")
     known = [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()]
-    if found not in known:
+    if revision not in known:
         raise SchemaRefused(
-            f"it has schema {found} and this fedone-sdk knows schemas up to {HEAD}; "
+            f"it has schema {revision} and this fedone-sdk knows schemas up to {HEAD}; "
             "upgrade fedone-sdk"
         )
-    return found
+    return revision
 
 
 def prepare(connection: sa.Connection, *, upgrading: bool) -> None:
@@ -188,17 +188,17 @@ def prepare(connection: sa.Connection, *, upgrading: bool) -> None:
         SchemaRefused: It belongs to another program or a newer fedone-sdk, or is old and must not
             be upgraded.
     """
-    found = current(connection)
-    if found == HEAD:
+    revision = current(connection)
+    if revision == HEAD:
         return
-    if found is not None and not upgrading:
+    if revision is not None and not upgrading:
         raise SchemaRefused(
-            f"it has schema {found} and this fedone-sdk needs schema {HEAD}; "
+            f"it has schema {revision} and this fedone-sdk needs schema {HEAD}; "
             "run `fedone db upgrade`"
         )
     config = _config()
     config.attributes["connection"] = connection
-    if found is None:
+    if revision is None:
         metadata.create_all(connection)
         connection.execute(sa.insert(meta), {"key": "num_clients", "value": 0})
         command.stamp(config, HEAD)
@@ -239,8 +239,8 @@ def copy(source: sa.Connection, target: sa.Connection, digest: Callable[[bytes],
         FedOneError: The target is not empty, or the copy differs from the source.
         SchemaRefused: The source has another
     """
-    if (found := current(source)) != HEAD:
-        raise SchemaRefused(f"it has schema {found}, a copy needs {HEAD}; run `fedone db upgrade`")
+    if (known := current(source)) != HEAD:
+        raise SchemaRefused(f"it has schema {known}, a copy needs {HEAD}; run `fedone db upgrade`")
     tables = metadata.sorted_tables
     for table in tables:
         if table is not meta and _count(target, table):
@@ -270,5 +270,5 @@ def _content(connection: sa.Connection, digest: Callable[[bytes], str]) -> Copie
 
 def _count(connection: sa.Connection, table: sa.Table) -> int:
     query: Any = sa.select(sa.func.count()).select_from(table)
-    found: int = connection.execute(query).scalar_one()
-    return found
+    count: int = connection.execute(query).scalar_one()
+    return count

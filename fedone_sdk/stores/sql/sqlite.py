@@ -234,11 +234,7 @@ class SqliteStore(Alone, SqlStore, drivers=("sqlite", "sqlite+aiosqlite")):
 
 
 def _read_schema(path: Path) -> str | None:
-    """Return the schema version of a file without writing to it; None if it is missing.
-
-    Raises:
-        OSError: The file or its folder cannot be written to.
-    """
+    """Return the schema version of a file without writing to it; None if it is missing."""
     if not os.access(path if path.exists() else path.parent, os.R_OK | os.W_OK):
         raise OSError("it cannot be read and written")
     if not path.exists():

@@ -243,14 +243,14 @@ class SqlStore(Store):
 
     async def check(self) -> str:
         """Return what `open` would do, without changes of the database, or raise its error."""
-        found, where = await self.schema(), self.where
-        if found is None:
+        revision, where = await self.schema(), self.where
+        if revision is None:
             return f"would create the tables in {where}"
-        if found == schema.HEAD:
+        if revision == schema.HEAD:
             return f"would use {where}"
         if self.shared:
-            raise FedOneError(f"store {where} has schema {found}; run `fedone db upgrade`")
-        return f"would use {where}, and upgrade it from schema {found} to {schema.HEAD}"
+            raise FedOneError(f"store {where} has schema {revision}; run `fedone db upgrade`")
+        return f"would use {where}, and upgrade it from schema {revision} to {schema.HEAD}"
 
     async def upgrade(self) -> None:
         """Upgrade the database to the newest schema; it stays closed."""
