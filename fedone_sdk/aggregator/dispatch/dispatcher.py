@@ -316,7 +316,7 @@ class Dispatcher:
 
     def extend_membership(self, member: Member) -> Member:
         """Return a member with a new expiry, for use after downtime of all replicas."""
-        return replace(member, until=max(member.until, self.clock.now() + MEMBER_TTL_S))
+        return replace(member, until=self.clock.now() + MEMBER_TTL_S)
 
     async def drop_missed(self, run: ServedRun) -> None:
         """Remove clients from the pool that did not claim an offered seat in time."""
