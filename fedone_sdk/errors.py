@@ -219,18 +219,9 @@ class BackendError(FedOneError):
 class BackendUnavailable(BackendError):
     """The model is temporarily unavailable; the same call may succeed later."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        usage: Usage | None = None,
-        retry_after_s: float | None = None,
-        url: str | None = None,
-        key_env: str | None = None,
-        said: str = "",
-    ) -> None:
+    def __init__(self, message: str, *, retry_after_s: float | None = None, **more: Any) -> None:
         self.retry_after_s = retry_after_s
-        super().__init__(message, usage=usage, url=url, key_env=key_env, said=said)
+        super().__init__(message, **more)
 
 
 class FormChanged(BackendUnavailable):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
@@ -26,7 +26,7 @@ from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, Vocabulary
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import URL
+    pass
 
 __all__ = [
     "Address",
@@ -65,7 +65,6 @@ def _address(value: str) -> str:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """Return the host and the port of an `Address`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -98,26 +97,23 @@ class StoreConfig(Spec):
         return "://" not in self.url.get_secret_value()
 
     def build(self, folder: Path, *, serving: bool = True) -> SqlStore:
-        """Return the store, not yet opened; `serving` as for `SqlStore`.
+        """Return the store, not yet opened; `serving` as for `SqlStore.at`.
 
         Raises:
             SpecError: The URL does not name a supported database.
         """
+        password = None if self.password is None else self.password.get_secret_value()
         if self.is_file:
-            if self.password is not None:
+            if password is not None:
                 raise SpecError("store.password: a SQLite file has none; name a URL")
             return SqlStore.sqlite(folder / self.url.get_secret_value(), serving=serving)
         try:
-            return SqlStore.at(self._sql_url(), serving=serving)
+            return SqlStore.at(self.url.get_secret_value(), password=password, serving=serving)
         except SpecError as exc:
-            raise SpecError([f"store: {problem}" for problem in exc.problems]) from exc
+            raise SpecError([f"store: {problem}" for problem in exc.problems]) from None
 
     async def check(self, folder: Path) -> str:
-        """Describe the store's content without the password or changes.
-
-        Raises:
-            SpecError: The store cannot be used.
-        """
+        """Describe the content, without changes; a `SpecError` if the store cannot be used."""
         store = self.build(folder)
         try:
             return await store.check()
@@ -136,29 +132,14 @@ class StoreConfig(Spec):
             return []
         await store.open()
         try:
-            found = [await store.run(run_id) for run_id in run_ids]
+            records = [await store.run(run_id) for run_id in run_ids]
         finally:
             await store.close()
-        return [record for record in found if record is not None]
+        return [record for record in records if record is not None]
 
     def __str__(self) -> str:
         """Return the file or URL, with stars for a password."""
-        return self.url.get_secret_value() if self.is_file else str(self._sql_url())
-
-    def _sql_url(self) -> URL:
-        from sqlalchemy.engine import make_url
-        from sqlalchemy.exc import ArgumentError
-
-        try:
-            url = make_url(self.url.get_secret_value())
-        except (ArgumentError, ValueError):
-            # Without the cause, which contains the URL.
-            raise SpecError(
-                "store: must be a file, or a URL such as postgresql://user@host/database"
-            ) from None
-        if self.password is not None:
-            url = url.set(password=self.password.get_secret_value())
-        return url
+        return self.url.get_secret_value() if self.is_file else str(self.build(Path()))
 
 
 class MetricsConfig(Spec):
@@ -259,31 +240,49 @@ class ServeConfig(Spec):
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> Self:
-        """Load a CONFIG.yaml; variables such as ``FEDONE_AUTH__ADMIN_TOKEN`` override its keys.
+        """Load a CONFIG.yaml and the environment, which takes precedence.
+
+        ``FEDONE_AUTH__ADMIN_TOKEN`` is the key ``auth.admin_token``; lists and mappings are JSON.
+        Mappings are merged key by key, other values are replaced. Other variables of this prefix
+        are ignored, unless they look like a key (`_misspelt`).
 
         Args:
             path: The file; None uses the environment only.
 
         Raises:
-            SpecError: One line per mistake: file or variable, key, what is allowed; never a token.
+            SpecError: One line per mistake: file, key, variable, what is allowed; never a value of
+                the environment.
         """
-        return load_settings(cls, path)
+        document = {} if path is None else load_yaml(path)
+        source = "environment" if path is None else str(path)
+        if misspelt := [*_misspelt(cls)]:
+            raise SpecError(misspelt, source="environment")
+        if given := _from_environment(cls):
+            if not isinstance(document, dict):
+                raise SpecError("must be a mapping", source=source)
+            document = _merged(document, given)
+        try:
+            return validate_spec(cls, document, source=source)
+        except SpecError as exc:
+            variables = _variables(cls)
+            problems = [_naming_variable(problem, variables) for problem in exc.problems]
+            raise SpecError(problems, source=source) from None
 
     @property
     def warnings(self) -> list[str]:
         """Return warnings about a missing ``backend`` and about insecure settings on a network."""
-        found = []
+        lines = []
         if "backend" not in self.model_fields_set:
-            found.append(
+            lines.append(
                 "backend: is not set, so the gateway's model is the small embedded one; write "
                 "backend: {kind: onnx} to use it, or null if the clients have their own"
             )
         host, _ = self.address
         if _is_loopback(host):
-            return found
+            return lines
         weak = [] if self.tls is not None else self.auth.guessable
         return [
-            *found,
+            *lines,
             *(
                 f"auth.{key}: can be guessed, and {self.listen} is open to a network without tls; "
                 f"make one with: {MAKE_A_TOKEN}"
@@ -405,7 +404,6 @@ def _public_text(spec: RunSpec, path: Path) -> list[str]:
 def _rows(
     spec: RunSpec, path: Path, key: Literal["dev", "train"], source: str
 ) -> Sequence[Example]:
-    """Return the rows of a key of `data`, which fit the task."""
     try:
         rows = load_examples(
             source if source.startswith("hf:") else path.parent / source,
@@ -437,36 +435,6 @@ _NEARLY = 0.75
 
 _FIELD = re.compile(r'field "(\w+)"')
 
-ModelT = TypeVar("ModelT", bound=BaseModel)
-
-
-def load_settings(model: type[ModelT], path: str | Path | None) -> ModelT:
-    """Load settings from a file and the environment, which takes precedence.
-
-    ``FEDONE_AUTH__ADMIN_TOKEN`` is the key ``auth.admin_token``; lists and mappings are JSON.
-    Mappings are merged key by key, other values are replaced. Other variables of this prefix are
-    ignored, unless they look like a key (`_misspelt`).
-
-    Raises:
-        SpecError: One line per mistake: file, key, variable, what is allowed; never a value of the
-            environment.
-    """
-    document = {} if path is None else load_yaml(path)
-    source = "environment" if path is None else str(path)
-    if misspelt := [*_misspelt(model)]:
-        raise SpecError(misspelt, source="environment")
-    given = _from_environment(model)
-    if given:
-        if not isinstance(document, dict):
-            raise SpecError("must be a mapping", source=source)
-        document = _merged(document, given)
-    try:
-        return validate_spec(model, document, source=source)
-    except SpecError as exc:
-        variables = _variables(model)
-        problems = [_naming_variable(problem, variables) for problem in exc.problems]
-        raise SpecError(problems, source=source) from None
-
 
 def _from_environment(model: type[BaseModel]) -> dict[str, Any]:
     with needs_extra("settings from the environment", "server"):
@@ -482,11 +450,11 @@ def _from_environment(model: type[BaseModel]) -> dict[str, Any]:
         return source()
     except SettingsError as exc:
         # Without text and cause, which may contain a secret.
-        found = _FIELD.search(str(exc))
+        match = _FIELD.search(str(exc))
         names = [
             name
             for name, key in _variables(model).items()
-            if found is None or key.partition(".")[0] == found[1]
+            if match is None or key.partition(".")[0] == match[1]
         ]
         raise SpecError(
             f'{", ".join(names)}: a list or mapping must be JSON, such as ["one", "two"]',
@@ -531,7 +499,6 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _naming_variable(problem: str, variables: Mapping[str, str]) -> str:
-    """Return the problem with the variable that set its key."""
     key, colon, rest = problem.partition(": ")
     for name, given in variables.items():
         if colon and (key == given or key.startswith(f"{given}.")):

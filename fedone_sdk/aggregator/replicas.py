@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import structlog
 from pydantic import Field, ValidationError
 
+from fedone_sdk.aggregator import signals
 from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.dispatch.client_pool import MEMBER_TTL_S
 from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
@@ -19,17 +20,6 @@ from fedone_sdk.aggregator.rounds.seats import expire
 from fedone_sdk.aggregator.rounds.spending import has_lost_calls
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry, StoredRun
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.signals import (
-    SIGNAL,
-    ClientChanged,
-    MemberJoined,
-    MembersLeft,
-    PoolLoad,
-    RunChanged,
-    RunsChanged,
-    Signal,
-    publish,
-)
 from fedone_sdk.clock import Clock
 from fedone_sdk.spec import Spec
 from fedone_sdk.stores import Store
@@ -128,9 +118,8 @@ class Replicas:
         gone = [member.client_index for member in members if member.until <= served_until]
         for member in members:
             if member.until > served_until:
-                await self.dispatcher.add_member(
-                    self.dispatcher.extend_membership(member) if down else member
-                )
+                until = self.clock.now() + MEMBER_TTL_S if down else member.until
+                await self.dispatcher.add_member(replace(member, until=until))
         if down and gone:
             await self.store.leave(gone)
         for run in list(self.registry.served.values()):
@@ -191,11 +180,7 @@ class Replicas:
     async def _for_each(
         self, runs: Iterable[ServedRun], work: Callable[[ServedRun], Awaitable[object]]
     ) -> None:
-        """Process runs concurrently, so that a slow or broken run does not delay the others.
-
-        Raises:
-            ExceptionGroup: All failures, after all runs are processed.
-        """
+        """Process runs concurrently, then raise all failures: no run delays the others."""
         done = await asyncio.gather(*map(work, runs), return_exceptions=True)
         failed = [result for result in done if isinstance(result, Exception)]
         if failed:
@@ -234,8 +219,8 @@ class Replicas:
         load = pool.num_away, round(pool.rate(self.clock.now()), 3)
         before, self._published_load = self._published_load, load
         if (before, load) != ((0, 0.0), (0, 0.0)):
-            signal = PoolLoad(replica=self.store.replica, away=load[0], rate=load[1])
-            await publish(self.store, signal)
+            signal = signals.PoolLoad(replica=self.store.replica, away=load[0], rate=load[1])
+            await signals.publish(self.store, signal)
 
     async def _watch(self) -> None:
         while True:
@@ -292,7 +277,7 @@ class Replicas:
         signal = None
         if text is not None:
             try:
-                signal = SIGNAL.validate_json(text)
+                signal = signals.SIGNAL.validate_json(text)
             except ValidationError:
                 _log.warning("a signal of a newer version was ignored")
         if signal is None:
@@ -300,24 +285,24 @@ class Replicas:
         else:
             await self._apply_signal(signal)
 
-    async def _apply_signal(self, signal: Signal) -> None:
+    async def _apply_signal(self, signal: signals.Signal) -> None:
         match signal:
-            case RunChanged():
+            case signals.RunChanged():
                 await self._on_run_changed(signal)
-            case RunsChanged():
+            case signals.RunsChanged():
                 await self.registry.refresh()
-            case MemberJoined():
+            case signals.MemberJoined():
                 await self.dispatcher.add_member(signal.member)
-            case MembersLeft():
+            case signals.MembersLeft():
                 self.dispatcher.on_members_left(signal.client_indices)
-            case PoolLoad():
+            case signals.PoolLoad():
                 self.dispatcher.pool.record_replica(
                     signal.replica, signal.away, signal.rate, self.clock.now()
                 )
-            case ClientChanged():
+            case signals.ClientChanged():
                 await self.access.reload(signal.client_index)
 
-    async def _on_run_changed(self, changed: RunChanged) -> None:
+    async def _on_run_changed(self, changed: signals.RunChanged) -> None:
         run = self.registry.served.get(changed.run_id)
         if run is None:
             await self.registry.refresh()
@@ -390,10 +375,10 @@ class Replicas:
             # The query returns spared clients again, so the limit grows by their number.
             limit = num_spared + _CLIENTS_AT_ONCE
             idle = await self.store.idle_clients(before, limit)
-            found = [index for index in idle if index not in known]
-            for index in found:
+            retired = [index for index in idle if index not in known]
+            for index in retired:
                 await self.access.retire(index)
-            num_spared = len(idle) - len(found)
+            num_spared = len(idle) - len(retired)
             if len(idle) < limit:
                 return
 

@@ -23,8 +23,7 @@ from fedone_sdk.aggregator.model.calls import (
 )
 from fedone_sdk.aggregator.model.evaluation import Evaluation
 from fedone_sdk.aggregator.model.gateway import ModelGateway
-from fedone_sdk.aggregator.model.proposer import Proposer
-from fedone_sdk.aggregator.model.reflections import Reflections
+from fedone_sdk.aggregator.model.proposer import Proposer, Reflections
 from fedone_sdk.aggregator.replicas import Replicas, Retention
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.lifecycle import raise_caps, resume, roll_back, stop
@@ -379,7 +378,6 @@ class Service:
                 await run.apply(stop, reason=reason, keep=keep)
 
     async def _wait_for_updates(self, run: ServedRun) -> None:
-        """Wait until pending calls have ended and answered work is returned."""
         if self._gateway is not None:
             await self._gateway.wait_idle(run)
         news = asyncio.Event()
@@ -437,7 +435,6 @@ class Service:
             self._on_restart(run)
 
     async def _check_resumable(self, run: ServedRun) -> None:
-        """Refuse to continue an ended run whose log, clients or model are missing."""
         if len(run.history) < run.state.round:
             raise ProblemError("run_conflict", "the log of the run was removed: it cannot continue")
         for name in run.history[-1].client_id.split(",") if run.history else ():

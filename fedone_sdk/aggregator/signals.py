@@ -68,11 +68,7 @@ class ClientChanged(_Signal):
 
 
 class PoolLoad(_Signal):
-    """The load of a replica's client pool.
-
-    Attributes:
-        rate: Finished assignments per second.
-    """
+    """The load of a replica's client pool; `rate` counts finished assignments per second."""
 
     kind: Literal["crowd"] = "crowd"
     replica: str

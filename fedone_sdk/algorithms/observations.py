@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Self
@@ -45,8 +46,8 @@ class Observations:
         targets: Shares of the labels in them, shape (J, K, C), float32.
         trust: The weight of each mini-batch, in (0, 1], shape (J,), float64.
         biases: The best label bias of each prompt so far, nats, shape (P, C), float64.
-        clients: The client of each mini-batch that has all rows of its client, -1 for the others,
-            shape (J,), int64.
+        clients: The client c of each mini-batch, shape (J,), int64: c if it has all rows of its
+            client, ``-2 - c`` if it has a part of them, and -1 if the client is unknown.
     """
 
     prompts: NDArray[np.int64]
@@ -179,7 +180,9 @@ class Observations:
         biases = np.pad(self.biases, (new, (0, 0)))
         biases[rows] = losses.biases
         met, first = np.unique(rows, return_index=True)
-        client = holder.client if holder is not None and holder.whole else -1
+        client = -1
+        if holder is not None:
+            client = holder.client if holder.whole else -2 - holder.client
         return replace(
             self,
             prompts=distinct,
@@ -360,8 +363,7 @@ def standings(memory: Memory, position: int, size: int) -> Standings:
     """Return the standings of one position's candidates, over all other positions."""
     if not memory:
         return Standings(np.zeros(size), np.full(size, np.nan), np.full((size, 1), np.nan))
-    names = Observations.__dataclass_fields__.keys() & memory.keys()
-    observed = Observations(**{name: memory[name] for name in names})
+    observed = _read(memory)
     candidate = observed.prompts[observed.rows, position]
     examples = observed.examples[observed.batches].astype(np.float64)
     counts, sums = np.zeros((2, size, examples.shape[1]))
@@ -375,3 +377,40 @@ def standings(memory: Memory, position: int, size: int) -> Standings:
         losses=np.where(met.any(axis=1), mixed, np.nan),
         by_class=by_class,
     )
+
+
+def clusters(memory: Memory, position: int) -> Counter[int]:
+    """Return the candidates of a position that are best for some clients, and for how many.
+
+    The best one of a client is that of the deployable prompt, unless another one is better on the
+    same mini-batches of the client, at least two, by more than the standard error of the mean
+    difference. Clients with the same best candidate are a cluster.
+    """
+    if not memory:
+        return Counter()
+    observed = _read(memory)
+    client = np.where(observed.clients < -1, -2 - observed.clients, observed.clients)
+    examples = observed.examples[observed.batches]
+    losses = (examples * observed.losses).sum(axis=1) / examples.sum(axis=1)
+    candidate = observed.prompts[observed.rows, position]
+    counts, sums = np.zeros((2, len(client), int(candidate.max()) + 1))
+    np.add.at(counts, (observed.batches, candidate), 1.0)
+    np.add.at(sums, (observed.batches, candidate), losses)
+    deployed = int(observed.prompts[0, position])
+    means = sums / np.maximum(counts, 1.0)
+    both = (counts > 0.0) & (counts[:, [deployed]] > 0.0)
+    gains = np.where(both, means[:, [deployed]] - means, 0.0)
+    best = Counter[int]()
+    for one in np.unique(client[client >= 0]):
+        gain, number = gains[client == one], both[client == one].sum(axis=0)
+        mean = gain.sum(axis=0) / np.maximum(number, 1)
+        spread = np.maximum((gain**2).sum(axis=0) / np.maximum(number, 1) - mean**2, 0.0)
+        clear = (number > 1) & (mean > np.sqrt(spread / np.maximum(number - 1, 1)))
+        mean[~clear] = 0.0
+        best[int(mean.argmax()) if clear.any() else deployed] += 1
+    return best
+
+
+def _read(memory: Memory) -> Observations:
+    names = Observations.__dataclass_fields__.keys() & memory.keys()
+    return Observations(**{name: memory[name] for name in names})

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
@@ -52,9 +53,6 @@ _STARTS = 8
 """Queries that start in one turn of the event loop, each in up to half a millisecond."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
-    "cross_entropy": ("labels",),
-    "brier": ("labels",),
-    "hinge": ("labels",),
     # With log-probabilities, the most likely label is the one that the model would write.
     "zero_one": ("labels", "choice"),
     "nll": ("reference",),
@@ -64,10 +62,9 @@ _WANTED: dict[Loss, tuple[Want, ...]] = {
 
 def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
     """Return the kind of query that a task's loss needs."""
-    wanted = _WANTED[task.loss]
-    for want in wanted:
-        if want in answers:
-            return want
+    wanted = _WANTED.get(task.loss, ("labels",))
+    if supported := [want for want in wanted if want in answers]:
+        return supported[0]
     if "choice" in answers:
         raise SpecError(
             f"task.loss: {task.loss} needs log-probabilities, which this backend does not show; "
@@ -233,8 +230,7 @@ class Prediction:
         measure: MetricFunction | None = None,
     ) -> Self:
         """Combine the answers to `prediction_queries`, and score the texts among them."""
-        found = [rows_of(query, answer) for query, answer in zip(queries, answers, strict=True)]
-        rows = [row for rows in found for row in rows]
+        rows = [*chain.from_iterable(map(rows_of, queries, answers))]
         spent = (answer.usage.without_queries() for answer in answers)
         return cls(
             task=task,

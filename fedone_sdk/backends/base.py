@@ -139,7 +139,6 @@ class LLMBackend(ABC):
         apart: Whether the answer to an input does not depend on the other inputs of its query, so
             that `ModelClient` asks only for the inputs whose answer it does not know.
         metered: Whether each request is charged to the query's payer (done by `ModelClient`).
-        censors: Whether log-probabilities of labels may be upper bounds.
         samples: Answers per input from which `ModelClient` estimates the log-probabilities of
             labels (`sampled`), for a model that answers ``counts``; 0 estimates none.
         local: Whether the model runs in this process at no cost, so that a plan may time it.
@@ -150,7 +149,6 @@ class LLMBackend(ABC):
     max_inputs: int | None = None
     apart: bool = True
     metered: bool = False
-    censors: bool = False
     samples: int = 0
     local: bool = False
 
@@ -261,13 +259,8 @@ class Wrapper(LLMBackend):
         self._describe()
 
     def _describe(self) -> None:
-        self.bounds = self.inner.bounds
-        self.answers = self.inner.answers
-        self.max_inputs = self.inner.max_inputs
-        self.apart = self.inner.apart
-        self.metered = self.inner.metered
-        self.censors = self.inner.censors
-        self.local = self.inner.local
+        for name in ("bounds", "answers", "max_inputs", "apart", "metered", "local"):
+            setattr(self, name, getattr(self.inner, name))
 
     @property
     def innermost(self) -> LLMBackend:

@@ -63,11 +63,11 @@ async def proposer_of(
         yield backend
     else:
         try:
-            found = build_backend(proposer.backend, folder)
+            opened = build_backend(proposer.backend, folder)
         except SpecError as exc:
             raise SpecError([f"prompt.proposer.{problem}" for problem in exc.problems]) from exc
-        async with found:
-            yield found
+        async with opened:
+            yield opened
 
 
 def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
@@ -109,15 +109,16 @@ def _own(spec: BackendSpec, folder: Path) -> LLMBackend:
     except SpecError as exc:
         raise SpecError(exc.problems, source="backend") from exc
     try:
-        found = make(**spec.options)
+        backend = make(**spec.options)
     except (BackendError, MissingExtraError):
         raise
     except Exception as exc:  # User code may raise any exception.
         problem = f"options: {spec.object} raises {type(exc).__name__}: {exc}"
         raise setting_error(problem) from exc
-    if not isinstance(found, LLMBackend):
-        raise setting_error(f"object: {spec.object} makes a {type(found).__name__}, no LLMBackend")
-    return found
+    if not isinstance(backend, LLMBackend):
+        kind = type(backend).__name__
+        raise setting_error(f"object: {spec.object} makes a {kind}, no LLMBackend")
+    return backend
 
 
 def _gguf(model: str, folder: Path) -> Path:
@@ -126,7 +127,7 @@ def _gguf(model: str, folder: Path) -> Path:
     file = _path(folder, model)
     if file.is_file():
         return file
-    known = [name for name, found in LOCAL_MODELS.items() if found.backend == "llama_cpp"]
+    known = [each.name for each in LOCAL_MODELS.values() if each.backend == "llama_cpp"]
     if model in known:
         return model_path(model)
     raise SpecError(
@@ -145,6 +146,6 @@ def price_of(spec: BackendSpec) -> Price | None:
         prompt, cached = given if isinstance(given, tuple) else (given, None)
         return Price(prompt=prompt, cached=cached, completion=spec.prices.completion)
     if spec.kind == "openai":
-        found = known_price(spec.model or "") if spec.base_url is None else None
-        return found.in_flex() if found is not None and spec.service_tier else found
+        price = known_price(spec.model or "") if spec.base_url is None else None
+        return price.in_flex() if price is not None and spec.service_tier else price
     return None if spec.kind == "own" else FREE

@@ -68,29 +68,39 @@ def refuse_chat(parts: Rendered, instead: str) -> None:
         raise BackendError(f"the task is a chat, which this model does not take: {instead}")
 
 
+def refuse_mask(parts: Rendered) -> None:
+    """Raise an error if an input has a mask, for models that answer at the end."""
+    if any(part.kind == "mask" for part in parts):
+        raise BackendError(
+            "the template has {mask}, but this model answers at the end: take {mask} and what "
+            "follows it out of the template"
+        )
+
+
 def messages_of(parts: Rendered) -> list[Message]:
     """Return the messages of a rendered chat.
 
     A system message without content is left out: the default of the model's template takes its
     place. So is an empty last message of the assistant: the template opens the answer.
     """
-    found: list[Message] = []
+    messages: list[Message] = []
     for part in parts:
         if part.kind == "role":
-            found.append(Message(part.text, ()))
+            messages.append(Message(part.text, ()))
         else:
-            found[-1] = found[-1]._replace(parts=(*found[-1].parts, part))
-    if found[0].role == "system" and not found[0].text:
-        del found[0]
-    if found[-1].role == "assistant" and not found[-1].text:
-        del found[-1]
-    return found
+            messages[-1] = messages[-1]._replace(parts=(*messages[-1].parts, part))
+    if messages[0].role == "system" and not messages[0].text:
+        del messages[0]
+    if messages[-1].role == "assistant" and not messages[-1].text:
+        del messages[-1]
+    return messages
 
 
 def probes(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Return placeholder messages of these roles, from which `chat_frame` reads the frame."""
-    names = _names(roles)
-    return _said(roles, names), _said(roles, [f" {name} " for name in names])
+    pairs = [*zip(roles, _names(roles), strict=True)]
+    bare = [{"role": role, "content": name} for role, name in pairs]
+    return bare, [{"role": role, "content": f" {name} "} for role, name in pairs]
 
 
 def chat_frame(
@@ -110,16 +120,11 @@ def _names(roles: Sequence[str]) -> list[str]:
     return [f"@@{role}-{number}@@" for number, role in enumerate(roles)]
 
 
-def _said(roles: Sequence[str], contents: Sequence[str]) -> list[dict[str, str]]:
-    pairs = zip(roles, contents, strict=True)
-    return [{"role": role, "content": content} for role, content in pairs]
-
-
 def _pieces(text: str, names: Sequence[str]) -> list[str]:
     pieces, rest = [], text
     for name in names:
-        before, found, rest = rest.partition(name)
-        if not found or name in rest:
+        before, mark, rest = rest.partition(name)
+        if not mark or name in rest:
             raise BackendError(
                 f"the model's chat template does not show a message of the role "
                 f"{name.strip('@').partition('-')[0]!r} once and in its place: "
@@ -131,16 +136,16 @@ def _pieces(text: str, names: Sequence[str]) -> list[str]:
 
 def unpadded(parts: Rendered, ends: tuple[bool, bool]) -> Rendered:
     """Return a content without the white space at its ends that the template strips."""
-    found = list(parts)
+    kept = list(parts)
     for strips, order, cut in (
-        (ends[0], range(len(found)), str.lstrip),
-        (ends[1], reversed(range(len(found))), str.rstrip),
+        (ends[0], range(len(kept)), str.lstrip),
+        (ends[1], reversed(range(len(kept))), str.rstrip),
     ):
         for at in order if strips else ():
-            found[at] = found[at]._replace(text=cut(found[at].text))
-            if found[at].text:
+            kept[at] = kept[at]._replace(text=cut(kept[at].text))
+            if kept[at].text:
                 break
-    return tuple(found)
+    return tuple(kept)
 
 
 def answer_words(words: Sequence[str], framed: Rendered) -> tuple[str, ...]:

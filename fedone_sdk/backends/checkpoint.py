@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from hashlib import sha256
+from functools import cache
+from hashlib import file_digest, sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,29 +73,21 @@ def chat_template(checkpoint: Checkpoint) -> ApplyTemplate | None:
     in_config = read_json(folder / "tokenizer_config.json").get("chat_template")
     if in_config is None and not (folder / _TEMPLATE_FILE).is_file():
         return None
-    loaded: list[Any] = []
+
+    @cache
+    def tokenizer() -> Any:
+        loader = import_module("transformers").AutoTokenizer
+        return loader.from_pretrained(folder, local_files_only=True, use_fast=True)
 
     def apply(messages: list[dict[str, str]]) -> str:
         answered = messages[-1]["role"] == "assistant"
+        flags = {"add_generation_prompt": not answered, "continue_final_message": answered}
         try:
-            if not loaded:
-                tokenizers = import_module("transformers").AutoTokenizer
-                loaded.append(
-                    tokenizers.from_pretrained(folder, local_files_only=True, use_fast=True)
-                )
-            return str(
-                loaded[0].apply_chat_template(
-                    messages,
-                    tokenize=False,
-                    add_generation_prompt=not answered,
-                    continue_final_message=answered,
-                )
-            )
+            return str(tokenizer().apply_chat_template(messages, tokenize=False, **flags))
         except Exception as exc:  # Jinja's, the template's own, and the library's.
-            raise BackendError(
-                f"{checkpoint.name}: the chat template refuses the task's messages "
-                f"({', '.join(message['role'] for message in messages)}): {first_line(exc)}"
-            ) from exc
+            roles = ", ".join(message["role"] for message in messages)
+            problem = f"the chat template refuses the task's messages ({roles})"
+            raise BackendError(f"{checkpoint.name}: {problem}: {first_line(exc)}") from exc
 
     return apply
 
@@ -104,7 +97,7 @@ def read_max_length(folder: Path, *, causal: bool = False) -> int:
 
     A model that is not causal is of the RoBERTa family.
     """
-    limits = []
+    limits: list[int] = []
     stated = read_json(folder / "tokenizer_config.json").get("model_max_length")
     if isinstance(stated, int) and stated < 2**31:  # transformers writes 1e30 for "unknown"
         limits.append(stated)
@@ -119,7 +112,7 @@ def read_max_length(folder: Path, *, causal: bool = False) -> int:
             "or config.json with max_position_embeddings",
             source=str(folder),
         )
-    return int(min(limits))
+    return min(limits)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -150,17 +143,16 @@ def is_causal(folder: Path) -> bool:
 def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str) -> Any:
     """Load a model for inference, without dropout and gradients of its weights."""
     torch, transformers = import_module("torch"), import_module("transformers")
-    place = (
-        {"pretrained_model_name_or_path": checkpoint.folder, "local_files_only": True}
-        if checkpoint.commit is None
-        else {"pretrained_model_name_or_path": checkpoint.name, "revision": checkpoint.commit}
-    )
+    name = checkpoint.name
+    place: dict[str, Any] = {"revision": checkpoint.commit}
+    if checkpoint.commit is None:
+        name, place = str(checkpoint.folder), {"local_files_only": True}
     logging = transformers.utils.logging
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # stderr is not ours.
     try:
         model, info = getattr(transformers, auto_class).from_pretrained(
-            **place, dtype=dtype, trust_remote_code=False, output_loading_info=True
+            name, **place, dtype=dtype, trust_remote_code=False, output_loading_info=True
         )
         missing = sorted(info["missing_keys"])
         if missing:  # They would be random numbers.
@@ -169,10 +161,9 @@ def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str
     except BackendError:
         raise
     except torch.OutOfMemoryError as exc:
-        raise BackendError(
-            f"{checkpoint.name}: does not fit into the memory of {device}: "
-            "take dtype bfloat16 or a smaller model"
-        ) from exc
+        problem = f"does not fit into the memory of {device}"
+        advice = "take dtype bfloat16 or a smaller model"
+        raise BackendError(f"{checkpoint.name}: {problem}: {advice}") from exc
     except Exception as exc:  # No base class: OSError, ValueError, safetensors' own ...
         raise BackendError(f"{checkpoint.name}: cannot load the model: {first_line(exc)}") from exc
     finally:
@@ -182,13 +173,12 @@ def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str
 
 def hash_folder(folder: Path) -> str:
     """Return the version of a local model: sha256 over its files, the first 16 hex digits."""
-    weights = next((found for kind in WEIGHTS if (found := sorted(folder.glob(kind)))), [])
+    weights = next((files for kind in WEIGHTS if (files := sorted(folder.glob(kind)))), [])
     digest = sha256()
     template = [file] if (file := folder / _TEMPLATE_FILE).is_file() else []
     for file in [*(folder / name for name in _NEEDED_FILES), *weights, *template]:
         with file.open("rb") as content:
-            while block := content.read(1 << 20):
-                digest.update(block)
+            file_digest(content, lambda: digest)
     return digest.hexdigest()[:16]
 
 

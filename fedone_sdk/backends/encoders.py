@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedone_sdk.backends import chat
 from fedone_sdk.backends.base import Query
@@ -106,23 +106,16 @@ class _Encoder:
                 names = [self._tokenizer.id_to_token(token) for token in ids]
                 raise LabelWordError(word, names, self._way_out)
             if ids in labels:
-                raise BackendError(
-                    f"label words {words[labels.index(ids)]!r} and {word!r} are the same token of "
-                    "this model: choose others"
-                )
+                same = f"{words[labels.index(ids)]!r} and {word!r}"
+                raise BackendError(f"label words {same} are the same token: choose others")
             labels.append(ids)
         return labels
 
-    def _special_id(self, text: str) -> int:
-        return int(self._tokenizer.token_to_id(text))
-
-    def _fitted(self, parts: Rendered, num_extra: int, mask_id: int | None = None) -> list[int]:
+    def _fitted(self, parts: Rendered, num_extra: int) -> list[int]:
         """Return the token ids of a rendered input, truncated to max_length - `num_extra`."""
         borders = [index for index, part in enumerate(parts) if part.kind in ("mask", "special")]
-        placed = [
-            mask_id if parts[index].kind == "mask" else self._special_id(parts[index].text)
-            for index in borders
-        ]
+        names = [parts[index].text or "<mask>" for index in borders]
+        placed = [int(self._tokenizer.token_to_id(name)) for name in names]
         masks = [side for side, index in enumerate(borders) if parts[index].kind == "mask"]
         # Each side of a border is one text: tokens may span two parts.
         pairs = pairwise([-1, *borders, len(parts)])
@@ -138,12 +131,8 @@ class _Encoder:
             return [encoding.offsets for encoding in encodings]
 
         most = self._max_length - len(placed) - num_extra
-        _, num_tokens = fit(sides, most, offsets, chars=self._max_length * CHARS_PER_TOKEN)
-        if num_tokens > most:
-            raise BackendError(
-                f"the input is {num_tokens + self._max_length - most} tokens without its text "
-                f"fields, the model takes {self._max_length}: shorten the prompt or the template"
-            )
+        limit = f"the model takes {most} besides special tokens and the answer"
+        fit(sides, most, offsets, chars=self._max_length * CHARS_PER_TOKEN, limit=limit)
         ids = list(encodings[0].ids)
         for between, encoding in zip(placed, encodings[1:], strict=True):
             ids += [between, *encoding.ids]
@@ -158,13 +147,12 @@ class ClozeEncoder(_Encoder):
     """
 
     pad_id: int
-    mask_id: int
 
     def _place_special_tokens(self, tokenizer_file: Path) -> None:
         special = [self._tokenizer.token_to_id(name) for name in ("<s>", "<pad>", "</s>", "<mask>")]
         if None in special:
             raise BackendError(f"{tokenizer_file}: needs the tokens <s>, <pad>, </s> and <mask>")
-        self._start, self.pad_id, self._end, self.mask_id = special
+        self._start, self.pad_id, self._end, self._mask = special
 
     def encode(self, parts: Rendered) -> Cloze:
         """Tokenises an input, and shortens its fields until it fits."""
@@ -175,8 +163,8 @@ class ClozeEncoder(_Encoder):
                 f"the template needs {{mask}} exactly once for a masked language model; "
                 f"this input has it {num_masks} times"
             )
-        ids = [self._start, *self._fitted(parts, 2, self.mask_id), self._end]
-        return Cloze(ids, ids.index(self.mask_id))
+        ids = [self._start, *self._fitted(parts, 2), self._end]
+        return Cloze(ids, ids.index(self._mask))
 
 
 class CausalEncoder(_Encoder):
@@ -224,13 +212,9 @@ class CausalEncoder(_Encoder):
     def cut(self, piece: str) -> Rendered:
         """Return a piece of a frame: its special tokens, and the text between them."""
         names = sorted(self.special_names(piece), key=len, reverse=True)
-        special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
-        parts: list[Part] = []
-        end = 0
-        for match in special.finditer(piece):
-            parts += [Part("text", piece[end : match.start()]), Part("special", match[0])]
-            end = match.end()
-        return tuple(part for part in (*parts, Part("text", piece[end:])) if part.text)
+        texts = re.split(f"({'|'.join(map(re.escape, names))})", piece) if names else [piece]
+        kinds: cycle[Literal["text", "special"]] = cycle(("text", "special"))
+        return tuple(Part(kind, text) for kind, text in zip(kinds, texts, strict=False) if text)
 
     def frame(self, roles: tuple[str, ...]) -> chat.ChatFrame:
         """Return the frame of the model's chat template for messages of these roles."""
@@ -265,18 +249,27 @@ class CausalEncoder(_Encoder):
         """Return per input the token ids of the texts to score: label words, or its reference."""
         if query.want != "reference":
             return [self.label_ids(query.label_words, query.inputs[0])] * len(query.inputs)
-        references = [self.continuation(text) for text in query.references]
-        if not all(references):
-            raise BackendError("a reference text is empty")
-        return [[ids] for ids in references]
+        endings = [[self.continuation(text)] for text in query.references]
+        for ((*ids,),) in endings:
+            if not 0 < len(ids) < self._max_length - 1:
+                raise BackendError(
+                    f"a reference text is {len(ids)} tokens, it must be 1 to "
+                    f"{self._max_length - 2} for this model"
+                )
+        return endings
+
+    def starts(self, query: Query) -> list[list[int]]:
+        """Return the token ids of the inputs of a query for a text, with room for the text."""
+        if not 0 < query.max_tokens < self._max_length:
+            raise BackendError(
+                f"max_tokens must be from 1 to {self._max_length - 1} for this model, "
+                f"not {query.max_tokens}"
+            )
+        return [self.encode(parts, reserve=query.max_tokens) for parts in query.inputs]
 
     def encode(self, parts: Rendered, *, reserve: int = 0) -> list[int]:
         """Tokenises an input, and shortens its fields until it and `reserve` tokens fit."""
-        if any(part.kind == "mask" for part in parts):
-            raise BackendError(
-                "the template has {mask}, but a causal language model answers at the end: "
-                "take {mask} and what follows it out of the template"
-            )
+        chat.refuse_mask(parts)
         # A chat template includes the start token, if the model has one.
         start = [] if chat.is_chat(parts) else self._start
         ids = self._fitted(self.framed(parts), len(start) + reserve)

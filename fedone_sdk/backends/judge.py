@@ -18,11 +18,12 @@ from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.budget import BudgetGuard
 from fedone_sdk.errors import BackendRefused, SpecError
-from fedone_sdk.scores import AT_ONCE, object_in
+from fedone_sdk.objects import load_object
+from fedone_sdk.scores import AT_ONCE, SCORES, object_in, ready_score
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.backends import WriterSpec
 from fedone_sdk.spec.base import Spec
-from fedone_sdk.task import Example, Score, TaskSpec
+from fedone_sdk.task import Example, Score, ScoreFunction, TaskSpec
 
 MAX_TOKENS = 256
 """Tokens of an answer: a sentence, with room for a model that says more."""
@@ -171,3 +172,27 @@ def judge_of(options: Mapping[str, Any], task: TaskSpec, folder: str | Path = ".
     if "text" not in backend.answers:
         raise SpecError(f"task.score.judge.backend: {backend.fingerprint} writes no text")
     return Judge(task=task, backend=backend, rubric=spec.rubric, bill=count)
+
+
+def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | None:
+    """Return the score function that a run names: a ready one, a judge, or an imported one.
+
+    Raises:
+        SpecError: It is missing, cannot be imported, or takes other options.
+    """
+    if task.loss != "score":
+        return None
+    if task.score is None:
+        raise SpecError(
+            f"task.score: is required for loss score: {', '.join(SCORES)}, or "
+            "package.module:function"
+        )
+    if not isinstance(task.score, str):
+        ((name, options),) = task.score.items()
+        if name == "judge":
+            return judge_of(options, task, base_dir)
+        return ready_score(name, task.label_field, options)
+    if task.score in SCORES:
+        return ready_score(task.score, task.label_field, {})
+    found: ScoreFunction = load_object("task.score", task.score, base_dir, group="fedone.scores")
+    return found

@@ -146,7 +146,7 @@ class LabelWatch:
         elif self._written:
             problem = (
                 f"{count.unseen} {answers} are none of the label words {named}, so they count as "
-                f"wrong: {one_of}, set structured: true, or reasoning_effort: none for a model "
+                f"wrong: {one_of}, or set reasoning_effort: none for a model "
                 "that reasons until its tokens are used up"
             )
         else:

@@ -33,8 +33,8 @@ async def check_label_words(
             except LabelWordError as exc:
                 others = [*words[:position], *words[position + 1 :]]
                 likely = _alike(word, position, words)
-                found = await valid_words(backend, likely, form, apart_from=others)
-                wrong.append(exc.suggesting(found[:_SUGGESTED]))
+                suggestions = await valid_words(backend, likely, form, apart_from=others)
+                wrong.append(exc.suggesting(suggestions[:_SUGGESTED]))
         if not wrong:  # They do not fit together.
             raise
         raise wrong[0].with_others(wrong[1:]) from None
@@ -49,7 +49,7 @@ async def valid_words(
 ) -> list[str]:
     """Return the valid label words of a model, each in one spelling, without those taken."""
     taken = {word.strip().casefold() for word in apart_from}
-    found = []
+    valid = []
     for word in dict.fromkeys(words):
         if word.strip().casefold() in taken:
             continue
@@ -57,9 +57,9 @@ async def valid_words(
             await backend.check((word,), form)
         except LabelWordError:
             continue
-        found.append(word)
+        valid.append(word)
         taken.add(word.strip().casefold())
-    return found
+    return valid
 
 
 def _alike(word: str, position: int, words: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from fedone_sdk.backends.base import (
 )
 from fedone_sdk.backends.llama_engine import GgufEncoder, LlamaEngine, read_gguf
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
+from fedone_sdk.errors import MissingExtraError, SpecError
 from fedone_sdk.files import user_path
 
 _CONTEXT_LENGTH = 4096
@@ -133,13 +133,10 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         encoder = self._loaded_encoder()
         labels = encoder.label_ids(query.label_words, query.inputs[0])
         longest = max(map(len, labels), default=1)
-        reserve = max(query.max_tokens, longest)
-        if reserve >= self.max_length:
-            raise BackendError(
-                f"max_tokens must be less than {self.max_length} for this model, "
-                f"not {query.max_tokens}"
-            )
-        starts = [encoder.encode(parts, reserve=reserve) for parts in query.inputs]
+        if query.want == "text":
+            starts = encoder.starts(query)
+        else:
+            starts = [encoder.encode(parts, reserve=longest) for parts in query.inputs]
         num_tokens = sum(len(start) + longest - 1 for start in starts)
         worst = one_query(num_tokens, query.max_tokens * len(starts))
         return _Plan(starts, [tuple(label) for label in labels], worst)

@@ -74,11 +74,11 @@ def cache_folder() -> Path:
     with needs_extra("the cache folder of local models", "llama-cpp"):
         from platformdirs import user_cache_path
     try:
-        found = user_cache_path("fedone", appauthor=False)
+        folder = user_cache_path("fedone", appauthor=False)
     except RuntimeError:
         return Path(".fedone").absolute()
     # Versions of platformdirs differ without a home folder: an error, or a path below "~".
-    return found if found.is_absolute() else Path(".fedone").absolute()
+    return folder if folder.is_absolute() else Path(".fedone").absolute()
 
 
 def models_folder() -> Path:

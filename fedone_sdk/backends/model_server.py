@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 import aiohttp
+from aiohttp import ClientConnectorCertificateError, ClientConnectorError
 
 from fedone_sdk.backends.base import P, PreparingBackend, RateLimits, setting_error
 from fedone_sdk.budget import NOTHING, Usage
@@ -40,11 +41,7 @@ _CAPACITY_S = 30.0
 _RETRYABLE = frozenset({408, 409, 425, 429})
 # Sent by proxies; the server behind one may have processed the request.
 _OUTCOME_UNKNOWN = frozenset({502, 504, *range(520, 528)})
-_NOT_SENT = (
-    aiohttp.ClientConnectorError,
-    aiohttp.ClientHttpProxyError,
-    aiohttp.ConnectionTimeoutError,
-)
+_NOT_SENT = ClientConnectorError, aiohttp.ClientHttpProxyError, aiohttp.ConnectionTimeoutError
 # The connection broke in use; other TLS errors come from its configuration.
 _TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _CONNECT_S = 10.0
@@ -257,14 +254,14 @@ class ModelServer:
         facts: dict[str, Any] = {"url": self.url, "usage": None}
         if isinstance(exc, _NOT_SENT):
             facts["usage"] = NOTHING
-        if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+        if isinstance(exc, ClientConnectorCertificateError):
             reason = getattr(exc.certificate_error, "verify_message", exc.certificate_error)
             return BackendBlocked(
                 f"the server's certificate is not accepted ({reason}): check base_url, or trust "
                 "its authority through SSL_CERT_FILE",
                 **facts,
             )
-        cause = exc.os_error if isinstance(exc, aiohttp.ClientConnectorError) else exc
+        cause = exc.os_error if isinstance(exc, ClientConnectorError) else exc
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, _TLS_BROKEN):
             return BackendBlocked(
                 f"TLS failed ({cause.reason}): check http or https, and the port, in base_url",
@@ -348,8 +345,8 @@ def usage_of(usage: object, quoted: Usage, least: Usage) -> Usage:
 def cached_tokens(usage: object, prompt_tokens: int) -> int:
     """Return how many of a request's prompt tokens the provider says were in its cache."""
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
-    found = _tokens(details, "cached_tokens") or _tokens(usage, "prompt_cache_hit_tokens") or 0
-    return min(found, prompt_tokens)
+    cached = _tokens(details, "cached_tokens") or _tokens(usage, "prompt_cache_hit_tokens") or 0
+    return min(cached, prompt_tokens)
 
 
 def read_key(env: str) -> str:
@@ -361,15 +358,11 @@ def read_key(env: str) -> str:
     """
     # A newline at the end of a secret's file is common, and not allowed in a header.
     key = os.environ.get(env, "").strip()
-    if not key:
-        raise setting_error(
-            f"api_key_env: the environment variable {env} is not set; put the key there, or name "
-            "another variable (null sends no key)",
-        )
     if not is_sendable(key):
+        problem = "holds characters that no key has (allowed is printable ASCII)"
         raise setting_error(
-            f"api_key_env: the environment variable {env} holds characters that no key has; "
-            "allowed is printable ASCII",
+            f"api_key_env: the environment variable {env} {problem if key else 'is not set'}; put "
+            "the key there, or name another variable (null sends no key)"
         )
     return key
 
@@ -392,21 +385,25 @@ def without_secrets(text: str, key_env: str | None = None) -> str:
     return _SECRET_SHAPE.sub("[removed]", text)
 
 
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # The port, or a bracket.
+        return False
+
+
 def _address(base_url: str) -> tuple[str, dict[str, str]]:
     """Return a URL without its query and its endpoint, and the query.
 
     Users copy Azure's addresses with both.
     """
-    try:
-        parts = urlsplit(base_url)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # The port, or a bracket.
-        valid = False
-    if not valid or any(map(str.isspace, base_url)):
+    if not _is_http(base_url) or any(map(str.isspace, base_url)):
         raise setting_error(
             f"base_url: {without_secrets(base_url)!r} is no address; write http(s)://host:port/v1 "
-            "(a port is 1 to 65535)",
+            "(a port is 1 to 65535)"
         )
+    parts = urlsplit(base_url)
     path = re.sub(r"/(chat/)?completions/*$", "", parts.path)
     return parts._replace(path=path, query="", fragment="").geturl(), dict(parse_qsl(parts.query))
 
@@ -414,21 +411,14 @@ def _address(base_url: str) -> tuple[str, dict[str, str]]:
 def _proxy_for(url: str) -> str | None:
     """Return the environment's proxy for a URL."""
     # Not aiohttp's `trust_env`, which also reads passwords from ~/.netrc.
-    parts, named = urlsplit(url), urllib.request.getproxies()
-    if urllib.request.proxy_bypass(parts.netloc):
+    parts, proxies = urlsplit(url), urllib.request.getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if proxy is None or urllib.request.proxy_bypass(parts.netloc):
         return None
-    proxy = named.get(parts.scheme) or named.get("all")
-    if proxy is None:
-        return None
-    try:
-        given = urlsplit(proxy)
-        valid = given.scheme in ("http", "https") and given.hostname and given.port != 0
-    except ValueError:
-        valid = False
-    if not valid:
+    if not _is_http(proxy):
         raise setting_error(
             f"the environment's proxy for {parts.scheme} is not http(s)://[user:password@]host:port"
-            ": change HTTP_PROXY, HTTPS_PROXY, ALL_PROXY or NO_PROXY",
+            ": change HTTP_PROXY, HTTPS_PROXY, ALL_PROXY or NO_PROXY"
         )
     return proxy
 
@@ -454,9 +444,9 @@ def _parsed(status: int, content: bytes, headers: Mapping[str, str]) -> Reply:
     if not isinstance(error, dict):
         error = {"message": str(error or f"finish_reason: {ended[0]}")}
     code = str(error.get("code"))
-    status = int(code) if re.fullmatch("[45][0-9][0-9]", code) else 500 if ended else 400
+    named = int(code) if re.fullmatch("[45][0-9][0-9]", code) else 500 if ended else 400
     # 502 and 504 are a proxy's, which does not know whether the server has answered.
-    return Reply(min(status, 500), {"error": error}, headers)
+    return Reply(min(named, 500), {"error": error}, headers)
 
 
 def _words(body: object) -> str:
@@ -464,10 +454,10 @@ def _words(body: object) -> str:
     if isinstance(body, str):
         return _MARKUP.sub(" ", body)
     if isinstance(body, dict):
-        found = [_words(body[name]) for name in _SAYING if name in body]
+        texts = [_words(body[name]) for name in _SAYING if name in body]
     else:
-        found = [_words(each) for each in body] if isinstance(body, list) else []
-    return ": ".join(dict.fromkeys(filter(None, found)))
+        texts = [_words(each) for each in body] if isinstance(body, list) else []
+    return ": ".join(dict.fromkeys(filter(None, texts)))
 
 
 def _short(text: str, key_env: str | None) -> str:
@@ -477,7 +467,7 @@ def _short(text: str, key_env: str | None) -> str:
 
 def _number(value: str | None) -> float | None:
     try:
-        number = float(value) if value is not None else math.nan
+        number = float(value or "nan")
     except ValueError:
         return None
     return number if math.isfinite(number) and number >= 0 else None
@@ -489,12 +479,10 @@ def _count(value: str | None) -> int | None:
 
 
 def _duration(value: str | None) -> float | None:
-    if value is None:
-        return None
+    if value is None or not re.fullmatch(rf"(?:{_DURATION.pattern})+", value):
+        return _number(value)
     parts = _DURATION.findall(value)
-    if parts and "".join(number + unit for number, unit in parts) == value:
-        return math.fsum(float(number) * _SECONDS[unit] for number, unit in parts)
-    return _number(value)
+    return math.fsum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
 def _tokens(usage: object, name: str) -> int | None:

@@ -119,8 +119,8 @@ class _MaskedModel:
         order = sorted(range(len(clozes)), key=lambda at: len(clozes[at].ids))
         for start in range(0, len(order), _GROUP):
             group = order[start : start + _GROUP]
-            found = self._one_pass([clozes[at] for at in group], label_ids)
-            rows.update(zip(group, found, strict=True))
+            scores = self._one_pass([clozes[at] for at in group], label_ids)
+            rows.update(zip(group, scores, strict=True))
         return tuple(rows[at] for at in range(len(clozes)))
 
     def _one_pass(
@@ -140,10 +140,10 @@ class _MaskedModel:
             "mask_index": np.array([cloze.mask_index for cloze in clozes], dtype=np.int64),
         }
         try:
-            (found,) = self._session.run(["logits"], feed)
+            (output,) = self._session.run(["logits"], feed)
         except Exception as exc:  # As above: no base class.
             raise BackendError(f"onnxruntime failed: {exc}") from exc
-        logits = found.astype(np.float64)
+        logits = output.astype(np.float64)
         logits -= logits.max(axis=1, keepdims=True)
         log_total = np.log(np.exp(logits).sum(axis=1, keepdims=True))
         rows = (logits[:, list(label_ids)] - log_total).astype(np.float32).tolist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 
 from fedone_sdk.backends import tokens
 from fedone_sdk.backends.base import Answer, Query, Want, one_query
-from fedone_sdk.backends.chat import Message, is_chat, messages_of
+from fedone_sdk.backends.chat import Message, is_chat, messages_of, refuse_mask
 from fedone_sdk.backends.completions import (
     Choice,
     Completion,
@@ -88,7 +87,6 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         api_key_env: str | None = "OPENAI_API_KEY",
         api: Literal["chat", "completions"] = "chat",
         log_probs: bool | Mapping[Literal["samples"], int] = True,
-        structured: bool = True,
         reasoning_effort: str | None = None,
         service_tier: str | None = None,
         max_input_tokens: int = MAX_INPUT_TOKENS,
@@ -108,7 +106,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         )
         super().__init__(server)
         self._path = "/chat/completions" if api == "chat" else "/completions"
-        self._api, self._structured = api, structured
+        self._api = api
         self._log_probs = log_probs is True
         self.samples = 0 if isinstance(log_probs, bool) else log_probs["samples"]
         self._service_tier, self._reasoning_effort = service_tier, reasoning_effort
@@ -131,9 +129,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         self.answers = frozenset[Want](
             {"labels" if self._log_probs else "counts" if self.samples else "choice", "text"}
         )
-        self.censors = self._log_probs
         self._counter: tokens.TokenCounter | None = None
-        self._loading = asyncio.Lock()
         self._weights = ""  # Set by `check`.
         self._down: BackendError | None = None  # Why the list of models was not read.
         self._watch = LabelWatch(model=self._model, url=server.url, written=not self._log_probs)
@@ -150,7 +146,6 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             "system_fingerprint": self._pinned or None,
             "api": None if self._api == "chat" else self._api,
             "samples": self.samples or None,
-            "structured": None if self._structured or self._log_probs else "false",
             "reasoning_effort": self._reasoning_effort,
             "max_input_tokens": (
                 None if self._max_input_tokens == MAX_INPUT_TOKENS else self._max_input_tokens
@@ -188,24 +183,20 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         prepared = await self._prepared(query)
         max_tokens = self._written(query.want, query.max_tokens)[0]
         body = self._form.body(query, prepared.contents, max_tokens, self._schema(query))
+        usage: Usage | None = None
         try:
             reply = await self._server.send(self._path, body)
             if reply.is_error:
                 self._form.adapt(reply, prepared.contents, query.samples)
                 raise self._server.error_of(reply)
-            try:
-                completion = Completion.model_validate(reply.body)
-            except ValidationError:  # It quotes the answer.
-                raise self._server.unreadable() from None
+            completion = Completion.model_validate(reply.body)
             usage = await self._usage(query, prepared, completion)
-            try:
-                self._check_served(completion)
-                answer = self._read(query, completion, words)
-            except BackendError as exc:
-                exc.usage = usage
-                raise
+            self._check_served(completion)
+            answer = self._read(query, completion, words)
+        except ValidationError:  # It quotes the answer.
+            raise self._server.unreadable() from None
         except BackendError as exc:
-            exc.url = self._server.url
+            exc.url, exc.usage = self._server.url, usage or exc.usage
             raise
         return replace(
             answer,
@@ -218,7 +209,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Check label words, form, and that the server lists the model, at no cost."""
         words = spellings(label_words)
-        counter = await self._loaded()
+        counter = await self._in(self._token_thread, self._loaded)
         if self._log_probs and counter.exact:
             for given, word in zip(label_words, words, strict=True):
                 spelled = {word, word.capitalize(), word.upper(), given.strip()}
@@ -229,9 +220,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             self._form.identify(entry.get("owned_by"))
             meta = entry.get("meta")
             if isinstance(meta, dict):
-                self._weights = _suffix(
-                    {key: meta.get(key) for key in ("n_params", "size", "ftype")}
-                )
+                self._weights = _suffix({name: meta.get(name) for name in _WEIGHTS})
         self._check_form(form)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
@@ -254,7 +243,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     async def special_tokens(self, text: str) -> list[str]:
         """Return the special tokens of the model in a text, if its tokeniser is at hand."""
-        return (await self._loaded()).special_tokens(text)
+        counter = await self._in(self._token_thread, self._loaded)
+        return counter.special_tokens(text)
 
     def reset(self) -> None:
         """Reset the count of answers that show the label words."""
@@ -262,19 +252,17 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     # From an input to messages
 
+    def _loaded(self) -> tokens.TokenCounter:
+        """Return the counter; called in the token thread only."""
+        if self._counter is None:
+            self._counter = tokens.token_counter(model=self._model, tokenizer=self._tokenizer)
+        return self._counter
+
     async def _prepare(self, query: Query) -> _Prepared:
-        counter = await self._loaded()
-        return await self._in(self._token_thread, lambda: self._counted(query, counter))
+        return await self._in(self._token_thread, lambda: self._counted(query))
 
-    async def _loaded(self) -> tokens.TokenCounter:
-        async with self._loading:
-            if self._counter is None:
-                self._counter = await asyncio.to_thread(
-                    tokens.token_counter, model=self._model, tokenizer=self._tokenizer
-                )
-            return self._counter
-
-    def _counted(self, query: Query, counter: tokens.TokenCounter) -> _Prepared:
+    def _counted(self, query: Query) -> _Prepared:
+        counter = self._loaded()
         (parts,) = query.inputs
         self._check_form(parts)
         messages = messages_of(parts) if is_chat(parts) else [Message("user", parts)]
@@ -295,17 +283,11 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         )
 
     def _check_form(self, parts: Rendered) -> None:
-        if any(part.kind == "mask" for part in parts):
-            raise BackendError(
-                "the template has {mask}, but this model answers at the end: "
-                "take {mask} and what follows it out of the template"
-            )
+        refuse_mask(parts)
         if not is_chat(parts):
             return
         if self._api == "completions":
-            raise BackendError(
-                "the task is a chat, which api: completions does not take: set api: chat"
-            )
+            raise BackendError("the task is a chat, but api: completions takes none: set api: chat")
         if self._form.continuing is None and messages_of(parts)[-1].role == "assistant":
             raise self._down or BackendError(
                 "the server is not known to continue an answer that the task begins: remove "
@@ -322,7 +304,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         return [1 if want == "labels" else _CHOICE_TOKENS * samples]
 
     def _schema(self, query: Query) -> dict[str, Any] | None:
-        if query.want == "text" or self._log_probs or not self._structured:
+        if query.want == "text" or self._log_probs:
             return None
         words = [word.strip() for word in query.label_words]
         return {
@@ -340,7 +322,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             self._form.limit_answers(len(choices))
         num_written = sum(bool(choice.written) for choice in choices)
         if query.want == "text":
-            counter = await self._loaded()
+            counter = await self._in(self._token_thread, self._loaded)
             num_written = counter.least(counter.count(choices[0].written or ""))
         least = Usage(prompt_tokens=prepared.least, completion_tokens=num_written)
         return usage_of(completion.usage, prepared.worst, least)

@@ -47,8 +47,8 @@ class RequestForm:
     """Builds the requests to a server, and adapts their form to its refusals.
 
     A refusal may name the limit of completion tokens, the number of tokens to show, the number of
-    answers to one request, the temperature, or the form of messages. Each of these is changed once
-    and logged; the refusal is then a `FormChanged`.
+    answers to one request, the temperature, the JSON schema, or the form of messages. Each of these
+    is changed once and logged; the refusal is then a `FormChanged`.
 
     Attributes:
         at_once: Sampled answers that one request gives, at most.
@@ -104,7 +104,7 @@ class RequestForm:
             }
             if contents[-1][0] == "assistant":
                 body |= self.continuing or {}
-            if schema is not None:
+            if schema is not None and "schema" not in self._changes:
                 answer = {"name": "answer", "strict": True, "schema": schema}
                 body["response_format"] = {"type": "json_schema", "json_schema": answer}
         return {name: value for name, value in body.items() if value is not None}
@@ -171,11 +171,8 @@ class RequestForm:
             raise self._changed("the system message is the beginning of the user's")
         if names("array", "list") and names("content", "messages") and self._once("parts"):
             raise self._changed("messages are lists of parts")
-        if names("response_format", "json_schema"):
-            raise BackendBlocked(
-                f"model {self._server.model!r} offers no JSON schema: set structured: false",
-                **facts,
-            )
+        if names("response_format", "json_schema") and self._once("schema"):
+            raise self._changed("without a JSON schema, so answers may have no label word")
         if self._effort is not None and names("reasoning"):
             raise BackendBlocked(
                 f"model {self._server.model!r} does not take reasoning_effort {self._effort!r}: "

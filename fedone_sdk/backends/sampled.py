@@ -45,9 +45,9 @@ async def sampled(
         part = replace(query.part([*wanted]), want="counts", samples=more)
         answer = await ask(part)
         model = model or answer.model
-        for place, found in zip(wanted, answer.log_probs, strict=True):
+        for place, new in zip(wanted, answer.log_probs, strict=True):
             row = counts[place]
-            counts[place] = found and row and tuple(map(sum, zip(row, found, strict=True)))
+            counts[place] = new and row and tuple(map(sum, zip(row, new, strict=True)))
     rows = tuple(None if row is None else estimated(row) for row in counts)
     return Answer(log_probs=rows, usage=NOTHING, model=model)
 

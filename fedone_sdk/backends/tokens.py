@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain, islice, pairwise
@@ -77,6 +78,7 @@ def fit(
     offsets: Callable[[Sequence[Rendered]], Sequence[Sequence[Span]]],
     *,
     chars: int,
+    limit: str,
 ) -> tuple[list[Rendered], int]:
     """Truncate fields at their ends, the longest first, until the texts have `most` tokens.
 
@@ -85,9 +87,13 @@ def fit(
         most: Tokens of all texts together.
         offsets: Return the characters that each token of each text covers.
         chars: Characters of a field that are tokenised at most.
+        limit: What sets `most`, for the error.
 
     Returns:
-        The texts, and their number of tokens, which is over `most` if that is so without fields.
+        The texts, and their number of tokens.
+
+    Raises:
+        BackendError: The texts have more tokens without fields.
     """
     fitted = [
         tuple(
@@ -99,30 +105,32 @@ def fit(
     while True:
         spans = offsets(fitted)
         num_tokens = sum(map(len, spans))
-        starts = [*chain.from_iterable(map(token_starts, fitted, spans))]
-        if num_tokens <= most or not any(starts):
+        if num_tokens <= most:
             return fitted, num_tokens
+        starts = [*chain.from_iterable(map(_token_starts, fitted, spans))]
+        if not any(starts):
+            raise BackendError(
+                f"the input is {num_tokens} tokens without its text fields, {limit}: shorten the "
+                "prompt or the template"
+            )
         # Truncation may change the tokens at the border, so the length is measured again.
         # Each iteration removes at least one character.
-        left = iter(shorten([*chain(*fitted)], starts, num_tokens - most))
+        left = iter(_shortened([*chain(*fitted)], starts, num_tokens - most))
         fitted = [tuple(islice(left, len(parts))) for parts in fitted]
 
 
-def token_starts(parts: Sequence[Part], offsets: Sequence[Span]) -> list[list[int]]:
+def _token_starts(parts: Sequence[Part], offsets: Sequence[Span]) -> list[list[int]]:
     """Return the starts of each field's tokens, relative to the field; empty for other parts."""
     starts: list[list[int]] = []
     end = 0
     for part in parts:
         begin, end = end, end + len(part.text)
-        starts.append(
-            [max(a - begin, 0) for a, b in offsets if a < end and b > begin]
-            if part.kind == "field" and part.text
-            else []
-        )
+        inside = [max(a - begin, 0) for a, b in offsets if a < end and b > begin]
+        starts.append(inside if part.kind == "field" and part.text else [])
     return starts
 
 
-def shorten(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: int) -> Rendered:
+def _shortened(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: int) -> Rendered:
     """Remove `excess` tokens from the ends of the fields, each from the longest field."""
     keep = [len(part_starts) for part_starts in starts]
     for _ in range(min(excess, sum(keep))):
@@ -175,13 +183,8 @@ class TokenCounter(ABC):
         def offsets(parts: Sequence[Rendered]) -> list[list[Span]]:
             return [self.spans("".join(part.text for part in text)) for text in parts]
 
-        fitted, num_tokens = fit(texts, most, offsets, chars=max(most, 0) * self.chars_per_token)
-        if num_tokens > most:
-            raise BackendError(
-                f"the input is {'' if self.exact else 'about '}{num_tokens} tokens without its "
-                f"text fields, max_input_tokens is {most}: shorten the prompt or the template"
-            )
-        return fitted, num_tokens
+        chars = max(most, 0) * self.chars_per_token
+        return fit(texts, most, offsets, chars=chars, limit=f"max_input_tokens is {most}")
 
 
 class EstimatedCounter(TokenCounter):
@@ -309,21 +312,21 @@ def _tiktoken_encoding(model: str, timeout_s: float) -> tuple[Any, str]:
     """Return the encoding; or None, with the reason."""
     if find_spec("tiktoken") is None:
         return None, "tiktoken is not installed"
-    found: list[Any] = []
-    failed: list[str] = []
+    loading: Future[Any] = Future()
 
     def load() -> None:
         try:
-            found.append(import_module("tiktoken").encoding_for_model(model))
-        except KeyError:
-            failed.append("tiktoken does not know the model")
-        except Exception as exc:  # An error of requests, a bad checksum, a full disk.
-            failed.append(f"tiktoken cannot load its vocabulary ({type(exc).__name__})")
+            loading.set_result(import_module("tiktoken").encoding_for_model(model))
+        except Exception as exc:
+            loading.set_exception(exc)
 
     # The download has no time limit. A daemon thread does not block the end of the process.
-    thread = threading.Thread(target=load, name="fedone-tiktoken", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if found:
-        return found[0], ""
-    return None, failed[0] if failed else f"tiktoken took over {timeout_s:g} s"
+    threading.Thread(target=load, name="fedone-tiktoken", daemon=True).start()
+    try:
+        return loading.result(timeout_s), ""
+    except TimeoutError:
+        return None, f"tiktoken took over {timeout_s:g} s"
+    except KeyError:
+        return None, "tiktoken does not know the model"
+    except Exception as exc:  # An error of requests, a bad checksum, a full disk.
+        return None, f"tiktoken cannot load its vocabulary ({type(exc).__name__})"

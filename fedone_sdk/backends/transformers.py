@@ -147,9 +147,7 @@ def plan_of(encoder: Encoder, query: Query) -> Plan:
         rows = [cloze.ids for cloze in clozes]
         return Plan(rows, picks, one_query(sum(map(len, rows))))
     if query.want == "text":
-        if query.max_tokens < 1:
-            raise BackendError("a query for a text needs max_tokens of at least 1")
-        rows = [encoder.encode(parts, reserve=query.max_tokens) for parts in query.inputs]
+        rows = encoder.starts(query)
         return Plan(rows, [], one_query(sum(map(len, rows)), query.max_tokens * len(rows)))
     rows, texts, num_tokens = [], [], 0
     for parts, endings in zip(query.inputs, encoder.endings(query), strict=True):

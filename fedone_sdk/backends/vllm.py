@@ -225,16 +225,9 @@ class VllmBackend(ServerBackend[_Request]):
     def _ending_request(
         self, encoder: CausalEncoder, query: Query, endings: list[list[list[int]]]
     ) -> _Request:
-        max_length = self._checked().max_length
         ids: list[list[int]] = []
         for parts, some in zip(query.inputs, endings, strict=True):
-            longest = max(map(len, some))
-            if longest + 1 >= max_length:
-                raise BackendError(
-                    f"a reference text is {longest} tokens, the model takes {max_length} together "
-                    "with its input: shorten it"
-                )
-            start = encoder.encode(parts, reserve=longest + 1)
+            start = encoder.encode(parts, reserve=max(map(len, some)) + 1)
             ids += [[*start, *ending] for ending in some]
 
         def read(answer: Any) -> tuple[_Rows, tuple[()]]:
@@ -248,10 +241,7 @@ class VllmBackend(ServerBackend[_Request]):
         return self._completion(ids, read, prompt_logprobs=0)
 
     def _text_request(self, encoder: CausalEncoder, query: Query) -> _Request:
-        most, limit = query.max_tokens, self._checked().max_length - 1
-        if not 0 < most <= limit:
-            raise BackendError(f"max_tokens must be from 1 to {limit} for this server, not {most}")
-        ids = [encoder.encode(parts, reserve=most) for parts in query.inputs]
+        ids = encoder.starts(query)
 
         def read(answer: Any) -> tuple[_Rows, tuple[str, ...]]:
             texts = tuple(choice["text"] for choice in _choices(answer, len(ids)))
@@ -260,7 +250,7 @@ class VllmBackend(ServerBackend[_Request]):
             return ((),) * len(ids), texts
 
         stop = {"stop": query.stop} if query.stop else {}
-        return self._completion(ids, read, max_tokens=most, **stop)
+        return self._completion(ids, read, max_tokens=query.max_tokens, **stop)
 
     def _completion(
         self, ids: list[list[int]], read: _Read, *, max_tokens: int = 1, **options: object

@@ -11,14 +11,7 @@ if TYPE_CHECKING:
     from fedone_sdk._usage import NOTHING, Usage
     from fedone_sdk.budget.account import Account, Budget
     from fedone_sdk.budget.guard import BudgetGuard, Lease, Payer
-    from fedone_sdk.budget.ledger import (
-        LeaseOwner,
-        Ledger,
-        MemoryLedger,
-        OpenLease,
-        OwnerState,
-        SqliteLedger,
-    )
+    from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
     from fedone_sdk.budget.prices import FREE, Price, PriceTier, known_price
 else:
     __getattr__, __dir__ = lazy(globals(), "account guard prices ledger")
@@ -29,12 +22,9 @@ __all__ = [
     "BudgetGuard",
     "FREE",
     "Lease",
-    "LeaseOwner",
     "Ledger",
     "MemoryLedger",
     "NOTHING",
-    "OpenLease",
-    "OwnerState",
     "Payer",
     "Price",
     "PriceTier",

@@ -23,7 +23,12 @@ from fedone_sdk.candidates.proposals import (
     read_proposals,
     texts_in,
 )
-from fedone_sdk.candidates.reflection import quotes, read_reflection, reflection_messages
+from fedone_sdk.candidates.reflection import (
+    merge_messages,
+    quotes,
+    read_reflection,
+    reflection_messages,
+)
 from fedone_sdk.candidates.sources import (
     DemonstrationsSource,
     InstructionsSource,
@@ -51,6 +56,7 @@ __all__ = [
     "label_placeholder",
     "label_sets",
     "label_words",
+    "merge_messages",
     "no_prompt",
     "prompt_of",
     "proposal_messages",

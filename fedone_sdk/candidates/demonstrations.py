@@ -95,8 +95,8 @@ class _Form(NamedTuple):
     def of(cls, task: TaskSpec, slot_name: str, slots: frozenset[str]) -> _Form:
         messages = [list(pieces_of(template)) for _, template in task.messages]
         names = [{name for _, name, _ in pieces} for pieces in messages]
-        mark = slot_name if any(slot_name in found for found in names) else "prompt"
-        at = next((index for index, found in enumerate(names) if mark in found), None)
+        mark = slot_name if any(slot_name in named for named in names) else "prompt"
+        at = next((index for index, named in enumerate(names) if mark in named), None)
         if at is None:
             raise SpecError(f"task: has neither {{{slot_name}}} nor {{prompt}}")
         begin = next(i for i, (_, name, _) in enumerate(messages[at]) if name == mark) + 1
@@ -143,7 +143,7 @@ def _is_there(pieces: _Pieces) -> bool:
 def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str, list[str]]:
     labels = list(task.labels) or [_ANY]
     texts_of = (*form.fields, task.label_field) if task.generates else form.fields
-    found: dict[str, dict[str, None]] = {label: {} for label in labels}
+    pools: dict[str, dict[str, None]] = {label: {} for label in labels}
     reserved = [f"{{{name}}}" for name in form.slots]
     reserved += map(label_placeholder, task.labels)
     # A demonstration needs a reference text, also where a score function does not.
@@ -157,8 +157,8 @@ def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str
         texts = [example[field] for field in texts_of]
         if not any(special_token(text) or any(mark in text for mark in reserved) for text in texts):
             answer = value if task.generates else label_placeholder(label)
-            found[label][form.shot(example, answer, is_text=task.generates)] = None
-    return {label: list(shots) for label, shots in found.items()}
+            pools[label][form.shot(example, answer, is_text=task.generates)] = None
+    return {label: list(shots) for label, shots in pools.items()}
 
 
 def _preferred(pool: Sequence[str], need: int, max_chars: int) -> list[str]:
@@ -169,7 +169,7 @@ def _preferred(pool: Sequence[str], need: int, max_chars: int) -> list[str]:
 def _blocks(
     slot_name: str, pools: dict[str, list[str]], count: int, blocks: int, stream: SplitMix64
 ) -> list[str]:
-    found: dict[str, None] = {}
+    unique: dict[str, None] = {}
     shortest = 0
     decks = {label: _endless(pool, stream) for label, pool in pools.items()}
     order: list[str] = []
@@ -182,15 +182,15 @@ def _blocks(
             block = _joined(drawn)
             if len(block) > MAX_CANDIDATE_CHARS:
                 shortest = min(shortest or len(block), len(block))
-            elif block not in found:
-                found[block] = None
+            elif block not in unique:
+                unique[block] = None
                 break
-    if not found:
+    if not unique:
         raise DataError(
             f"{slot_name}: a block of {count} shots takes {shortest} characters or more, a "
             f"candidate has at most {MAX_CANDIDATE_CHARS}; use fewer shots or shorter rows"
         )
-    return list(found)
+    return list(unique)
 
 
 def _endless(pool: Sequence[str], stream: SplitMix64) -> Iterator[str]:

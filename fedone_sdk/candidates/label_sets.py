@@ -59,11 +59,11 @@ def shipped_label_sets(task_labels: Mapping[str, str]) -> tuple[tuple[str, ...],
     Returns:
         The words of each set in the task's label order; empty if none fit.
     """
-    found = _known([word.strip().casefold() for word in task_labels.values()])
+    sets = _known([word.strip().casefold() for word in task_labels.values()])
     space = " " if all(word[:1].isspace() for word in task_labels.values()) else ""
     capital = all(word.strip()[:1].isupper() for word in task_labels.values())
     return tuple(
-        tuple(space + (word.capitalize() if capital else word) for word in words) for words in found
+        tuple(space + (word.capitalize() if capital else word) for word in words) for words in sets
     )
 
 

@@ -55,9 +55,9 @@ def _replaced(text: str, labels: Mapping[str, str], others: Mapping[str, str]) -
     pieces: list[str] = []
     before, end = "", 0  # the last 2 characters written; the end of the text read
     for match in re.finditer("|".join(map(re.escape, keys)), text):
-        plain, found = text[end : match.start()], match[0]
+        plain, key = text[end : match.start()], match[0]
         before = (before + plain[-2:])[-2:]
-        piece = slots[found] if found in slots else _word(words[found], before)
+        piece = slots[key] if key in slots else _word(words[key], before)
         before = (before + piece[-2:])[-2:]
         pieces += [plain, piece]
         end = match.end()
@@ -127,12 +127,12 @@ def forms_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[Rendered, ...]:
     if not task.slots:
         return (form_of(task),)
     nothing = dict.fromkeys(task.fields, "")
-    found: dict[bool, Rendered] = {}
+    forms: dict[bool, Rendered] = {}
     for text in vocabulary.candidates_of(task.slots[-1]):
         texts = (*[""] * (len(task.slots) - 1), text)
         behind_text = bool(text) and not text[-1].isspace()
-        found.setdefault(behind_text, render(task, Filling(texts), nothing))
-    return tuple(found.values())
+        forms.setdefault(behind_text, render(task, Filling(texts), nothing))
+    return tuple(forms.values())
 
 
 def label_checks(

@@ -114,12 +114,11 @@ _DECODER = json.JSONDecoder(strict=False)  # models often write line feeds withi
 _ITEM = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*(?:,|\]|$)', re.DOTALL)
 _MARKED = re.compile(r"[ \t]*(?:\d{1,3}[.):]|[-*\u2022])[ \t]+(\S.*)")
 _QUOTES = ('""', "''", "``", "\u201c\u201d", "\u2018\u2019")
-_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _JOINERS = "\u200c\u200d"  # parts of words in Persian and of emoji
 
 
 def read_proposals(
-    text: str, *, known: Collection[str], count: int, max_chars: int, labels: Iterable[str] = ()
+    text: str, *, known: Collection[str], count: int, labels: Iterable[str] = ()
 ) -> tuple[str, ...]:
     """Return the new candidates in a model's answer.
 
@@ -129,36 +128,35 @@ def read_proposals(
         known: The slot's candidates. A text that differs from one only in case and white space is
             not new. New candidates get the white space that all of these start or end with.
         count: The largest number to return.
-        max_chars: Longer candidates are dropped.
-        labels: The label values whose placeholders are allowed; a candidate with anything else in
-            braces is dropped.
+        labels: The label values whose placeholders are allowed; a candidate with other braces is
+            dropped.
 
     Returns:
-        The candidates in the answer's order, unique and not blank. Candidates with control or
-        invisible characters are dropped, and those that form a special token, alone or next to
-        another candidate.
+        The candidates in the answer's order, unique and not blank. Those with more than
+        `MAX_PROPOSAL_CHARS` characters, with control or invisible ones, or that form a special
+        token, alone or next to another candidate, are dropped.
     """
     begin, end = _margins(known)
-    allowed = set(map(label_placeholder, labels))
+    placeholders = re.compile("|".join(re.escape(label_placeholder(one)) for one in labels) or "$^")
     seen = {_folded(candidate) for candidate in known}
-    found: list[str] = []
+    new: list[str] = []
     for proposal in texts_in(text):
-        if len(found) == count:
+        if len(new) == count:
             break
         core = proposal.replace("\r\n", "\n").strip()
         candidate = f"{begin}{core}{end}"
         if (
-            len(candidate) > max_chars
+            len(candidate) > MAX_PROPOSAL_CHARS
             or _folded(core) in {"", *seen}
             or not _is_plain(core)
-            or not set(_PLACEHOLDER.findall(core)) <= allowed
+            or set("{}") & set(placeholders.sub("", core))
             # Positions beside it may have any candidate.
-            or any(special_token(f"{one}{candidate}{one}") for one in (candidate, *known, *found))
+            or any(special_token(f"{one}{candidate}{one}") for one in (candidate, *known, *new))
         ):
             continue
         seen.add(_folded(core))
-        found.append(candidate)
-    return tuple(found)
+        new.append(candidate)
+    return tuple(new)
 
 
 def _margins(known: Collection[str]) -> tuple[str, str]:
@@ -213,14 +211,14 @@ def _strings(item: object) -> Iterator[str]:
 
 
 def _cut_off(text: str, at: int) -> list[str]:
-    found = []
+    items = []
     while match := _ITEM.match(text, at):
         try:
-            found.append(_DECODER.decode(match[1]))
+            items.append(_DECODER.decode(match[1]))
         except ValueError:
             break
         at = match.end()
-    return found
+    return items
 
 
 def _marked_lines(text: str) -> Iterator[str]:

@@ -20,6 +20,16 @@ _SYSTEM = (
     "answers. You see texts with the expected answer and the answer that was given."
 )
 
+_MERGES = (
+    "You merge several texts for one part of a prompt into one. A language model reads the prompt "
+    "together with a text and answers."
+)
+
+_FORM = (
+    f"It has at most {MAX_PROPOSAL_CHARS} characters. Name a label only by its placeholder; use no "
+    "other braces. Answer with a JSON array of one string, and nothing else."
+)
+
 _SHARED_WORDS = 5
 """Words in a row that a proposal must not share with a row."""
 
@@ -42,8 +52,7 @@ def reflection_messages(
 
     A case has the fields of an example, and what was expected and answered (`losses.feedback`).
     """
-    description = task.description or Description()
-    paragraphs = task_paragraphs(description, task.labels, task.messages, slot)
+    paragraphs = _task(task, slot)
     paragraphs.append(f"The current text at {{{slot}}}: {quoted(parent) if parent else 'none'}")
     paragraphs += [
         f"Example:\n{_fields(fields)}\nResult: {result[:_CASE_CHARS]}" for fields, result in cases
@@ -51,11 +60,30 @@ def reflection_messages(
     paragraphs.append(
         f"Write one better text for {{{slot}}}. First find out why the wrong answers were wrong, "
         "then state the rule that would have prevented it, in general words. Copy no name, number, "
-        f"address or phrase from the examples. It has at most {MAX_PROPOSAL_CHARS} characters. "
-        "Name a label only by its placeholder; use no other braces. Answer with a JSON array of "
-        "one string, and nothing else."
+        f"address or phrase from the examples. {_FORM}"
     )
     return [("system", _SYSTEM), ("user", "\n\n".join(paragraphs))]
+
+
+def merge_messages(task: TaskSpec, slot: str, texts: Sequence[str]) -> list[tuple[Role, str]]:
+    """Return the messages that ask a model to merge the best texts of different clients.
+
+    `texts` are in the order of the number of clients that each is best for.
+    """
+    listed = "\n".join(f"- {quoted(text)}" for text in texts)
+    paragraphs = [
+        *_task(task, slot),
+        f"Each of these texts at {{{slot}}} is best for some of the users, the first one for most "
+        f"of them:\n{listed}",
+        f"Write one text for {{{slot}}} that is good for all of them. Keep each rule that helps; "
+        f"where two contradict each other, keep the one of the earlier text. {_FORM}",
+    ]
+    return [("system", _MERGES), ("user", "\n\n".join(paragraphs))]
+
+
+def _task(task: TaskSpec, slot: str) -> list[str]:
+    description = task.description or Description()
+    return task_paragraphs(description, task.labels, task.messages, slot)
 
 
 def _fields(example: Mapping[str, str]) -> str:
@@ -67,10 +95,8 @@ def read_reflection(answer: str, *, known: Sequence[str], labels: Iterable[str])
 
     `known` are the slot's candidates, `labels` the label values whose placeholders are allowed.
     """
-    found = read_proposals(
-        answer, known=known, count=1, max_chars=MAX_PROPOSAL_CHARS, labels=labels
-    )
-    return found[0] if found else None
+    proposals = read_proposals(answer, known=known, count=1, labels=labels)
+    return proposals[0] if proposals else None
 
 
 def quotes(text: str, rows: Iterable[str], public: Iterable[str]) -> str | None:

@@ -23,7 +23,7 @@ from fedone_sdk.metrics import metric_text
 
 if TYPE_CHECKING:
     from fedone_sdk.budget import Usage
-    from fedone_sdk.messages import Helper, RunDevices, RunResult, Verdict
+    from fedone_sdk.messages import ProposerReport, RunDevices, RunResult, Verdict
 
 
 def terminal(*, stderr: bool = False) -> Console:
@@ -250,26 +250,19 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
     output.facts({name: text for name, text in facts.items() if text is not None})
     if result.lineage:
         output.console.print()
-        output.table(["written by devices", "client", "gain", "instead of"], written_rows(result))
+        header = ["written from failures", "client", "gain", "deployed", "instead of"]
+        output.table(header, [one.cells for one in result.lineage])
     if verdict is not None and verdict.standings:
         output.console.print()
         output.table(*_standings(result.metric.name, verdict))
 
 
-def _proposer(done: Helper, priced: bool) -> str:
+def _proposer(done: ProposerReport, priced: bool) -> str:
     failed = f", {done.failed} failed (the last: {done.failure})" if done.failed else ""
     return (
         f"{plural(done.calls, 'call')}{failed}; {plural(done.added, 'candidate')} added, "
         f"{done.dropped} dropped; USD {money(done.spent, priced=priced)}"
     )
-
-
-def written_rows(result: RunResult) -> list[tuple[str, str, str, str]]:
-    """Return text, author, gain and parent of the candidates that devices wrote."""
-    return [
-        (one.text, str(one.client), "-" if one.gain is None else f"{one.gain:+.3f}", one.parent)
-        for one in result.lineage
-    ]
 
 
 def _standings(metric: str, verdict: Verdict) -> tuple[list[str], list[list[str]]]:

@@ -16,15 +16,12 @@ from rich.text import Text
 from fedone_sdk.cli._output import is_resumable, note, plural, terminal
 from fedone_sdk.cli._process import interruptible, naming, stopping
 from fedone_sdk.cli._run_file import KnownRun, RunState
-from fedone_sdk.cli.report import stored_run
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import Change, ServedRun
     from fedone_sdk.local import Federation
     from fedone_sdk.messages import RunResult
-    from fedone_sdk.reports import ReportedRun
     from fedone_sdk.spec import RunSpec
-    from fedone_sdk.stores import Store
     from fedone_sdk.trackers import Tracking
 
 
@@ -104,20 +101,6 @@ def abortable(state: RunState | None) -> AbstractContextManager[None]:
 def same_command() -> str:
     """Return the user's command without ``--fresh``, which would start over."""
     return shlex.join(["fedone", *(word for word in sys.argv[1:] if word != "--fresh")])
-
-
-class KeptRun:
-    """A run's store, which is read after the run."""
-
-    def __init__(self, path: Path | None) -> None:
-        from fedone_sdk.stores import MemoryStore, SqlStore
-
-        self.store: Store = MemoryStore() if path is None else SqlStore.sqlite(path)
-        self._place = self.store if path is None else str(path)
-
-    def run(self, run_id: str) -> ReportedRun:
-        """Return the stored run."""
-        return stored_run(run_id, store=self._place)
 
 
 _SMOOTHING = 0.1

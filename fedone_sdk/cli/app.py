@@ -55,7 +55,7 @@ def _root(
 
 for function in (
     *(start.quickstart, init.init, tune.tune, tune.plan, retune.retune, compare.compare),
-    *(prompt.score, report.report, serve.serve, client.client, models.models, db.budget),
+    *(prompt.score, report.report, serve.serve, client.client, models.models),
 ):
     command(app)(function)
 for name, group in {

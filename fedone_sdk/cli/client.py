@@ -12,15 +12,17 @@ import structlog
 import typer
 
 from fedone_sdk.cli._options import BackendFile, caps_of, secret
-from fedone_sdk.cli._process import json_logs, quiet_logs, stopping
+from fedone_sdk.cli._process import json_logs, naming, quiet_logs, stopping
 from fedone_sdk.cli._run_file import backend_of
 from fedone_sdk.data import load_examples
+from fedone_sdk.errors import SpecError
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.client import ClientEvent, EdgeClient
+    from fedone_sdk.task import ScoreFunction
 
 _log = structlog.get_logger(__name__)
 
@@ -35,7 +37,7 @@ def client(
     token: Annotated[str | None, typer.Option(envvar="FEDONE_TOKEN", callback=secret)] = None,
     backend_path: BackendFile = None,
     state: Path | None = None,
-    run_id: Annotated[str | None, typer.Option("--run")] = None,
+    run: str | None = None,
     privacy: Annotated[str | None, typer.Option(envvar="FEDONE_PRIVACY")] = None,
     budget: Annotated[list[str] | None, typer.Option(envvar="FEDONE_BUDGET")] = None,
     cert: Path | None = None,
@@ -58,7 +60,8 @@ def client(
             them, reference texts of loss nll are sent.
         token: Enrolment token, only in the variable; not needed once --state holds an identity.
         state (DIR): Keep identity, unsent updates and paid losses here, for restarts.
-        run_id (RUN_ID): Work only for this run.
+        run (RUN_ID): Work only for this run; or the path of its RUN.yaml, whose score function
+            this client then uses for generated texts.
         privacy (UNIT:EPSILON): Decline work of runs without differential privacy, and work that
             raises this client's total epsilon (delta 1e-5) above this value; --state keeps the
             total. UNIT is what it protects: label, example or device. Needs --label and --field;
@@ -75,6 +78,7 @@ def client(
     required, caps = _required(privacy), caps_of("--budget", budget)
     examples = load_examples(data)
     own = None if backend_path is None else backend_of(backend_path)
+    run_id, score = _named(run)
 
     from fedone_sdk.client import EdgeClient, Hooks, Network, WorkPolicy
 
@@ -87,7 +91,7 @@ def client(
         backend=own,
         state_dir=state,
         policy=WorkPolicy(run_id=run_id, privacy=required, budget=caps),
-        hooks=Hooks(on_event=_EventLog()),
+        hooks=Hooks(on_event=_EventLog(), score=score),
         network=Network(cert_file=cert),
     )
     if check:
@@ -101,6 +105,21 @@ def _required(given: str | None) -> RequiredPrivacy | None:
     unit, _, epsilon = given.rpartition(":")
     found = {"unit": unit, "max_epsilon": epsilon}
     return validate_spec(RequiredPrivacy, found, source="--privacy")
+
+
+def _named(run: str | None) -> tuple[str | None, ScoreFunction | None]:
+    """Return the id of a run, and the score function that its file names."""
+    if run is None or Path(run).suffix not in (".yaml", ".yml"):
+        return run, None
+    from fedone_sdk.backends.judge import Judge, load_score
+    from fedone_sdk.spec import RunSpec
+
+    spec = RunSpec.load(run)
+    with naming(run):
+        score = load_score(spec.task, Path(run).parent)
+        if isinstance(score, Judge):
+            raise SpecError("task.score: no cap covers a judge on devices; name another score")
+    return spec.name, score
 
 
 class _EventLog:

@@ -1,24 +1,20 @@
-"""`fedone db` and `fedone budget`: the schema and copies of a store, and the leases of a ledger."""
+"""`fedone db`: the schema and the copies of a store."""
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedone_sdk.cli._options import STORE, JsonFile, SchemaStore, command, group
-from fedone_sdk.cli._output import Output, moment, plural
+from fedone_sdk.cli._options import STORE, SchemaStore, command, group
+from fedone_sdk.cli._output import plural
 from fedone_sdk.cli._process import naming
-from fedone_sdk.errors import ArgumentError, SpecError, UnknownLease
+from fedone_sdk.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from fedone_sdk.budget import OpenLease, OwnerState, SqliteLedger, Usage
     from fedone_sdk.stores import SqlStore
 
 
@@ -96,129 +92,3 @@ def _store_at(where: str) -> SqlStore:
     from fedone_sdk.stores import SqlStore
 
     return SqlStore.at(where) if "://" in where else SqlStore.sqlite(where)
-
-
-def budget(
-    path: Path,
-    lease_ids: Annotated[list[str] | None, typer.Option("--release")] = None,
-    dead: Annotated[bool, typer.Option("--release-dead")] = False,
-    unspent: bool = False,
-    json_file: JsonFile = None,
-) -> None:
-    """Show the spent and leased amounts of a ledger, and release leases of ended processes.
-
-    A killed process may have sent the request of an open lease, and the provider may have charged
-    for it. A released lease therefore counts as spent in full, unless --unspent is given. If a
-    process settles a released lease later, the actual usage replaces that charge.
-
-    Example: fedone budget spent.db --release-dead
-
-    Args:
-        path (LEDGER): The SQLite file of a SqliteLedger: .fedone/NAME.compare/ledger.sqlite of
-            `fedone compare`.
-        lease_ids (LEASE_ID): Release this lease; repeatable.
-        dead: Release all leases of processes that have ended.
-        unspent: Charge nothing for released leases, if you are certain that nothing was spent.
-    """
-    from fedone_sdk.budget import NOTHING
-
-    output = Output(json_file)
-    released: list[tuple[OpenLease, OwnerState]] = []
-    with _opened(path) as ledger:
-        if lease_ids or dead:
-            for lease, state in _chosen(_stated(ledger.leases()), lease_ids):
-                with suppress(UnknownLease):  # Settled in the meantime.
-                    ledger.release(lease.lease_id, charge=NOTHING if unspent else None)
-                    released.append((lease, state))
-        account, leases = ledger.account(None), _stated(ledger.leases())
-    charged = NOTHING if unspent else sum((lease.worst for lease, _ in released), NOTHING)
-    output.write_json(
-        {
-            "spent": account.spent,
-            "leased": account.leased,
-            "leases": [_document(lease, state) for lease, state in leases],
-            "released": [lease.lease_id for lease, _ in released],
-            "charged": charged,
-        }
-    )
-    output.heading(str(path))
-    output.facts({"spent": _text(account.spent), "leased": _text(account.leased)})
-    if leases:
-        _print(output, leases)
-    if released:
-        output.console.print(
-            f"leases released: {len(released)}; counted as spent: {_text(charged)}"
-        )
-
-
-def _chosen(
-    leases: list[tuple[OpenLease, OwnerState]], lease_ids: list[str] | None
-) -> list[tuple[OpenLease, OwnerState]]:
-    if not lease_ids:
-        return [(lease, state) for lease, state in leases if state == "ended"]
-    known = {lease.lease_id: (lease, state) for lease, state in leases}
-    problems = [f"lease {name!r} is not open" for name in lease_ids if name not in known]
-    chosen = [known[name] for name in dict.fromkeys(lease_ids) if name in known]
-    problems += [
-        f"lease {lease.lease_id!r}: its process {lease.owner.pid} ({lease.owner.program}) runs and "
-        "may still settle it; stop it first"
-        for lease, state in chosen
-        if state == "running"
-    ]
-    if problems:
-        raise ArgumentError(problems)
-    return chosen
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[SqliteLedger]:
-    from fedone_sdk.budget import SqliteLedger
-
-    if not path.is_file():
-        raise ArgumentError(f"there is no file {path}")
-    try:
-        if not SqliteLedger.is_ledger(path):
-            raise SpecError("is no ledger of a budget", source=str(path))
-        yield SqliteLedger(path)
-    except sqlite3.Error as exc:
-        raise SpecError(f"cannot be used: {exc}", source=str(path)) from exc
-
-
-def _stated(leases: list[OpenLease]) -> list[tuple[OpenLease, OwnerState]]:
-    return [(lease, lease.owner.state()) for lease in leases]
-
-
-def _document(lease: OpenLease, state: OwnerState) -> dict[str, object]:
-    found = {"lease_id": lease.lease_id, "worst": lease.worst, "state": state}
-    return found | asdict(lease.owner)
-
-
-def _print(output: Output, leases: list[tuple[OpenLease, OwnerState]]) -> None:
-    output.table(
-        ["lease", "process", "host", "program", "opened", "state", "holds"],
-        (
-            [
-                lease.lease_id,
-                str(lease.owner.pid),
-                lease.owner.host,
-                lease.owner.program,
-                moment(lease.owner.opened_at),
-                state,
-                _text(lease.worst),
-            ]
-            for lease, state in leases
-        ),
-    )
-
-
-def _text(usage: Usage) -> str:
-    counts = {
-        "queries": usage.queries,
-        "requests": usage.requests,
-        "prompt tokens": usage.prompt_tokens,
-        "completion tokens": usage.completion_tokens,
-    }
-    parts = [f"{unit} {count}" for unit, count in counts.items() if count]
-    if usage.usd:
-        parts.append(f"USD {usage.usd:.4f}")
-    return ", ".join(parts) or "nothing"

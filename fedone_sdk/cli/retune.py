@@ -14,8 +14,8 @@ from fedone_sdk.cli._options import Cap, JsonFile, Seed
 from fedone_sdk.cli._output import Output, check_target, exit_code, money, note, write_file
 from fedone_sdk.cli._process import naming, quiet_logs
 from fedone_sdk.cli._run_file import KnownRun, RunFile, RunState
-from fedone_sdk.cli._tuning import KeptRun, abortable, next_steps, run_here
-from fedone_sdk.cli.report import check_report
+from fedone_sdk.cli._tuning import abortable, next_steps, run_here
+from fedone_sdk.cli.report import check_report, stored_run
 from fedone_sdk.cli.tune import print_plan
 from fedone_sdk.spec import load_backend
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fedone_sdk.local import RunPlan
     from fedone_sdk.local.retune import Retuning
     from fedone_sdk.messages import RunResult
+    from fedone_sdk.reports import ReportedRun
+    from fedone_sdk.stores import Store
 
 
 def retune(
@@ -57,6 +59,7 @@ def retune(
     """
     from fedone_sdk.local.retune import Retuning, retune_name, retune_spec
     from fedone_sdk.reports import read_artefact
+    from fedone_sdk.stores import SqlStore
 
     output = Output(json_file)
     quiet_logs()
@@ -79,10 +82,12 @@ def retune(
         print_plan(output, estimate)
         return
     state = RunState.next_to(path, name)
-    kept = KeptRun(state.store)
+    store = SqlStore.sqlite(state.store)
     with abortable(state):
-        known, result = asyncio.run(_retune(model, move, estimate, state, kept, fresh))
-    _report(output, move, kept, (estimate, result), target, html, backend_path)
+        known, result = asyncio.run(_retune(model, move, estimate, state, store, fresh))
+    _report(
+        output, move, stored_run(name, store=store), (estimate, result), target, html, backend_path
+    )
     for line in next_steps(spec, result, state, known):
         note(line)
     raise typer.Exit(exit_code(result))
@@ -91,7 +96,7 @@ def retune(
 def _report(
     output: Output,
     move: Retuning,
-    kept: KeptRun,
+    run: ReportedRun,
     done: tuple[RunPlan, RunResult],
     target: Path,
     html: Path | None,
@@ -102,7 +107,7 @@ def _report(
     from fedone_sdk.reports.pages import html_report
 
     plan, result = done
-    run, finished = kept.run(result.run_id), exit_code(result) == 0
+    finished = exit_code(result) == 0
     moved = retuned(
         move.artefact, run, move.biases, finished=finished, measure=move.federation.measure
     )
@@ -142,7 +147,7 @@ async def _plan(model: RunFile, move: Retuning) -> RunPlan:
 
 
 async def _retune(
-    model: RunFile, move: Retuning, estimate: RunPlan, state: RunState, kept: KeptRun, fresh: bool
+    model: RunFile, move: Retuning, estimate: RunPlan, state: RunState, store: Store, fresh: bool
 ) -> tuple[KnownRun | None, RunResult]:
     federation = move.federation
     state.make()
@@ -163,7 +168,7 @@ async def _retune(
             federation,
             source=model.path,
             backend=backend,
-            store=kept.store,
+            store=store,
             state_dir=state.clients,
             first=partial(move.find_biases, backend),
         )

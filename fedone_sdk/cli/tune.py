@@ -33,13 +33,14 @@ from fedone_sdk.cli._output import (
 )
 from fedone_sdk.cli._process import naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, RunState
-from fedone_sdk.cli._tuning import KeptRun, abortable, next_steps, run_here
-from fedone_sdk.cli.report import check_report, write_report
+from fedone_sdk.cli._tuning import abortable, next_steps, run_here
+from fedone_sdk.cli.report import check_report, stored_run, write_report
 from fedone_sdk.errors import ArgumentError
 
 if TYPE_CHECKING:
     from fedone_sdk.local import Federation, RunPlan
     from fedone_sdk.messages import RunResult
+    from fedone_sdk.stores import Store
     from fedone_sdk.trackers import Tracking
 
 
@@ -72,6 +73,8 @@ def tune(
         artefact (FILE): Write the prompt with its provenance (`fedone prompt`).
         report (FILE): Write a report as one HTML page.
     """
+    from fedone_sdk.stores import MemoryStore, SqlStore
+
     output = Output(json_file)
     quiet_logs()
     kept_options = {"--store": store is not None, "--fresh": fresh, "--raise": bool(raised)}
@@ -94,24 +97,24 @@ def tune(
             known = asyncio.run(state.find(run.spec, federation.vocabulary, fresh=fresh))
     if known is not None and known.raised:
         note(f"raising {', '.join(known.raised)} after round {known.round}")
-    kept = KeptRun(None if state is None else state.store)
+    store_of_run = MemoryStore() if state is None else SqlStore.sqlite(state.store)
     with tracking, abortable(state):
-        result = asyncio.run(_tune(run, federation, state, kept, tracking))
+        result = asyncio.run(_tune(run, federation, state, store_of_run, tracking))
     # These results are paid for, so a failure to write one must not prevent the others.
     with ExitStack() as last_first:
         last_first.callback(print_result, output, result, num_clients=len(federation.shards))
         if artefact is not None or report is not None:
-            last_first.callback(_write, kept, result.run_id, artefact, report)
+            last_first.callback(_write, store_of_run, result.run_id, artefact, report)
         last_first.callback(output.write_json, result)
     for line in next_steps(run.spec, result, state, known):
         note(line)
     raise typer.Exit(exit_code(result))
 
 
-def _write(kept: KeptRun, run_id: str, artefact: Path | None, report: Path | None) -> None:
+def _write(store: Store, run_id: str, artefact: Path | None, report: Path | None) -> None:
     from fedone_sdk.reports import artefact_of
 
-    run = kept.run(run_id)
+    run = stored_run(run_id, store=store)
     if artefact is not None:
         write_file("--artefact", artefact, artefact_of(run).dump())
     if report is not None:
@@ -119,7 +122,7 @@ def _write(kept: KeptRun, run_id: str, artefact: Path | None, report: Path | Non
 
 
 async def _tune(
-    run: RunFile, federation: Federation, state: RunState | None, kept: KeptRun, tracking: Tracking
+    run: RunFile, federation: Federation, state: RunState | None, store: Store, tracking: Tracking
 ) -> RunResult:
     if state is not None:
         state.make()
@@ -136,7 +139,7 @@ async def _tune(
             source=run.path,
             backend=backend,
             proposer=proposer,
-            store=kept.store,
+            store=store,
             state_dir=None if state is None else state.clients,
             tracking=tracking,
         )

@@ -11,10 +11,9 @@ from typing import Self
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.client.consent import Consent
-from fedone_sdk.client.examples import Data, Source, Unfit
+from fedone_sdk.client.device import Device, KnownRuns
+from fedone_sdk.client.noise import PrivacyAccount
 from fedone_sdk.client.options import (
-    Capabilities,
     EventSink,
     Hooks,
     RunFit,
@@ -23,7 +22,7 @@ from fedone_sdk.client.options import (
     budget_guard,
     check_arguments,
 )
-from fedone_sdk.client.privacy import PrivacyAccount
+from fedone_sdk.client.rows import Consent, Data, Source
 from fedone_sdk.client.session import (
     CONDITION_POLL_S,
     MAX_WAIT_S,
@@ -37,7 +36,7 @@ from fedone_sdk.client.session import (
 from fedone_sdk.client.state import DeviceState
 from fedone_sdk.client.transport import HttpTransport, Idle, Network, token_of
 from fedone_sdk.client.work import Assigned
-from fedone_sdk.client.worker import KnownRuns, Worker
+from fedone_sdk.client.worker import Worker
 from fedone_sdk.errors import FedOneError, MessageError, ProblemError, TransportError, is_retryable
 from fedone_sdk.messages import Claim
 from fedone_sdk.task import Example
@@ -103,48 +102,41 @@ class EdgeClient:
         policy, hooks, network = policy or WorkPolicy(), hooks or Hooks(), network or Network()
         check_arguments(name=network.name, run_id=policy.run_id, wait_s=network.wait_s)
         token = token_of(token)
-        self._server = server
         self._source = Source(data)
-        self._backend = backend
         # Whether the device may fit more runs than at its last claim.
         self._changed = True
         self._has_no_data = False
-        self._events = EventSink(hooks.on_event)
-        self._stop = StopSignal()
-        self._condition = Condition(hooks.only_when, self._events, self._stop)
         self._run_id = policy.run_id
         self._wait_s = network.wait_s
-        self._state = state = DeviceState(state_dir, server)
-        self._privacy = (
-            None
-            if policy.privacy is None
-            else PrivacyAccount(policy.privacy, state, own_model=backend is not None)
-        )
-        self._capabilities = Capabilities(
-            backend=backend,
-            reflect=policy.checked_reflect(),
-            hooks=hooks,
-            privacy=self._privacy,
-            consent=Consent.of(label, fields, policy.labels, private=policy.privacy is not None),
-        )
+        self._stop = StopSignal()
+        events = EventSink(hooks.on_event)
+        state = DeviceState(state_dir, server)
+        privacy = None
+        if policy.privacy is not None:
+            privacy = PrivacyAccount(policy.privacy, state, own_model=backend is not None)
         self._session = Session(
             network.transport or HttpTransport(server, network=network),
             state,
             token=token,
             name=network.name,
-            events=self._events,
+            events=events,
             stop=self._stop,
         )
-        self._worker = Worker(
-            session=self._session,
+        self._device = Device(
             state=state,
-            capabilities=self._capabilities,
+            session=self._session,
+            events=events,
+            condition=Condition(hooks.only_when, events, self._stop),
+            hooks=hooks,
+            consent=Consent.of(label, fields, policy.labels, private=privacy is not None),
+            backend=backend,
+            reflect=policy.checked_reflect(),
             budget=budget_guard(policy.budget, state_dir, backend),
-            condition=self._condition,
-            events=self._events,
+            privacy=privacy,
             # A process that simulates many clients has compared their rows already.
             logs_fit=network.transport is None,
         )
+        self._worker = Worker(self._device)
         self._backoff = Backoff()
         # One turn at a time, also if an app calls `run_once` during `run_forever`.
         self._turns = asyncio.Lock()
@@ -153,17 +145,18 @@ class EdgeClient:
     @property
     def epsilon(self) -> float | None:
         """The epsilon spent so far; None unless the policy requires privacy."""
-        return None if self._privacy is None else self._privacy.epsilon
+        return None if self._device.privacy is None else self._device.privacy.epsilon
 
     def __repr__(self) -> str:
-        return f"EdgeClient({self._server!r}, client_id={self._state.identity.client_id!r})"
+        state = self._device.state
+        return f"EdgeClient({state.server!r}, client_id={state.identity.client_id!r})"
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._session.aclose()
-        self._state.close()
+        await self._session.transport.aclose()
+        self._device.state.close()
 
     # Turns
 
@@ -207,15 +200,15 @@ class EdgeClient:
                 except (TransportError, MessageError, ProblemError) as exc:
                     turn = self._failed(exc)
                 finally:
-                    if self._privacy is not None:
-                        self._privacy.update()
+                    if self._device.privacy is not None:
+                        self._device.privacy.update()
                     # Closed between turns, so that all is in one file, and a process with many
                     # clients has few files open.
-                    self._state.close()
+                    self._device.state.close()
         if turn.outcome in ("declined", "refused"):
             turn = replace(turn, next_turn_s=self._backoff.next_s())
         if turn.outcome == "ended":
-            self._events.emit("ended", run_id=self._run_id)
+            self._device.events.emit("ended", run_id=self._run_id)
         return turn
 
     def _failed(self, exc: TransportError | MessageError | ProblemError) -> Turn:
@@ -229,7 +222,7 @@ class EdgeClient:
                 raise exc
             # The server has lost its clients or revoked this one: enrol as a new client.
             _log.warning("the server does not know this device any more")
-            self._state.clear()
+            self._device.state.clear()
             self._worker.forget()
             return Turn(outcome="idle", next_turn_s=self._backoff.next_s())
         # An answer that is not an aggregator's (a captive portal) counts as offline too.
@@ -237,7 +230,7 @@ class EdgeClient:
         return Turn(outcome="offline", next_turn_s=self._backoff.next_s(retry_after_s(exc)))
 
     async def _turn(self) -> Turn:
-        if not await self._condition.holds():
+        if not await self._device.condition.holds():
             return Turn(outcome="paused", next_turn_s=CONDITION_POLL_S)
         await self._session.enrol()
         await self._worker.send_unsent()
@@ -267,14 +260,14 @@ class EdgeClient:
     async def _claim(self, held: Sequence[Example]) -> Assigned | Turn:
         """Claim work; return the turn that ends without any."""
         message = Claim(
-            num_examples=len(held) if self._privacy is None else 1,
+            num_examples=len(held) if self._device.privacy is None else 1,
             # The first poll after an outage does not wait, so that `online` is reported at once.
             wait_s=0.0 if self._session.is_offline else self._wait_s,
             run_id=self._run_id,
-            own_model=self._backend is not None,
+            own_model=self._device.backend is not None,
             changed=self._changed,
         )
-        self._events.emit("waiting", run_id=self._run_id)
+        self._device.events.emit("waiting", run_id=self._run_id)
         try:
             claimed = await self._stop.cancel_on(
                 self._session.call(self._session.transport.claim, message)
@@ -289,7 +282,7 @@ class EdgeClient:
         if isinstance(claimed, Idle):
             self._backoff.reset()
             wait_s = min(claimed.retry_after_s, MAX_WAIT_S)
-            self._events.emit("waiting", run_id=self._run_id, retry_after_s=wait_s)
+            self._device.events.emit("waiting", run_id=self._run_id, retry_after_s=wait_s)
             return Turn(outcome="idle", next_turn_s=wait_s)
         return claimed
 
@@ -338,22 +331,10 @@ class EdgeClient:
         async with self._turns:
             await self._session.enrol()
             held = await self._source.held()
-            transport = self._session.transport
-            listed = {run.run_id: run.status for run in await self._session.call(transport.runs)}
-            if self._run_id is not None:
-                if self._run_id not in listed:
-                    raise ProblemError(
-                        "not_found", f"there is no run {self._run_id!r} for this device"
-                    )
-                listed = {self._run_id: listed[self._run_id]}
-            found = []
-            runs = KnownRuns(self._session, self._backend)
-            for run_id, status in listed.items():
-                if status != "running":
-                    continue
-                try:
-                    fit = self._capabilities.fit(run_id, await runs.task(run_id), held)
-                except Unfit as exc:
-                    fit = RunFit(run_id=run_id, rows=len(held), fit=0, reason=exc.reason)
-                found.append(fit)
-            return tuple(found)
+            listed = await self._session.call(self._session.transport.runs)
+            listed = [run for run in listed if self._run_id in (None, run.run_id)]
+            if not listed and self._run_id is not None:
+                raise ProblemError("not_found", f"there is no run {self._run_id!r} for this device")
+            runs = KnownRuns(self._device)
+            running = [run.run_id for run in listed if run.status == "running"]
+            return tuple([await runs.fit(run_id, held) for run_id in running])

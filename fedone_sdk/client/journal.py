@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import Base64Bytes, ConfigDict, FiniteFloat
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.client.examples import Declining
+from fedone_sdk.client.rows import Declining
 from fedone_sdk.client.state import DeviceState, Key, Precision
 from fedone_sdk.messages import Message, Update, encode
 from fedone_sdk.task import LogProbs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,14 +11,12 @@ import structlog
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import Budget
-from fedone_sdk.client.consent import Admitted, Consent
-from fedone_sdk.client.examples import BeforeSend, Unfit
-from fedone_sdk.client.privacy import PrivacyAccount
+from fedone_sdk.client.rows import BeforeSend
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.messages import Claim, Enrol, RunTask
+from fedone_sdk.messages import Claim, Enrol
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
-from fedone_sdk.task import Example, ScoreFunction
+from fedone_sdk.task import ScoreFunction
 
 if TYPE_CHECKING:
     from fedone_sdk.budget import BudgetGuard
@@ -203,7 +201,7 @@ def budget_guard(
             raise ArgumentError(f"policy.budget.{unit}: cannot be bounded here; allowed: {names}")
     ledger = None
     if folder is not None:
-        ledger = SqliteLedger(Path(folder) / "budget.sqlite3", program="edge client")
+        ledger = SqliteLedger(Path(folder) / "budget.sqlite3")
     return BudgetGuard(budget, ledger=ledger, name="client")
 
 
@@ -235,44 +233,3 @@ class RunFit:
     def __str__(self) -> str:
         because = "" if self.reason is None else f" because {self.reason}"
         return f"{self.run_id} {self.fit} of {self.rows}{because}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
-    """What a device can do, requires of runs (`privacy`), and lets them use of its rows.
-
-    Attributes:
-        reflect: As in `WorkPolicy`.
-    """
-
-    backend: LLMBackend | None
-    reflect: LLMBackend | Literal["gateway"] | None
-    hooks: Hooks
-    privacy: PrivacyAccount | None
-    consent: Consent
-
-    def check(self, run: RunTask) -> None:
-        """Check that the device can work for a run.
-
-        Raises:
-            Unfit: It cannot.
-        """
-        if self.privacy is not None:
-            self.privacy.check_run(run)
-        if self.backend is None and not run.gateway:
-            raise Unfit("no backend: this server has no gateway, and the client has no backend")
-        if run.task.loss == "score" and self.hooks.score is None:
-            raise Unfit("loss score needs a score function, and this client has none")
-
-    def fit(self, run_id: str, run: RunTask, rows: Sequence[Example]) -> RunFit:
-        """Return how the device with these rows fits a run."""
-        try:
-            self.check(run)
-        except Unfit as exc:
-            return RunFit(run_id=run_id, rows=len(rows), fit=0, reason=exc.reason)
-        found = self.admit(run, rows)
-        return RunFit(run_id=run_id, rows=len(rows), fit=len(found.rows), reason=found.reason)
-
-    def admit(self, run: RunTask, rows: Sequence[Example]) -> Admitted:
-        """Return the rows that take part in a run."""
-        return self.consent.admit(run, rows, gateway=self.backend is None)

@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import random
 import secrets
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Concatenate, ParamSpec, TypeVar
@@ -15,8 +14,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 import structlog
 import tenacity
 
-from fedone_sdk.client.examples import Declining
 from fedone_sdk.client.options import EventSink, OnlyWhen
+from fedone_sdk.client.rows import Declining
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.transport import Transport
 from fedone_sdk.errors import (
@@ -42,43 +41,42 @@ class StopSignal:
     """
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
+        self._requested = False
         self._num_inside = 0
-        self._inside: tuple[int, asyncio.AbstractEventLoop] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event = asyncio.Event()
 
     def set(self) -> None:
         """Request the stop, from any thread."""
-        event, inside = self._event, self._inside
-        if inside is None or inside[0] == threading.get_ident():
-            event.set()
-        else:
+        self._requested = True
+        if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has just been closed
-                inside[1].call_soon_threadsafe(event.set)
+                self._loop.call_soon_threadsafe(self._event.set)
 
     def is_set(self) -> bool:
         """Return whether a stop is requested."""
-        return self._event.is_set()
+        return self._requested
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Mark a task that returns soon after the signal; the last one to exit clears it."""
         self._num_inside += 1
-        self._inside = threading.get_ident(), asyncio.get_running_loop()
+        if self._loop is None:
+            # An event is bound to the loop that waits for it.
+            self._loop, self._event = asyncio.get_running_loop(), asyncio.Event()
+            if self._requested:
+                self._event.set()
         try:
             yield
         finally:
             self._num_inside -= 1
             if not self._num_inside:
-                self._inside = None
-                # A new event instead of `clear`: an event is bound to the loop that waited for
-                # it, and the next task may run in another loop.
-                self._event = asyncio.Event()
+                self._loop, self._requested = None, False
 
     async def sleep(self, seconds: float) -> None:
         """Sleep, or return early at the signal."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
+            await asyncio.wait_for(self._event.wait(), seconds)
 
     async def cancel_on(self, call: Awaitable[T]) -> T | None:
         """Return the call's result, or None if the signal came first and cancelled the call."""
@@ -95,6 +93,7 @@ class StopSignal:
 
 _ATTEMPTS = 5
 """Attempts at a call."""
+
 _JITTER = tenacity.wait_random_exponential(multiplier=0.2, max=20)
 
 MAX_WAIT_S = 3600.0
@@ -156,15 +155,13 @@ class Session:
         self._token = token
         self._name = name
         self._events = events
-        self._stop = stop
         self._offline_since: float | None = None
         # Shared by concurrent calls, which mix only its statistics.
         self._retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(is_retryable),
-            wait=_wait_s,
-            stop=self._gives_up,
+            retry=tenacity.retry_if_exception(_passes_soon),
+            wait=lambda state: _JITTER(state) + _asked_s(state),
+            stop=lambda state: state.attempt_number >= _ATTEMPTS or stop.is_set(),
             sleep=stop.sleep,
-            before_sleep=_log_retry,
             reraise=True,
         )
 
@@ -221,10 +218,6 @@ class Session:
         answer = await self.call(self.transport.rotate)
         self._state.identity = self._state.identity.model_copy(update=dict(answer))
 
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self.transport.aclose()
-
     def set_offline(self, reason: Exception) -> None:
         """Log and report that the server cannot be reached, once per outage."""
         if self._offline_since is None:
@@ -240,10 +233,6 @@ class Session:
 
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
         return await self._retrying(self._once, call)
-
-    def _gives_up(self, state: tenacity.RetryCallState) -> bool:
-        long = retry_after_s(_failure(state)) > MAX_CALL_WAIT_S
-        return state.attempt_number >= _ATTEMPTS or self._stop.is_set() or long
 
     async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -261,18 +250,12 @@ def retry_after_s(failure: BaseException | None) -> float:
     return asked or 0.0
 
 
-def _wait_s(state: tenacity.RetryCallState) -> float:
-    return retry_after_s(_failure(state)) + _JITTER(state)
+def _asked_s(state: tenacity.RetryCallState) -> float:
+    return retry_after_s(state.outcome.exception() if state.outcome else None)
 
 
-def _log_retry(state: tenacity.RetryCallState) -> None:
-    # Without a configuration, structlog prints every level.
-    if structlog.is_configured():
-        _log.debug("trying again", attempt=state.attempt_number, reason=str(_failure(state)))
-
-
-def _failure(state: tenacity.RetryCallState) -> BaseException | None:
-    return state.outcome.exception() if state.outcome else None
+def _passes_soon(failure: BaseException) -> bool:
+    return is_retryable(failure) and retry_after_s(failure) <= MAX_CALL_WAIT_S
 
 
 def _hour(at: float) -> str:

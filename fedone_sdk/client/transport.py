@@ -19,7 +19,13 @@ from pydantic import TypeAdapter, ValidationError
 from yarl import URL
 
 from fedone_sdk.clock import wait_until_s
-from fedone_sdk.errors import ArgumentError, MessageError, RefusedBetween, TransportError
+from fedone_sdk.errors import (
+    ArgumentError,
+    MessageError,
+    RefusedBetween,
+    TransportError,
+    system_errors,
+)
 from fedone_sdk.messages import (
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
@@ -72,46 +78,6 @@ def server_url(text: str) -> URL:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proxy:
-    """An HTTP proxy: its address without user and password, and a ``Proxy-Authorization``."""
-
-    url: URL
-    authorization: str | None = field(default=None, repr=False)
-
-    @classmethod
-    def of(cls, text: str, key: str = "proxy") -> Proxy:
-        """Parse ``http://user:password@host:port`` of an argument or variable, named by `key`.
-
-        Raises:
-            SpecError: It is not the URL of an HTTP proxy; the error does not repeat it.
-        """
-        try:
-            url = URL(text)
-            if url.scheme not in ("http", "https") or not url.host or url.port is None:
-                raise ValueError
-        except ValueError:
-            raise ArgumentError(
-                f"{key}: is not a proxy; allowed is http://[user:password@]host:port"
-            ) from None
-        secret = None
-        if url.user is not None or url.password is not None:
-            pair = f"{url.user or ''}:{url.password or ''}".encode()
-            secret = "Basic " + base64.b64encode(pair).decode("ascii")
-        return cls(url=url.with_user(None).origin(), authorization=secret)
-
-    def options(self, url: URL, headers: Mapping[str, str]) -> dict[str, Any]:
-        """Return aiohttp's options of a request through this proxy."""
-        options: dict[str, Any] = {"proxy": self.url, "headers": headers}
-        if self.authorization is not None:
-            secret = {"Proxy-Authorization": self.authorization}
-            if url.scheme == "https":
-                options["proxy_headers"] = secret
-            else:
-                options["headers"] = {**headers, **secret}
-        return options
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """How a device reaches its server, and how it identifies itself there.
 
@@ -142,21 +108,24 @@ class Network:
     name: str | None = None
     transport: Transport | None = None
 
-    def proxy_for(self, server: URL) -> Proxy | None:
-        """Return the proxy for a server; None connects directly.
+    def options(self, server: URL) -> dict[str, Any]:
+        """Return aiohttp's options of requests to a server: proxy, trust and certificate.
 
         Raises:
-            SpecError: It is not the URL of an HTTP proxy.
+            SpecError: A file is missing or malformed, or the proxy is not the URL of one.
         """
-        if self.proxy is not None:
-            return Proxy.of(self.proxy)
+        context = self.context()
+        options: dict[str, Any] = {} if context is None else {"ssl": context}
+        key, proxy = "proxy", self.proxy
         # Not aiohttp's `trust_env`: it also reads passwords from ~/.netrc, and fails if it finds
         # one.
         host = f"{server.host}:{server.port}"
-        if not self.trust_env or urllib.request.proxy_bypass(host):
-            return None
-        named = urllib.request.getproxies().get(server.scheme)
-        return None if named is None else Proxy.of(named, f"{server.scheme.upper()}_PROXY")
+        if proxy is None and self.trust_env and not urllib.request.proxy_bypass(host):
+            key, proxy = (
+                f"{server.scheme.upper()}_PROXY",
+                urllib.request.getproxies().get(server.scheme),
+            )
+        return options if proxy is None else options | _through(proxy, key, server)
 
     def context(self) -> ssl.SSLContext | None:
         """Return trust and certificate; None is the system's trust.
@@ -171,26 +140,40 @@ class Network:
                     "ssl_context: stands alone, without ca_file, cert_file and key_file"
                 )
             return self.ssl_context
+        if self.key_file is not None and self.cert_file is None:
+            raise ArgumentError("key_file: goes with cert_file")
         if self.ca_file is None and self.cert_file is None:
-            if self.key_file is not None:
-                raise ArgumentError("key_file: goes with cert_file")
             return None
-        try:
+        with system_errors(ArgumentError, f"ca_file: {self.ca_file} cannot be used"):
             context = ssl.create_default_context(cafile=self.ca_file)
-        except OSError as exc:  # SSLError is one
-            raise _unusable("ca_file", self.ca_file, exc) from exc
         if self.cert_file is not None:
-            try:
-                # Without a password OpenSSL prompts for one on the terminal.
-                password = self.key_password or ""
+            # Without a password OpenSSL prompts for one on the terminal.
+            password = self.key_password or ""
+            with system_errors(ArgumentError, f"cert_file: {self.cert_file} cannot be used"):
                 context.load_cert_chain(self.cert_file, self.key_file, password)
-            except OSError as exc:
-                raise _unusable("cert_file", self.cert_file, exc) from exc
         return context
 
 
-def _unusable(key: str, file: str | Path | None, cause: OSError) -> ArgumentError:
-    return ArgumentError(f"{key}: {file} cannot be used: {cause}")
+def _through(proxy: str, key: str, server: URL) -> dict[str, Any]:
+    """Return aiohttp's options of requests through a proxy.
+
+    Raises:
+        SpecError: It is not the URL of an HTTP proxy; the error does not repeat it.
+    """
+    try:
+        url = URL(proxy)
+        if url.scheme not in ("http", "https") or not url.host or url.port is None:
+            raise ValueError
+    except ValueError:
+        raise ArgumentError(
+            f"{key}: is not a proxy; allowed is http://[user:password@]host:port"
+        ) from None
+    options: dict[str, Any] = {"proxy": url.with_user(None).origin()}
+    if url.user is not None or url.password is not None:
+        pair = f"{url.user or ''}:{url.password or ''}".encode()
+        secret = {"Proxy-Authorization": f"Basic {base64.b64encode(pair).decode('ascii')}"}
+        options["proxy_headers" if server.scheme == "https" else "headers"] = secret
+    return options
 
 
 def token_of(given: str | None) -> str | None:
@@ -217,8 +200,7 @@ class Connection:
 
     def __init__(self, server: str, network: Network) -> None:
         self.base = server_url(server)
-        self._proxy = network.proxy_for(self.base)
-        self._ssl = network.context()
+        self._options = network.options(self.base)
         self._session: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
@@ -254,11 +236,7 @@ class Connection:
         }
         if body is not None:
             headers["Content-Type"] = "application/json"
-        options: dict[str, Any] = {"headers": headers}
-        if self._ssl is not None:
-            options["ssl"] = self._ssl
-        if self._proxy is not None:
-            options |= self._proxy.options(url, headers)
+        headers |= self._options.get("headers", {})
         try:
             async with self._session.request(
                 method,
@@ -267,7 +245,7 @@ class Connection:
                 data=body,
                 timeout=timeout,
                 allow_redirects=False,  # a redirect would carry the secret elsewhere
-                **options,
+                **{**self._options, "headers": headers},
             ) as response:
                 if response.status >= 300:
                     content = await _content(response, _MAX_PROBLEM_BYTES)
@@ -287,7 +265,6 @@ class Connection:
 _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-_Secret = TypeVar("_Secret", Enrolled, Rotated)
 
 _MAX_ANSWER_BYTES = 32 * 1024 * 1024
 """The longest answer that carries arrays or a vocabulary: `MAX_ELEMENTS` of float32 in base64."""
@@ -350,11 +327,11 @@ class Transport(ABC):
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a new client."""
-        return _sendable(await self._answer(Enrolled, "enrol", token, message))
+        return await self._answer(Enrolled, "enrol", token, message)
 
     async def rotate(self, credential: str) -> Rotated:
         """Replace the credential; the old one is valid until the first use of the new one."""
-        return _sendable(await self._answer(Rotated, "rotate", credential))
+        return await self._answer(Rotated, "rotate", credential)
 
     async def claim(
         self, credential: str, message: Claim
@@ -496,14 +473,6 @@ def parsed(kind: type[T], content: bytes) -> T:
         problem = first_error(exc)
         raise MessageError(f"the aggregator's answer is malformed: {problem}") from None
     return found
-
-
-def _sendable(message: _Secret) -> _Secret:
-    if not is_sendable(message.credential):
-        raise MessageError(
-            "the aggregator's answer is malformed: credential: holds what no header can carry"
-        )
-    return message
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:

@@ -15,7 +15,6 @@ from fedone_sdk.data.tables import read_table
 from fedone_sdk.errors import DataError, needs_extra, system_errors
 from fedone_sdk.task import Example, TaskSpec
 
-_MAX_LINE_BYTES = 2**20
 _HUB_NAME = re.compile(r"hf:([\w.-]+)/([\w.-]+)(?:/([\w.-]+))?")
 
 _Row = dict[str, Any]
@@ -68,37 +67,24 @@ def _file_rows(path: Path) -> Iterator[_Row]:
     return read(path)
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Yield lines with their line ends; only a line feed ends one (text may contain U+2028)."""
-    with path.open("rb") as file:
-        number = 0
-        while line := file.readline(_MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > _MAX_LINE_BYTES:
-                raise DataError(f"{path}:{number}: line is longer than {_MAX_LINE_BYTES} bytes")
-            if number == 1:
-                line = line.removeprefix(codecs.BOM_UTF8)
-            try:
-                text = line.decode()
-            except UnicodeDecodeError as exc:
-                raise DataError(f"{path}:{number}: is not UTF-8 text") from exc
-            yield text
-
-
-def _jsonl(path: Path) -> _Rows:
-    for number, line in enumerate(_lines(path), 1):
-        if line.strip():
-            yield _as_row(_parse_json(line.rstrip("\r\n"), path, number), f"{path}:{number}")
-
-
-def _json(path: Path) -> _Rows:
-    # The whole array may be on one line, so the limit on lines does not apply.
+def _text(path: Path) -> str:
     data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
-        text = data.decode()
+        return data.decode()
     except UnicodeDecodeError as exc:
         line = data.count(b"\n", 0, exc.start) + 1
         raise DataError(f"{path}:{line}: is not UTF-8 text") from exc
+
+
+def _jsonl(path: Path) -> _Rows:
+    # Only a line feed ends a line: text may contain U+2028.
+    for number, line in enumerate(_text(path).split("\n"), 1):
+        if line.strip():
+            yield _as_row(_parse_json(line.rstrip("\r"), path, number), f"{path}:{number}")
+
+
+def _json(path: Path) -> _Rows:
+    text = _text(path)
     if not text.strip():
         return
     rows = _parse_json(text, path, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,16 +22,8 @@ BASELINES: Mapping[str, str] = {
 """Baselines, by name, and their labels."""
 
 _HEADER = (
-    "method",
-    "trials",
-    "{metric}",
-    "vs {first} [95 %]",
-    "loss",
-    "vs {first} [95 %]",
-    "to target",
-    "queries",
-    "example calls",
-    "requests",
+    "method|trials|{metric}|vs {first} [95 %]|loss|vs {first} [95 %]|to target|queries"
+    "|example calls|requests"
 )
 
 
@@ -155,43 +146,29 @@ class Standing:
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
-        median = self.queries_to_target
+        entrant, median = self.entrant, self.queries_to_target
+        means = ("metric", "loss", "queries", "example_calls", "evaluation_queries")
+        hidden = {"entrant", "predicted", "targets", "losses"}
         return {
-            "name": self.entrant.name,
-            "label": self.entrant.label,
-            "kind": self.entrant.kind,
-            "settings": self.entrant.spec.method.model_dump(mode="json")
-            if self.entrant.kind == "method"
+            "name": entrant.name,
+            "label": entrant.label,
+            "kind": entrant.kind,
+            "settings": entrant.spec.method.model_dump(mode="json")
+            if entrant.kind == "method"
             else None,
-            "notes": list(self.entrant.notes),
-            "trials": len(self.trials),
-            "metric": self._numbers("metric"),
-            "loss": self._numbers("loss"),
+            "notes": list(entrant.notes),
+            **{name: self.mean(name) for name in means},
             "difference": self.difference and self.difference._asdict(),
             "loss_difference": self.loss_difference and self.loss_difference._asdict(),
-            "queries_to_target": {
-                "median": None if median is None or math.isinf(median) else median,
-                "reached": sum(one is not None for one in self.reached.values()),
-                "by_seed": {str(seed): one for seed, one in self.reached.items()},
-            },
-            "queries": self.mean("queries"),
-            "example_calls": self.mean("example_calls"),
-            "evaluation_queries": self.mean("evaluation_queries"),
+            "queries_to_target": None if median is None or math.isinf(median) else median,
             "spent": self.spent.model_dump(mode="json"),
-            "prompts": {str(seed): one.prompt for seed, one in self.trials.items()},
-            "curves": {
-                str(seed): [point.model_dump() for point in one.curve]
+            "trials": [
+                {
+                    **one.model_dump(mode="json", exclude=hidden),
+                    "queries_to_target": self.reached.get(seed),
+                }
                 for seed, one in self.trials.items()
-            },
-        }
-
-    def _numbers(self, name: str) -> dict[str, Any]:
-        by_seed = {str(seed): getattr(one, name) for seed, one in self.trials.items()}
-        values = list(by_seed.values())
-        return {
-            "mean": self.mean(name),
-            "sd": statistics.stdev(values) if len(values) > 1 else None,
-            "by_seed": by_seed,
+            ],
         }
 
 
@@ -316,20 +293,16 @@ def results_of(
     target: float | None = None,
 ) -> Results:
     """Compute the results of trials."""
+    names = [entrant.name for entrant in entrants]
     by_name = {
-        entrant.name: {
-            seed: record
-            for seed in seeds
-            if (record := records.get((entrant.name, seed))) is not None
-        }
-        for entrant in entrants
+        name: {seed: records[name, seed] for seed in seeds if (name, seed) in records}
+        for name in names
     }
-    first = by_name[entrants[0].name]
-    lower = task.metric == "loss"
+    first, lower = by_name[names[0]], task.metric == "loss"
     standings = []
-    for place, entrant in enumerate(entrants):
+    for entrant in entrants:
         own = by_name[entrant.name]
-        common = [seed for seed in own if seed in first] if place else []
+        common = [seed for seed in own if seed in first] if own is not first else []
         pair = [own[seed] for seed in common], [first[seed] for seed in common]
         standings.append(
             Standing(
@@ -353,10 +326,7 @@ def results_of(
         models=tuple(dict.fromkeys(record.model for record in records.values())),
         num_examples=num_examples,
         missing=tuple(
-            f"{entrant.name}, seed {seed}"
-            for seed in seeds
-            for entrant in entrants
-            if seed not in by_name[entrant.name]
+            f"{name}, seed {seed}" for seed in seeds for name in names if seed not in by_name[name]
         ),
     )
 
@@ -386,7 +356,7 @@ def _counted(count: int, noun: str) -> str:
 def header_of(results: Results) -> list[str]:
     """Return the columns of the table."""
     first = results.standings[0].entrant.name
-    return [name.format(metric=results.task.metric, first=first) for name in _HEADER]
+    return _HEADER.format(metric=results.task.metric, first=first).split("|")
 
 
 def row_of(results: Results, standing: Standing) -> list[str]:

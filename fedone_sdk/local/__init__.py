@@ -1,11 +1,11 @@
 """Federations in one process, without sockets."""
 
+from fedone_sdk.backends.judge import load_score
 from fedone_sdk.local.federation import (
     Ask,
     Federation,
     First,
     load_measure,
-    load_score,
     running,
     simulate,
 )

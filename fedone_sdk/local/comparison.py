@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from fedone_sdk.algorithms import load_method, stream_seed
 from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, Wrapper, predict
 from fedone_sdk.backends.build import build_backend
-from fedone_sdk.backends.judge import Judge
+from fedone_sdk.backends.judge import Judge, load_score
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Lease, SqliteLedger, Usage
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.data import draw_minibatch
@@ -27,7 +27,7 @@ from fedone_sdk.evaluation.engine import Result, Trial, Workspace
 from fedone_sdk.evaluation.outcomes import OUTCOMES, Outcomes, newest_outcomes
 from fedone_sdk.evaluation.results import BASELINES, Entrant, Point, TrialRecord
 from fedone_sdk.evaluation.verdict import label_bias
-from fedone_sdk.local.federation import Federation, load_measure, load_score, simulate
+from fedone_sdk.local.federation import Federation, load_measure, simulate
 from fedone_sdk.local.plan import plan_run, training_queries
 from fedone_sdk.spec import MethodSpec, RunSpec, validate_spec
 from fedone_sdk.stores import MemoryStore
@@ -305,7 +305,7 @@ def run_contest(options: Mapping[str, Any], workspace: Workspace) -> Result:
 async def _run(contest: Contest) -> Result:
     guard = None
     if contest.ledger is not None:
-        ledger = SqliteLedger(contest.ledger, program="fedone compare")
+        ledger = SqliteLedger(contest.ledger)
         guard = _TotalGuard(contest.caps, ledger=ledger)
     spec = contest.federation.spec.backend
     if spec.cache is None:

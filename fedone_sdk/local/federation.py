@@ -15,7 +15,7 @@ import structlog
 from fedone_sdk.aggregator import Aggregator, Change, RunHandle, ServedRun, Service
 from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import Answer, LLMBackend, Query, Wrapper
-from fedone_sdk.backends.judge import Judge, judge_of
+from fedone_sdk.backends.judge import Judge, load_score
 from fedone_sdk.budget import Usage
 from fedone_sdk.data import check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
@@ -28,7 +28,6 @@ from fedone_sdk.local.population import (
 from fedone_sdk.messages import RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.objects import load_object
-from fedone_sdk.scores import SCORES, ready_score
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec, target_of
@@ -144,26 +143,6 @@ class _OneOwner(Wrapper):
 
     async def quote(self, query: Query) -> Usage:
         return await super().quote(replace(query, scope=()))
-
-
-def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | None:
-    """Return the score function that a local run names: a ready one, or an imported one."""
-    if task.loss != "score":
-        return None
-    if task.score is None:
-        raise SpecError(
-            f"task.score: is required for loss score: {', '.join(SCORES)}, or "
-            "package.module:function"
-        )
-    if not isinstance(task.score, str):
-        ((name, options),) = task.score.items()
-        if name == "judge":
-            return judge_of(options, task, base_dir)
-        return ready_score(name, task.label_field, options)
-    if task.score in SCORES:
-        return ready_score(task.score, task.label_field, {})
-    found: ScoreFunction = load_object("task.score", task.score, base_dir, group="fedone.scores")
-    return found
 
 
 def load_measure(task: TaskSpec, base_dir: str | Path = ".") -> MetricFunction | None:

@@ -357,8 +357,9 @@ class _Planner:
         calls = (self.rounds - 1) // proposer.every  # None after the last round.
         candidates = self.federation.vocabulary.candidates_of(slot)
         if self.spec.prompt.reflects:
-            # At most one of each assignment, whose rows are read.
-            expected = calls = calls * self.spec.participation.clients_per_round
+            # At most one of each assignment, whose rows are read; and the merges.
+            calls *= self.spec.participation.clients_per_round
+            expected = calls = calls + (self.rounds - 1) // proposer.merge_every
             count = 1
             cases = [
                 ({name: str(row[name]) for name in self.task.fields}, _FEEDBACK)

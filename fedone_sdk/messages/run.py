@@ -175,8 +175,8 @@ class ClientInfluence(Message):
     epsilon: float | None = None
 
 
-class Helper(Message):
-    """Calls of a run's proposer or judge, and their results.
+class ProposerReport(Message):
+    """Calls of a run's proposer, and their results.
 
     Attributes:
         calls: Number of calls, with those that failed.
@@ -223,19 +223,34 @@ class RunDevices(Message):
 
 
 class Written(Message):
-    """A candidate that a device wrote.
+    """A candidate that a device wrote, or that the run's model merged from others.
 
     Attributes:
-        client: Enrolment index of its author.
-        parent: The text that it improves.
-        gain: How much lower its mean loss is than its parent's, over all prompts with them that
-            the run has scored; None if one has no loss yet.
+        client: Enrolment index of its author; None if it is merged.
+        parents: The text that it improves, or those that it merges.
+        depth: Number of written candidates that it descends from, by first parents.
+        gain: How much lower its mean loss is than that of its best parent, over all prompts with
+            them that the run has scored; None if one has no loss yet.
+        won: Whether the deployable prompt has it.
     """
 
     text: str
-    client: int
-    parent: str
+    client: int | None
+    parents: tuple[str, ...]
+    depth: int
     gain: float | None = None
+    won: bool
+
+    @property
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """The text below its parent, its author, gain, whether it won, and its parents."""
+        return (
+            f"{2 * self.depth * ' '}{self.text}",
+            "merged" if self.client is None else str(self.client),
+            "-" if self.gain is None else f"{self.gain:+.3f}",
+            "yes" if self.won else "",
+            " + ".join(parent or "(blank)" for parent in self.parents),
+        )
 
 
 class RunResult(Billed):
@@ -250,7 +265,8 @@ class RunResult(Billed):
         censoring: Label log-probabilities that the provider's API did not return.
         evaluation: Usage of evaluation; its `queries` are not part of `spent`.
         proposer: What ``prompt.proposer`` did; absent before its first call.
-        lineage: The candidates that devices wrote, in order.
+        lineage: The candidates that devices wrote or the run's model merged, each below its first
+            parent.
         judge: The part of `evaluation` for the judge of ``task.score``; absent without one.
         communication: Traffic of federated messages.
         verdict: Whether tuning improved the metric; absent while the run is running.
@@ -271,7 +287,7 @@ class RunResult(Billed):
     cache: CacheReport
     censoring: CensoringReport = CensoringReport()
     evaluation: Usage
-    proposer: Helper | None = Field(default=None, exclude_if=is_none)
+    proposer: ProposerReport | None = Field(default=None, exclude_if=is_none)
     lineage: tuple[Written, ...] = Field(default=(), exclude_if=operator.not_)
     judge: Usage | None = Field(default=None, exclude_if=is_none)
     communication: Traffic

@@ -103,6 +103,12 @@ class Tensor(Message):
         """Pack candidate indices into the smallest sufficient type."""
         return cls.pack(values, shape, "uint8" if vocab_size <= 256 else "uint16")
 
+    def part(self, rows: range) -> Self:
+        """Return consecutive rows of a matrix, as a matrix."""
+        size = len(self.data) // self.shape[0]
+        raw = self.data[rows.start * size : rows.stop * size]
+        return self.from_bytes(raw, (len(rows), *self.shape[1:]), self.dtype)
+
     def to_bytes(self) -> bytes:
         """Return the elements as little-endian bytes in C order, for ``numpy.frombuffer``."""
         return self.data

@@ -86,16 +86,21 @@ def _confusion(run: ReportedRun) -> tuple[list[str], list[tuple[str, list[int]]]
     return columns, list(zip(labels, counts, strict=True))
 
 
-def _proposer(result: RunResult) -> list[tuple[str, int, None]]:
-    done = result.proposer
-    if done is None:
-        return []
-    return [
-        ("of these the proposer", done.spent.requests, None),
-        ("Calls of the proposer that failed", done.failed, None),
-        ("Candidates of the proposer, added", done.added, None),
-        ("Candidates of the proposer, dropped", done.dropped, None),
-    ]
+def _other_models(result: RunResult) -> list[tuple[str, str, str]]:
+    """Return what the proposer and the judge did, and their part of the cost."""
+    lines, done = [], result.proposer
+    models = {"proposer": None if done is None else done.spent, "judge": result.judge}
+    for name, spent in models.items():
+        if spent is not None:
+            usd = f"USD {spent.usd:.4f}" if result.priced else "at an unknown price"
+            lines.append((name.capitalize(), f"{spent.requests:,} requests, {usd}", "-"))
+    if done is not None:
+        lines += [
+            ("Calls of the proposer that failed", f"{done.failed:,}", "-"),
+            ("Candidates of the proposer, added", f"{done.added:,}", "-"),
+            ("Candidates of the proposer, dropped", f"{done.dropped:,}", "-"),
+        ]
+    return lines
 
 
 def _costs(run: ReportedRun) -> list[tuple[str, str, str]]:
@@ -106,8 +111,6 @@ def _costs(run: ReportedRun) -> list[tuple[str, str, str]]:
         ("Evaluation queries", evaluation.queries, None),
         ("Billed requests", spent.requests, caps.requests),
         ("of them evaluation", evaluation.requests, None),
-        *_proposer(result),
-        *([] if result.judge is None else [("of these the judge", result.judge.requests, None)]),
         ("Prompt tokens", spent.prompt_tokens, caps.prompt_tokens),
         ("Completion tokens", spent.completion_tokens, caps.completion_tokens),
         ("Tokens together", spent.prompt_tokens + spent.completion_tokens, caps.tokens),
@@ -123,6 +126,7 @@ def _costs(run: ReportedRun) -> list[tuple[str, str, str]]:
             (what, f"{count:,}", "-" if most is None else f"{most:,}")
             for what, count, most in lines
         ),
+        *_other_models(result),
         ("US dollars", usd, "-" if caps.usd is None else f"{caps.usd:.2f}"),
         ("Time", f"{result.wall_s:,.1f} s", "-"),
     ]

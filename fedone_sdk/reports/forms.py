@@ -130,7 +130,7 @@ def program_of(
     if backend.kind not in ("openai", "vllm") or masked:
         return _sdk_program(task, backend, prompt), ""
     notes = []
-    if backend.log_probs is not True and backend.structured:
+    if backend.log_probs is not True:
         notes.append("The run restricted answers to label words by a JSON schema; this does not.")
     if messages[-1]["role"] == "assistant":
         notes.append(

@@ -66,7 +66,7 @@ _KEYS: dict[str, set[str]] = {
     "transformers": {"model", "device", "dtype", "multi_token_labels"},
     "vllm": {"model", "base_url", "api_key_env", "tokenizer", "multi_token_labels", *_REMOTE},
     "openai": {
-        *("model", "base_url", "api_key_env", "tokenizer", "api", "log_probs", "structured"),
+        *("model", "base_url", "api_key_env", "tokenizer", "api", "log_probs"),
         *("reasoning_effort", "service_tier", "max_input_tokens", *_REMOTE),
     },
     "own": {"object", "options", *_REMOTE},
@@ -105,8 +105,6 @@ class BackendSpec(Spec):
         log_probs: Whether the model shows log-probabilities; ``{samples: 8}`` estimates them from
             up to 8 answers to each input. With false the task's loss must be ``zero_one``: the
             label that the model writes is right or wrong.
-        structured: Without log-probabilities: whether a JSON schema restricts the answer to the
-            label words, if the model supports that.
         reasoning_effort: Sent if set; newer models show log-probabilities only with ``none``.
         service_tier: ``flex`` costs half at OpenAI and may take minutes; `timeout_s` is then 900 by
             default.
@@ -136,7 +134,6 @@ class BackendSpec(Spec):
     tokenizer: str | None = None
     api: Literal["chat", "completions"] = "chat"
     log_probs: bool | Annotated[dict[Literal["samples"], _Samples], Field(min_length=1)] = True
-    structured: bool = True
     reasoning_effort: Annotated[str, Field(max_length=20)] | None = None
     service_tier: Literal["flex"] | None = None
     max_input_tokens: Annotated[int, Field(ge=16, le=1_000_000)] | None = None

@@ -116,6 +116,8 @@ class ProposerSpec(Spec):
     it (`WorkPolicy.reflect`) ask a model of their own, or the run's by the gateway, which then sees
     these rows and their labels.
 
+    Every fourth time the run's model merges the best candidates of different clients into one.
+
     The calls of the run's model are charged to its budget.
 
     Attributes:
@@ -138,6 +140,11 @@ class ProposerSpec(Spec):
     backend: WriterSpec | None = None
     slot: SlotName | None = None
     every: Annotated[int, Field(ge=1, le=10**6)] = 5
+
+    @property
+    def merge_every(self) -> int:
+        """Rounds between two merges of the best candidates of different clients."""
+        return 4 * self.every
 
     @model_validator(mode="after")
     def _check_backend(self) -> Self:

@@ -50,8 +50,7 @@ class Store(Protocol):
     async def put_token(self, token: TokenRecord) -> None:
         """Add a token, or change ``runs`` and ``expires_at`` of the one with the same secret.
 
-        Raises:
-            ValueError: Another token has this name.
+        Another token of this name is a ``ValueError``.
         """
 
     async def tokens(self) -> list[TokenRecord]:

@@ -83,10 +83,10 @@ class MemoryStore(Alone, Store):
         return self._tokens[name]
 
     async def enrol(self, client: ClientRecord, token_sha256: str, now: float) -> ClientRecord:
-        found = [t for t in self._tokens.values() if t.token_sha256 == token_sha256]
-        if not found:
+        matching = [t for t in self._tokens.values() if t.token_sha256 == token_sha256]
+        if not matching:
             raise TokenRefused("the enrolment token is not known")
-        token = found[0]
+        token = matching[0]
         token.check(now)
         index = self._by_enrolment.get(client.enrolment_sha256 or "")
         if index is not None:
@@ -233,14 +233,14 @@ class MemoryStore(Alone, Store):
     ) -> list[LogEntry]:
         log = self._logs.get(run_id, [])
         begin = bisect_right(log, after, key=lambda entry: entry.version)
-        found: list[LogEntry] = []
+        entries: list[LogEntry] = []
         for entry in islice(log, begin, None):
             if kind not in (None, entry.kind):
                 continue
-            if limit is not None and len(found) >= limit and entry.version > found[-1].version:
+            if limit is not None and len(entries) >= limit and entry.version > entries[-1].version:
                 break
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
         if log:

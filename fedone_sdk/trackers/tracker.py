@@ -78,22 +78,21 @@ def find_tracker(name: str) -> TrackerFactory:
 
 def summary_of(result: RunResult) -> dict[str, float]:
     """Return metric, cost and time by name, without those that are not measured or priced."""
-    metric, spent = result.metric, result.spent
+    metric = result.metric
     numbers = {
-        f"{metric.name}_no_prompt": metric.no_prompt,
-        f"{metric.name}_before": metric.before,
-        f"{metric.name}_after": metric.after,
+        **{f"{metric.name}_{at}": getattr(metric, at) for at in ("no_prompt", "before", "after")},
+        **{f"spent_{unit}": amount for unit, amount in result.spent},
         "rounds": result.rounds,
-        "spent_queries": spent.queries,
         "evaluation_queries": result.evaluation.queries,
-        "spent_requests": spent.requests,
-        "spent_prompt_tokens": spent.prompt_tokens,
-        "spent_completion_tokens": spent.completion_tokens,
-        "spent_usd": float(spent.usd) if result.priced else None,
         "cache_hits": result.cache.hits,
         "wall_s": result.wall_s,
     }
-    return {name: float(value) for name, value in numbers.items() if value is not None}
+    unknown = () if result.priced else ("spent_usd",)
+    return {
+        name: float(value)
+        for name, value in numbers.items()
+        if value is not None and name not in unknown
+    }
 
 
 def params_of(spec: RunSpec) -> dict[str, str | int | float | bool]:

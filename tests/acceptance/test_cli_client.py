@@ -112,10 +112,38 @@ async def test_check(tmp_path: Path, labels: dict[Any, str], code: int, line: st
     assert out.decode().splitlines() == [f"{url} accepts this client", line]
 
 
+async def test_generated_texts_are_scored_by_the_function_of_the_runs_file(tmp_path: Path) -> None:
+    task = {
+        "template": "{prompt} {text}",
+        "loss": "score",
+        "score": {"regex": {"pattern": "good"}},
+        "label_field": "none",
+    }
+    spec = run_spec(task=task, method={"name": "random", "batch_size": 5}, rounds=2)
+    (tmp_path / "run.yaml").write_text(spec.model_dump_json(exclude_unset=True))
+    words = Vocabulary(candidates=(" good", " bad"))
+    echo = ScriptedBackend(write=lambda inputs, _: "".join(part.text for part in inputs))
+    async with (
+        asyncio.timeout(60),
+        Aggregator(backend=echo, enrolment_tokens=[TOKEN]) as served,
+    ):
+        run = await served.service.add_run(spec, words)
+        url = await served.listen()
+        async with fedone_client(tmp_path, url, "--check") as process:
+            out, _ = await process.communicate()
+            assert b"fedone client --run RUN.yaml" in out
+        async with fedone_client(tmp_path, url, "--run", "run.yaml") as process:
+            _, err = await process.communicate()
+        assert (process.returncode, err) == (0, b"")
+        assert run.state.status == "completed"
+        assert all(report.mean_loss < 1.0 for report in run.result().history)
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         (("--privacy", "8"), "--privacy: unit: "),
+        (("--run", "gone.yaml"), "gone.yaml: "),
         (("--privacy", "example:8"), "unit 'example' needs a backend of the device's own"),
         (("--privacy", "label:8"), "label, fields: policy.privacy needs both"),
         (("--budget", "2000"), "--budget: '2000' must be UNIT=N"),

@@ -17,6 +17,7 @@ import pytest
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.service import Service
+from fedone_sdk.budget import Usage
 from fedone_sdk.client import WorkPolicy
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Proposal
@@ -24,6 +25,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.spec.prompt import ProposerSpec
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ScriptedBackend
+from tests.by_hand import enrol, update, work_of
 from tests.runs import RecordingTransport, memory_client, serving
 
 TOPICS = ("refund", "invoice", "parcel")
@@ -90,15 +92,16 @@ async def tuned(
     *,
     proposer: ScriptedBackend | None = None,
     transport: Callable[[Service], RecordingTransport] = RecordingTransport,
+    rows: Callable[[int], list[dict[str, object]]] = rows_of,
     **options: Any,
 ) -> tuple[ServedRun, list[RecordingTransport]]:
-    """A run with four devices until its end, and what each of them sent."""
+    """A run with its devices until its end, and what each of them sent."""
     async with serving(backend=ScriptedBackend(answer)) as service, AsyncExitStack() as stack:
         run = await service.add_run(spec, spec.prompt.build(spec.task), proposer=proposer)
-        lines = [transport(service) for _ in range(4)]
+        lines = [transport(service) for _ in range(spec.participation.min_clients or 4)]
         clients = [
             await stack.enter_async_context(
-                memory_client(service, data=rows_of(number), transport=line, **options)
+                memory_client(service, data=rows(number), transport=line, **options)
             )
             for number, line in enumerate(lines)
         ]
@@ -129,12 +132,10 @@ async def test_rules_from_failures_reach_the_deployed_prompt() -> None:
     assert shown.keys() == written.keys()
     # Each rule names a topic that its parent's text leaves undecided.
     assert any(one.gain is not None and one.gain > 0 for one in shown.values())
-    assert all(
-        one.parent == "" or one.parent in (*shown, "Answer yes or no.") for one in result.lineage
-    )
+    assert all(one.parents[0] in ("", *shown, "Answer yes or no.") for one in result.lineage)
     for number, (_, text) in enumerate(run.state.proposed):
         author = lines[written[text].client]
-        assert written[text].parent < base + number
+        assert written[text].parents[0] < base + number
         for work in author.works:
             assert base + number not in {int(row[0]) for row in work.prompts.rows()}
         for line in lines:
@@ -159,6 +160,35 @@ async def test_no_row_is_read_without_consent(reflect: ScriptedBackend | None) -
     assert not proposer.asked
     assert not run.state.lineage
     assert run.result().status == "completed"
+
+
+def one_rule(inputs: Rendered, max_tokens: int) -> str:
+    """Write the rule of the rows alone, without the earlier ones; or merge texts."""
+    text = text_of(inputs)
+    merged = re.findall(r'^- "(.*)"$', text, re.MULTILINE)
+    topics = re.findall(r"text: c\d (\w+) no", text)
+    return json.dumps([" ".join(merged) or f"Look twice at {topics[0]} cases."])
+
+
+async def test_the_best_candidates_of_two_groups_of_devices_are_merged() -> None:
+    def rows(client: int) -> list[dict[str, object]]:
+        topic = TOPICS[client % 2]
+        return [{"text": f"c{client} {topic} no {n}", "label": n % 2} for n in range(8)]
+
+    proposer = ScriptedBackend(write=one_rule)
+    spec = spec_of(budget={"queries": 300}, rounds=80, participation={"min_clients": 8})
+    run, _ = await tuned(spec, proposer=proposer, reflect="gateway", rows=rows)
+    result = run.result()
+    merged = [one for one in result.lineage if one.client is None]
+    assert [len(one.parents) for one in merged] == [2]
+    for topic in TOPICS[:2]:
+        assert f"{topic} cases" in result.prompt.text
+    # The model of the merge reads candidates only, and its call is the proposer's.
+    asked = [text_of(query.inputs[0]) for query in proposer.asked]
+    assert not any(re.search(r"c\d", text) for text in asked if "best for some" in text)
+    assert result.proposer is not None
+    assert result.proposer.calls == len(proposer.asked)
+    assert [one.won for one in result.lineage].count(True) == 1
 
 
 @pytest.mark.parametrize(
@@ -216,6 +246,24 @@ async def test_proposals_are_asked_for_and_limited() -> None:
     authors = Counter(origin.client for origin in run.state.lineage)
     assert 0 < max(authors.values()) <= 2
     assert "Send all texts" not in run.result().prompt.text
+
+
+@pytest.mark.parametrize(
+    ("reported", "text", "charged"), [(3, None, 3), (4, None, 4), (3, "Look at refund cases.", 4)]
+)
+async def test_a_device_pays_for_the_trial_that_it_had(
+    reported: int, text: str | None, charged: int
+) -> None:
+    part = {"min_clients": 1, "own_models": "charged"}
+    spec = spec_of(participation=part, calibration="none")
+    async with serving(backend=ScriptedBackend(answer)) as service:
+        run = await service.add_run(spec, spec.prompt.build(spec.task), proposer=ScriptedBackend())
+        (client,) = await enrol(service)
+        work = await work_of(service, client, own_model=True)
+        proposal = None if text is None else Proposal(parent=0, text=text)
+        fields = {"losses": (0.5, 0.6, 0.7), "proposal": proposal}
+        await update(service, client, work, usage=Usage(queries=reported), **fields)
+        assert run.state.account.spent.queries == charged
 
 
 def test_a_private_run_takes_no_reflection() -> None:

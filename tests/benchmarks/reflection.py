@@ -94,11 +94,20 @@ def text_of(inputs: Rendered) -> str:
 
 
 def reflector(world: World, error: float, quoting: float) -> Write:
-    """Return what writes rules of failed rows, wrong or with a quoted row at these rates."""
+    """Return what writes rules of failed rows, wrong or with a quoted row at these rates.
+
+    A merge loses each rule at the rate of wrong ones.
+    """
     rng = random.Random(world.seed)
 
     def write(inputs: Rendered, _: int) -> str:
         text = text_of(inputs)
+        if merged := re.findall(r'^- "(.*)"$', text, re.MULTILINE):
+            named = dict(
+                reversed(re.findall(rf"({'|'.join(TOPICS)}) is (\w+)\.", " ".join(merged)))
+            )
+            kept = [f"{topic} is {named[topic]}." for topic in named if rng.random() >= error]
+            return json.dumps([" ".join(kept)])
         (current,) = re.findall(r'The current text at .*?: (?:"(.*)"|none)\n', text)
         failed = re.findall(r"text: (.*about the (\w+) of.*)\nResult: expected '(\w+)'", text)
         found = dict.fromkeys((topic, label) for _, topic, label in failed)

@@ -196,7 +196,8 @@ class Stage:
 
     async def _add(self, spec: RunSpec) -> ServedRun:
         dev = DEV if 0 in spec.task.labels or "0" in spec.task.labels else ()
-        return await self.aggregator.service.add_run(spec, WORDS, dev=dev)
+        words = spec.prompt.build(spec.task) if spec.prompt.slots else WORDS
+        return await self.aggregator.service.add_run(spec, words, dev=dev)
 
     def start_devices(self, number: int = 4) -> None:
         """Edge clients that work on until the stage is over."""
@@ -313,7 +314,7 @@ class Chromium:
             watcher.page.set_default_timeout(15_000)
             yield watcher
             assert watcher.errors == []
-            expected = (url, also or url)
+            expected = (url, also or url, f"blob:{url}")
             assert [each for each in watcher.requested if not each.startswith(expected)] == []
         finally:
             with suppress(Exception):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Locator, Page, expect
 
+from fedone_sdk.aggregator.rounds.state import Lineage
 from fedone_sdk.budget import Budget
 from tests.browser.axe import overflow
 from tests.browser.stage import DESKTOP, OPERATOR, PHONE, VIEWER, Chromium, Stage, needs_chromium
@@ -287,3 +289,26 @@ async def test_the_list_has_what_users_look_for(chromium: Chromium, stage: Stage
         metric = run.summary.metric
         assert metric is not None
         await expect(cells.nth(0)).to_have_text(f"{metric:.3f}accuracy")
+
+
+async def test_what_devices_wrote_is_a_tree(chromium: Chromium, stage: Stage) -> None:
+    run = await stage.add_run(
+        task={"template": "{line} {text} It was {mask}.", "labels": {0: " terrible", 1: " great"}},
+        prompt={
+            "slots": [{"name": "line", "candidates": ["", "Judge."]}],
+            "proposer": {"kind": "reflection"},
+        },
+        method={"name": "thompson", "num_samples": 8, "batch_size": 6},
+    )
+    texts = ("Judge the end.", "Judge the end <b>twice</b>.")
+    lineage = (Lineage(texts[0], 3, (0,)), Lineage(texts[1], None, (2, 1)))
+    proposed = tuple(("line", text) for text in texts)
+    run.state = replace(run.state, proposed=proposed, lineage=lineage)
+    run._on_new_state()
+    async with chromium.watching(stage.url) as watcher:
+        await watcher.sign_in(VIEWER, "#/runs/sentiment")
+        table = watcher.page.get_by_role("region", name="Candidates written from failures")
+        rows = table.locator("tbody tr")
+        await expect(rows.nth(0)).to_contain_text(f"{texts[0]}3\u2013(blank)")
+        second = f"\u2003{texts[1]}merged\u2013{texts[0]} + Judge."
+        await expect(rows.nth(1)).to_contain_text(second)

@@ -343,7 +343,7 @@ async def _live(
             raise
     finally:
         if client is not None:
-            client._state.close()
+            client._device.state.close()
     return epsilon if client is None or client.epsilon is None else client.epsilon
 
 

@@ -7,6 +7,7 @@ import asyncio
 import json
 import signal
 
+from tests.fake_openai.mails import Mails
 from tests.fake_openai.script import BEHAVIOURS, Script
 from tests.fake_openai.server import FakeOpenAI
 
@@ -31,6 +32,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     server = FakeOpenAI(
         script=script,
         models={arguments.model: {}},
+        model=Mails() if arguments.mails else None,
         key=arguments.key,
         requests_per_minute=arguments.rpm,
         tokens_per_minute=arguments.tpm,
@@ -55,6 +57,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--log", help="one JSON line per billed request, before it is answered")
     parser.add_argument("--model", default="fake-1")
+    parser.add_argument("--mails", action="store_true", help="answers from support mails")
     parser.add_argument("--key", help="the key that it wants")
     parser.add_argument("--at", type=_pair, action="append", default=[], metavar="NUMBER=BEHAVIOUR")
     parser.add_argument(

@@ -84,7 +84,7 @@ async def test_mistakes_are_reported_before_any_request(
     with pytest.raises(SpecError) as caught:
         await fedone(*arguments)
     assert message in str(caught.value)
-    assert len(await fedone.aggregator.service.access.tokens()) == 1
+    assert len(await fedone.aggregator.service.store.tokens()) == 1
 
 
 async def test_refusals_are_the_server_s(fedone: Fedone) -> None:

@@ -404,7 +404,7 @@ class TestState:
                     assert (await client.run_once()).outcome == "worked"
             async with client_of(service, state_dir=state, token=None) as client:
                 assert (await client.run_once()).outcome == "worked"
-            assert len(await service.access.clients()) == 1
+            assert len(await service.store.clients()) == 1
         assert stat.S_IMODE(state.stat().st_mode) == 0o700
         (file,) = state.iterdir()
         assert file.name == "state.sqlite3"
@@ -414,13 +414,13 @@ class TestState:
         async with serving() as service:
             async with client_of(service, state_dir=tmp_path) as client:
                 await client.enrol()
-                first = client._state.identity.client_id
+                first = client._device.state.identity.client_id
             (identity,) = entries(tmp_path, "identity")
             damaged = json.dumps({**json.loads(identity), "credential": "é"})
             stored(tmp_path, "UPDATE entries SET value = ?", damaged)
             async with client_of(service, state_dir=tmp_path) as client:
                 await client.enrol()
-                assert client._state.identity.client_id not in (None, first)
+                assert client._device.state.identity.client_id not in (None, first)
 
     @pytest.mark.parametrize("content", [b"\0" * 5000, b"{}" * 5000, b"SQLite format 3\0" * 400])
     async def test_a_damaged_file_is_put_aside(self, tmp_path: Path, content: bytes) -> None:

@@ -24,7 +24,7 @@ from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.client import ClientEvent, HttpTransport, Network
 from fedone_sdk.client.state import DeviceState
-from fedone_sdk.client.transport import Proxy, _retry_after_s
+from fedone_sdk.client.transport import _retry_after_s
 from fedone_sdk.errors import MessageError, ProblemError, SpecError, TransportError
 from fedone_sdk.messages import Claim, Enrol, Enrolled, Problem
 from fedone_sdk.spec import RunSpec
@@ -226,9 +226,8 @@ class TestProxy:
         monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
         monkeypatch.setenv("NO_PROXY", "inside.example")
         outside, inside = URL("https://outside.example"), URL("https://inside.example")
-        assert Network().proxy_for(outside) == Proxy(url=URL("http://proxy.example:3128"))
-        assert Network().proxy_for(inside) is None
-        assert Network(trust_env=False).proxy_for(outside) is None
+        assert Network().options(outside) == {"proxy": URL("http://proxy.example:3128")}
+        assert Network().options(inside) == Network(trust_env=False).options(outside) == {}
 
     async def test_a_password_of_the_server_s_in_netrc(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -259,7 +258,7 @@ class TestIdentity:
                     with pytest.raises(asyncio.CancelledError):
                         await client.run_once()
             await works(served, EdgeClient(url, token=TOKEN, data=DATA, state_dir=tmp_path))
-            assert len(await served.service.access.clients()) == 1
+            assert len(await served.service.store.clients()) == 1
 
     async def test_another_credential(self, tmp_path: Path) -> None:
         async with aggregator() as (served, url):

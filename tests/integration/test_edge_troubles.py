@@ -18,7 +18,7 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import ClientEvent, HttpTransport
-from fedone_sdk.client.examples import Source
+from fedone_sdk.client.rows import Source
 from fedone_sdk.client.transport import Call, _refusal
 from fedone_sdk.errors import (
     BackendBlocked,

@@ -91,7 +91,7 @@ class Bench:
         if spec is not None:
             await self._service.add_run(spec, WORDS)
             await enrol(self._service)
-        (client,) = await self._service.access.clients()
+        (client,) = await self._service.store.clients()
         device = Device(self._service, client)
         assert await device.claim() is not None
         return device

@@ -275,7 +275,7 @@ class TestRestart:
         async with serving(backend=other, store=store) as service:
             run = service.runs["run"]
             assert "the server's model is 'other', the run was scored by" in run.state.reason
-            device = Device(service, (await service.access.clients())[0])
+            device = Device(service, (await service.store.clients())[0])
             assert await device.claim() is None
             assert other.asked == []
             await service.resume_run(run)
@@ -294,7 +294,7 @@ class TestRestart:
         async with serving(backend=Checked(model), store=store) as service:
             run = service.runs["run"]
             assert run.state.reason == "paused: the key was revoked"
-            device = Device(service, (await service.access.clients())[0])
+            device = Device(service, (await service.store.clients())[0])
             assert await device.claim() is None
             with pytest.raises(ProblemError, match="the key was revoked") as excinfo:
                 await service.resume_run(run)

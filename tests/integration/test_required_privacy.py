@@ -16,8 +16,8 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
 from fedone_sdk.client import RequiredPrivacy
 from fedone_sdk.client.journal import Journal
-from fedone_sdk.client.options import ClientEvent
-from fedone_sdk.client.privacy import PrivacyAccount
+from fedone_sdk.client.noise import PrivacyAccount
+from fedone_sdk.client.options import ClientEvent, OnEvent
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.local import MemoryTransport
@@ -62,7 +62,12 @@ class Misreporting(RecordingTransport):
 
 
 def device(
-    transport: MemoryTransport, folder: Path | None, *, own: bool = True, **required: Any
+    transport: MemoryTransport,
+    folder: Path | None,
+    *,
+    own: bool = True,
+    on_event: OnEvent | None = None,
+    **required: Any,
 ) -> EdgeClient:
     required = {"max_epsilon": 8.0, **required}
     return edge_client(
@@ -75,6 +80,7 @@ def device(
         state_dir=folder,
         require_privacy=RequiredPrivacy(**required),
         transport=transport,
+        on_event=on_event,
         wait_s=0.0,
     )
 
@@ -107,8 +113,7 @@ async def test_work_below_the_requirement_is_declined(
 async def test_run_forever_continues_after_a_decline(tmp_path: Path) -> None:
     events: list[ClientEvent] = []
     async with serving(spec_of("losses"), ScriptedBackend()) as service:
-        client = device(RecordingTransport(service), tmp_path)
-        client._events._on_event = events.append
+        client = device(RecordingTransport(service), tmp_path, on_event=events.append)
         async with client, asyncio.timeout(30):
             forever = asyncio.create_task(client.run_forever())
             while "declined" not in [event.kind for event in events]:
@@ -292,9 +297,15 @@ async def test_a_target_without_noise_in_this_exchange(tmp_path: Path, required:
     changed = spec.privacy.model_copy(update={"target": "alpha"})
     async with serving(spec, ScriptedBackend()) as service:
         transport = Misreporting(service, privacy=changed)
-        client = device(transport, tmp_path)
-        if not required:
-            client._privacy = None
+        own = {"require_privacy": RequiredPrivacy(max_epsilon=8.0)} if required else {}
+        options: dict[str, Any] = {
+            "label": "label",
+            "fields": ["text"],
+            "state_dir": tmp_path,
+            **own,
+        }
+        options |= {"backend": ScriptedBackend(), "transport": transport}
+        client = edge_client("memory:", token=TOKEN, data=DATA, **options)
         async with client:
             turn = await client.run_once()
     assert transport.updates == []

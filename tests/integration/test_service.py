@@ -159,7 +159,7 @@ class TestUpdates:
                 await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
             first = await store.memory("run", client.index)
         async with serving(store=store) as service:  # also over a restart
-            restored = [(await service.access.clients())[client.index]]
+            restored = [(await service.store.clients())[client.index]]
             for _ in range(2):
                 client, work = await working(service, restored)
                 await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.browser.conftest import chromium
 
-__all__ = ["chromium", "package"]
+__all__ = ["chromium", "models", "package"]
 
 
 @pytest.fixture(scope="session")
@@ -18,4 +18,13 @@ def package() -> Path:
     folder = Path(__file__).parents[2] / "examples" / "typescript_client"
     if not (folder / "dist" / "page" / "page.js").exists() and os.environ.get("CI") != "true":
         pytest.skip("examples/typescript_client is not built; scripts/test-typescript does it")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models(package: Path) -> Path:
+    """The folder of the engines."""
+    folder = package / "models"
+    if not (folder / "dist" / "page.js").exists() and os.environ.get("CI") != "true":
+        pytest.skip("the engines are not built; scripts/test-typescript does it")
     return folder

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.client.consent import Consent
+from fedone_sdk.client.rows import Consent
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import RunTask
 from fedone_sdk.task import TaskSpec

@@ -13,8 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from fedone_sdk.budget import Usage
-from fedone_sdk.client.examples import Declining
 from fedone_sdk.client.journal import Journal, Unsent, memory_of, unsent_updates
+from fedone_sdk.client.rows import Declining
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.errors import DataError
 from fedone_sdk.messages import LossesUpdate, Scored

@@ -17,7 +17,7 @@ NOT_A_DEVICES = (
         "fedone_sdk.backends.model_client",
         "fedone_sdk.budget.ledger",
         "fedone_sdk.client.admin",
-        "fedone_sdk.client.backend_oracle",
+        "fedone_sdk.client.own_model",
     ),
     "fedone_sdk.messages.run",
     *("fedone_sdk.spec.backends", "fedone_sdk.spec.prompt", "fedone_sdk.spec.run"),

@@ -63,8 +63,8 @@ class TestGoldenMessages:
     def test_every_message_has_a_vector(self) -> None:
         parts = {"Tensor", "CacheReport", "Cap", "CensoringReport", "Check", "ClientInfluence",
                  "LostWork", "Message", "MetricReport", "PositionProbabilities", "Preference",
-                 "PrivacyReport", "PromptReport", "Helper", "Judged", "Proposal", "Reflection",
-                 "RoundReport", "RunDevices", "Scored", "SeatReport", "Spread",
+                 "PrivacyReport", "PromptReport", "ProposerReport", "Judged", "Proposal",
+                 "Reflection", "RoundReport", "RunDevices", "Scored", "SeatReport", "Spread",
                  "Standing", "Step", "TokenProbability", "Traffic", "UnfitDevices",
                  "Verdict", "Written"}  # fmt: skip
         classes = {

@@ -212,13 +212,13 @@ class TestStore:
         assert not found.is_file
         assert str(found) == "postgresql://fedone:***@db.example/fedone"
         assert SECRET not in repr(found)
-        assert SECRET in found._sql_url().render_as_string(hide_password=False)
+        assert SECRET in found.build(Path())._url.render_as_string(hide_password=False)
         assert SECRET not in repr(found.build(file.parent))
 
     def test_a_password_from_its_variable(self, file: Path, monkeypatch: Set) -> None:
         monkeypatch.setenv("FEDONE_STORE__PASSWORD", "p@ss/word:1")
         found = self.load(file, {"url": "postgresql://fedone@db.example/fedone"})
-        assert found._sql_url().password == "p@ss/word:1"
+        assert found.build(Path())._url.password == "p@ss/word:1"
 
     @pytest.mark.parametrize(
         ("store", "message"),

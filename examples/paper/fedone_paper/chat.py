@@ -98,7 +98,7 @@ async def _paid(options: dict[str, Any], workspace: Workspace, federation: Feder
                 refusals.append(exc)
                 raise
 
-    ledger = SqliteLedger(workspace.file("spent.sqlite"), program="reproduce.py")
+    ledger = SqliteLedger(workspace.file("spent.sqlite"))
     usd = options["usd"] and Budget(usd=Decimal(options["usd"]))
     guard = BudgetGuard(usd, ledger=ledger)
     async with trial_backend(options["run"]["backend"], workspace, guard=guard) as backend:

@@ -1,6 +1,7 @@
 // One device as a Node program: node dist/demo/device.js URL rows.jsonl [STATE]
-// FEDONE_TOKEN is its enrolment token. Prints what happens, a line of JSON for each event; SIGTERM and Ctrl-C end it. With MODEL_URL
-// it asks a model of its own there, and not the aggregator's; POLICY is the `policy` as JSON,
+// FEDONE_TOKEN is its enrolment token. Prints what happens, a line of JSON for each event; SIGTERM
+// and Ctrl-C end it. With MODEL_URL it asks a model of its own there, and with BACKEND the `backend`
+// of that module, instead of the aggregator's; POLICY is the `policy` as JSON,
 // FIELDS are the columns that it lets out, REFLECT (`gateway` or `model`) is what reflects.
 import { readFileSync } from "node:fs";
 import { FileStorage } from "../adapters/node/index.js";
@@ -18,13 +19,15 @@ const lines = readFileSync(file, "utf8").split("\n").filter(Boolean);
 const stop = new AbortController();
 for (const signal of ["SIGINT", "SIGTERM"] as const) process.once(signal, () => stop.abort());
 
-const { FIELDS, MODEL_URL = "", POLICY = "{}", REFLECT } = process.env;
-const backend: Backend = async (query, signal) => {
+const { BACKEND, FIELDS, MODEL_URL = "", POLICY = "{}", REFLECT } = process.env;
+const remote: Backend = async (query, signal) => {
   const body = JSON.stringify(query);
   const response = await fetch(MODEL_URL, { method: "POST", body, signal: signal ?? null });
   if (!response.ok) throw new Error(`answered ${response.status}`);
   return response.json();
 };
+
+const backend: Backend = BACKEND ? (await import(BACKEND)).backend : remote;
 
 const client = new EdgeClient({
   server,
@@ -37,7 +40,7 @@ const client = new EdgeClient({
     ...JSON.parse(POLICY),
     ...(REFLECT && { reflect: reflection(REFLECT === "gateway" ? REFLECT : backend) }),
   },
-  ...(MODEL_URL && { backend }),
+  ...((MODEL_URL || BACKEND) && { backend }),
   onEvent: (event) => console.log(JSON.stringify(event)),
 });
 await client.run({ signal: stop.signal });

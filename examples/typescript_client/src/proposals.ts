@@ -104,7 +104,7 @@ export function readReflection(
   labels: readonly string[],
 ): string | undefined {
   const [begin, end] = margins(known);
-  const allowed = new Set(labels.map(placeholder));
+  const allowed = labels.map(placeholder);
   const seen = new Set(["", ...known.map(folded)]);
   for (const proposal of textsIn(answer.slice(0, MAX_ANSWER_CHARS))) {
     const core = proposal.replaceAll("\r\n", "\n").trim();
@@ -113,12 +113,23 @@ export function readReflection(
       [...candidate].length <= MAX_PROPOSAL_CHARS &&
       !seen.has(folded(core)) &&
       !/[^\P{C}\n\u200c\u200d]|[\p{Zl}\p{Zp}]/u.test(core) &&
-      [...core.matchAll(/\{[^{}]*\}/g)].every(([found]) => allowed.has(found)) &&
+      !/[{}]/.test(withoutAny(core, allowed)) &&
       // Positions beside it may have any candidate.
       [candidate, ...known].every((one) => !hasSpecialToken(`${one}${candidate}${one}`));
     if (fits) return candidate;
   }
   return undefined;
+}
+
+/** A text without these, as they stand in it. */
+function withoutAny(text: string, parts: readonly string[]): string {
+  let kept = "";
+  for (let at = 0; at < text.length;) {
+    const part = parts.find((one) => text.startsWith(one, at));
+    kept += part === undefined ? text[at] : "";
+    at += part?.length ?? 1;
+  }
+  return kept;
 }
 
 /** The white space that all candidates start and end with. */

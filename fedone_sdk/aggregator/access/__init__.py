@@ -1,3 +1,1 @@
 """Authentication and authorisation: tokens, roles, enrolled clients."""
-
-__all__: list[str] = []

@@ -132,14 +132,13 @@ class Access:
             ProblemError: ``token_conflict`` when the name is taken.
         """
         secret, now = new_secret("fedone_enrol"), self._clock.now()
-        token = TokenRecord(
-            name=message.name,
+        limits = EnrolmentToken(
             token_sha256=digest(secret),
             runs=message.runs,
-            uses_left=message.uses,
+            uses=message.uses,
             expires_at=None if message.expires_in_s is None else now + message.expires_in_s,
-            created_at=now,
         )
+        token = limits.record(message.name, now)
         try:
             await self._store.put_token(token)
         except ValueError as exc:
@@ -149,10 +148,6 @@ class Access:
             "token_created", {"token": token.name, "runs": token.runs, "uses": token.uses_left}
         )
         return token, secret
-
-    async def tokens(self) -> list[TokenRecord]:
-        """Return all enrolment tokens in order of creation."""
-        return await self._store.tokens()
 
     async def revoke_token(self, name: str) -> TokenRecord:
         """Revoke an enrolment token; clients that enrolled with it stay. Unknown: ``not_found``."""
@@ -227,11 +222,7 @@ class Access:
             _refuse_revoked(now)
 
     async def rotate(self, client: ClientRecord, credential: str | None) -> Rotated:
-        """Give a client a new credential; the current one is valid until the new one is used.
-
-        Raises:
-            ProblemError: ``unauthorized`` if the current one is no longer valid.
-        """
+        """Give a client a new credential; the current one is valid until the new one is used."""
         secret_sha256, secret = digest(credential or ""), new_secret("fedone")
         async with self._write_lock:
             now = await self._store.client_at(client.index)
@@ -244,10 +235,6 @@ class Access:
         await self._on_changed(client.index)
         _log.info("credential rotated", client_id=client.client_id)
         return Rotated(credential=secret)
-
-    async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
-        """Return clients in order of enrolment; see `Store.clients`."""
-        return await self._store.clients(after, limit)
 
     async def revoke_client(self, client_id: str) -> ClientRecord:
         """Revoke a client permanently. Unknown: ``not_found``."""
@@ -388,7 +375,7 @@ class Access:
                     "a configured enrolment token is revoked permanently", token=known.name
                 )
             elif (known.runs, known.expires_at) != (token.runs, token.expires_at):
-                await self._store.put_token(_record_of(token, known.name, known.created_at))
+                await self._store.put_token(token.record(known.name, known.created_at))
                 limits = {"runs": token.runs, "expires_at": token.expires_at}
                 self._changed("token_changed", {"token": known.name, **limits})
         for known in kept.values():
@@ -405,23 +392,12 @@ class Access:
             stem, first = f"{CONFIGURED}{token.name}-", [f"{CONFIGURED}{token.name}"]
         for name in chain(first, (f"{stem}{number}" for number in count(1))):
             try:
-                await self._store.put_token(_record_of(token, name, self._clock.now()))
+                await self._store.put_token(token.record(name, self._clock.now()))
             except ValueError:
                 continue
             what = {"token": name, "runs": token.runs, "uses": token.uses}
             self._changed("token_created", what, expected=expected)
             return
-
-
-def _record_of(token: EnrolmentToken, name: str, created_at: float) -> TokenRecord:
-    return TokenRecord(
-        name=name,
-        token_sha256=token.token_sha256,
-        runs=token.runs,
-        uses_left=token.uses,
-        expires_at=token.expires_at,
-        created_at=created_at,
-    )
 
 
 def _refuse_revoked(client: ClientRecord) -> None:

@@ -17,6 +17,7 @@ from pydantic import AwareDatetime, BeforeValidator, Field, SecretStr, model_val
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import is_sendable
 from fedone_sdk.spec import Spec
+from fedone_sdk.stores import TokenRecord
 
 Role = Literal["viewer", "operator", "admin"]
 
@@ -52,16 +53,16 @@ def check_patterns(patterns: Iterable[str] | None) -> tuple[str, ...] | None:
     """
     if patterns is None:
         return None
-    found = tuple(patterns)
-    if not found:
+    checked = tuple(patterns)
+    if not checked:
         raise ValueError("runs must name at least one run or pattern; leave it out for all runs")
-    for pattern in found:
+    for pattern in checked:
         # Excludes all other special characters of fnmatch.
         if _PATTERN.fullmatch(pattern) is None:
             raise ValueError(
                 "a pattern of runs is 1 to 64 letters, digits, dots, dashes, underscores and *"
             )
-    return found
+    return checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,17 @@ class EnrolmentToken:
     def of(cls, secret: str) -> Self:
         """Return a token without limits."""
         return cls(token_sha256=digest(secret))
+
+    def record(self, name: str, created_at: float) -> TokenRecord:
+        """Return the record of the store."""
+        return TokenRecord(
+            name=name,
+            token_sha256=self.token_sha256,
+            runs=self.runs,
+            uses_left=self.uses,
+            expires_at=self.expires_at,
+            created_at=created_at,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +123,7 @@ class AdminToken:
 
 
 class Authority:
-    """The configured tokens and roles.
-
-    Raises:
-        ValueError: Two tokens share a secret or a name.
-    """
+    """The configured tokens and roles; a ``ValueError`` if two share a secret or a name."""
 
     def __init__(
         self,

@@ -1,3 +1,1 @@
 """Dispatch of work: the pool of waiting clients, their polls, and their open assignments."""
-
-__all__: list[str] = []

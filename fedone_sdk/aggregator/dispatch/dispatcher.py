@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fedone_sdk.aggregator.access.clients import Access
@@ -26,6 +26,7 @@ from fedone_sdk.messages import AlphaAssignment, Claim, LossesAssignment, RunDev
 from fedone_sdk.stores import ClientRecord, Member, Store
 
 R = TypeVar("R")
+Work = AlphaAssignment | LossesAssignment
 
 _MIN_PLACES = 64
 _PLACES_PER_SEAT = 4
@@ -34,10 +35,10 @@ _RETRY_NOW = RetryLater(retry_after_s=0.0)
 """No other client waits for the place: retry immediately."""
 
 
+@dataclass(eq=False, slots=True)
 class _Poll:
-    def __init__(self) -> None:
-        self.changed = asyncio.Event()
-        self.closed = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: bool = False
 
     def close(self) -> None:
         self.closed = True
@@ -75,7 +76,7 @@ class Dispatcher:
 
     async def claim(
         self, client: ClientRecord, message: Claim, run: ServedRun | None = None
-    ) -> AlphaAssignment | LossesAssignment | RetryLater:
+    ) -> Work | RetryLater:
         """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 
         A client's new claim ends its previous one. Without `run`, it claims work of any run that it
@@ -96,14 +97,14 @@ class Dispatcher:
                 eligible = self._eligible(client, message, run)
                 if poll.closed:
                     return _RETRY_NOW  # A newer claim replaced this one, or the client was revoked.
-                assignment = await self._claim_offer(client.index, message)
-                if assignment is not None:
-                    return assignment
+                work = await self._claim_any(self.runs_of(client.index), client.index, message)
+                if work is not None:
+                    return work
                 if self._draining:
                     return _RETRY_NOW
-                found = await self._wait_in_pool(client, message, eligible)
-                if found is not None:
-                    return found
+                drawn = await self._wait_in_pool(client, message, eligible)
+                if drawn is not None:
+                    return drawn
                 if poll.changed.is_set():
                     continue
                 try:
@@ -128,14 +129,14 @@ class Dispatcher:
             # A live one was added or resumed by another replica, and is being loaded.
             if (runs or stored) and not any(one.live for one in stored):
                 raise ProblemError("run_ended", "all runs that you could work for have ended")
-        found = [one for one in runs if one.machine.admits(own_model=message.own_model)]
-        if runs and not found:
+        admitting = [one for one in runs if one.machine.admits(own_model=message.own_model)]
+        if runs and not admitting:
             raise ProblemError(
                 "forbidden",
                 "the run scores with the server's model and refuses models on devices "
                 "(participation.own_models); claim without own_model",
             )
-        return found
+        return admitting
 
     @contextmanager
     def _polling(self, client: int) -> Iterator[_Poll]:
@@ -151,7 +152,7 @@ class Dispatcher:
 
     async def _wait_in_pool(
         self, client: ClientRecord, message: Claim, runs: Sequence[ServedRun]
-    ) -> AlphaAssignment | LossesAssignment | RetryLater | None:
+    ) -> Work | RetryLater | None:
         """Add a client to the pool and fill vacant seats; return its work if it is drawn."""
         entered = self.pool.enter(
             client.index,
@@ -165,12 +166,7 @@ class Dispatcher:
             return entered
         if entered is not None:
             await run_shielded(self._join_or_leave(entered), of=self.store)
-        for run in self._vacant(runs):
-            with self._may_end():
-                assignment = await self._claim_seat(run, client.index, message)
-                if assignment is not None:
-                    return assignment
-        return None
+        return await self._claim_any(self._vacant(runs), client.index, message)
 
     async def _join_or_leave(self, member: Member) -> None:
         # Stored before any draw, which must be reproducible after a crash.
@@ -210,7 +206,6 @@ class Dispatcher:
         await self.store.join(member, signals)
 
     def _vacant(self, runs: Sequence[ServedRun]) -> list[ServedRun]:
-        """Return the runs with vacant seats, in the order in which they may draw clients."""
         # Starts with a different run each time, so that no run takes all clients.
         self._rotation += 1
         vacant = [run for run in runs if run.machine.needs_seating(run.state)]
@@ -227,19 +222,17 @@ class Dispatcher:
             if exc.code not in ("not_found", "run_conflict"):
                 raise
 
-    async def _claim_offer(
-        self, client: int, message: Claim
-    ) -> AlphaAssignment | LossesAssignment | None:
-        for run in self.runs_of(client):
+    async def _claim_any(
+        self, runs: Iterable[ServedRun], client: int, message: Claim
+    ) -> Work | None:
+        for run in runs:
             with self._may_end():
-                assignment = await self._claim_seat(run, client, message)
-                if assignment is not None:
-                    return assignment
+                work = await self._claim_seat(run, client, message)
+                if work is not None:
+                    return work
         return None
 
-    async def _claim_seat(
-        self, run: ServedRun, client: int, message: Claim
-    ) -> AlphaAssignment | LossesAssignment | None:
+    async def _claim_seat(self, run: ServedRun, client: int, message: Claim) -> Work | None:
         await run.model_checked.wait()
         await run.catch_up()
         if not run.machine.admits(own_model=message.own_model):
@@ -284,19 +277,11 @@ class Dispatcher:
         state = run.state
         here = self.pool.members(run.run_id, self.clock.now())
         unfit = Counter(state.unfit[client] for client in here if client in state.unfit)
-        return RunDevices(
-            connected=len(here),
-            fit=len(here) - unfit.total(),
-            unfit=tuple(
-                UnfitDevices(reason=reason, devices=count)
-                for reason, count in unfit.most_common(_MAX_REASONS)
-            )
-            if reasons
-            else (),
-        )
+        shown = unfit.most_common(_MAX_REASONS) if reasons else ()
+        groups = tuple(UnfitDevices(reason=reason, devices=count) for reason, count in shown)
+        return RunDevices(connected=len(here), fit=len(here) - unfit.total(), unfit=groups)
 
     def _closed_runs(self, client: int, *, own_model: bool = False) -> frozenset[str]:
-        """Return the runs that give a client no seat now."""
         now = self.clock.now()
         return frozenset(
             run_id
@@ -313,10 +298,6 @@ class Dispatcher:
             if join:
                 await self._join(member)
             self.pool.add(member, client.runs, self._closed_runs(client.index))
-
-    def extend_membership(self, member: Member) -> Member:
-        """Return a member with a new expiry, for use after downtime of all replicas."""
-        return replace(member, until=self.clock.now() + MEMBER_TTL_S)
 
     async def drop_missed(self, run: ServedRun) -> None:
         """Remove clients from the pool that did not claim an offered seat in time."""
@@ -352,10 +333,7 @@ class Dispatcher:
     def on_members_left(self, clients: Sequence[int]) -> None:
         """Remove clients that stopped waiting at another replica."""
         self.pool.remove(clients)
-        for client in clients:
-            poll = self._polls.get(client)
-            if poll is not None:
-                poll.changed.set()  # The client polls here now and re-enters the pool.
+        self.wake(clients)  # Those that poll here now re-enter the pool.
 
     # Changes of runs
 
@@ -371,22 +349,19 @@ class Dispatcher:
         """Update the pool and the offers after a run was added, loaded, resumed or ended."""
         # A paused run stays open, so that its clients are available when it resumes.
         is_open = run.state.running or run.state.paused
-        if is_open and not self.pool.is_open(run.run_id):
-            part = run.spec.participation
-            places = max(
-                run.machine.min_clients, part.clients_per_round * _PLACES_PER_SEAT, _MIN_PLACES
-            )
-            self.pool.open(run.run_id, places, again=run.state.started_at is not None)
-            self.wake()
-        elif not is_open and self.pool.is_open(run.run_id):
-            self.pool.close(run.run_id)
+        if is_open is not self.pool.is_open(run.run_id):
+            if is_open:
+                seats = run.spec.participation.clients_per_round
+                places = max(run.machine.min_clients, seats * _PLACES_PER_SEAT, _MIN_PLACES)
+                self.pool.open(run.run_id, places, again=run.state.started_at is not None)
+            else:
+                self.pool.close(run.run_id)
             self.wake()
         self.offer(run.run_id, [s.client for s in run.state.seats if s.phase != "done"])
 
     def remove_run(self, run: ServedRun) -> None:
         """Remove a deleted run."""
-        if self.pool.is_open(run.run_id):
-            self.pool.close(run.run_id)
+        self.pool.close(run.run_id)
         self._withdraw(run)
         self.wake()
 
@@ -400,28 +375,24 @@ class Dispatcher:
         """Record that a run may have seats for clients, and wake their polls."""
         for client in clients:
             self._offers.setdefault(client, set()).add(run_id)
-            poll = self._polls.get(client)
-            if poll is not None:
-                poll.changed.set()
+        self.wake(clients)
 
     def _prune_offers(self, run: ServedRun) -> None:
-        """Remove the offers of clients that have no seat any more."""
         if run.is_stale:
             return  # An announced seat may be missing from this copy of the state.
         seated = {seat.client for seat in run.state.seats if seat.phase != "done"}
         self._withdraw(run, keep=seated)
 
     def _withdraw(self, run: ServedRun, keep: Set[int] = frozenset()) -> None:
-        """Remove the offers of a run, and clients without any."""
         for client in self._offers.keys() - keep:
             self._offers[client].discard(run.run_id)
             if not self._offers[client]:
                 del self._offers[client]
 
-    def wake(self) -> None:
-        """Wake all polls."""
-        for poll in self._polls.values():
-            poll.changed.set()
+    def wake(self, clients: Iterable[int] | None = None) -> None:
+        """Wake the polls of clients; None wakes all."""
+        for client in self._polls.keys() if clients is None else self._polls.keys() & clients:
+            self._polls[client].changed.set()
 
     @contextmanager
     def closing(self, run: ServedRun) -> Iterator[None]:

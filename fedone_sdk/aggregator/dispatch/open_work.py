@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import structlog
 
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
-from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
+from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher, Work
 from fedone_sdk.aggregator.model.calls import Companion
 from fedone_sdk.aggregator.model.gateway import ModelGateway
-from fedone_sdk.aggregator.model.reflections import Reflections, is_proposable
+from fedone_sdk.aggregator.model.proposer import Reflections, is_proposable
 from fedone_sdk.aggregator.rounds.seats import decline, renew
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.rounds.updates import accept
@@ -19,11 +19,9 @@ from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
-    AlphaAssignment,
     AlphaUpdate,
     Claim,
     Decline,
-    LossesAssignment,
     LossesUpdate,
     Receipt,
     Reflect,
@@ -50,14 +48,8 @@ class OpenWork:
     gateway: ModelGateway | None
     companions: Mapping[str, Sequence[Companion]]
 
-    async def claim(
-        self, client: ClientRecord, message: Claim
-    ) -> AlphaAssignment | LossesAssignment | RetryLater:
-        """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
-
-        Raises:
-            ProblemError: ``run_ended`` if all runs that the client may work for have ended.
-        """
+    async def claim(self, client: ClientRecord, message: Claim) -> Work | RetryLater:
+        """Return an assignment, or when to retry; see `Dispatcher.claim`."""
         run = None
         if message.run_id is not None:
             run = await self.registry.run_for(client, message.run_id)
@@ -133,10 +125,14 @@ class OpenWork:
         """
         held = await self._find_open(client, assignment_id)
         if held is not None:
-            message = await self._vetted(held[0], message)
+            unfit = not await self._is_fit(held[0], message)
             try:
                 receipt = await held[0].apply(
-                    accept, assignment_id=assignment_id, update=message, body_sha256=body_sha256
+                    accept,
+                    assignment_id=assignment_id,
+                    update=message,
+                    body_sha256=body_sha256,
+                    unfit=unfit,
                 )
             except ValueError as exc:
                 raise ProblemError("invalid_message", str(exc)) from exc
@@ -158,17 +154,12 @@ class OpenWork:
             )
         return Receipt.model_validate_json(closed.receipt)
 
-    async def _vetted(
-        self, run: ServedRun, message: AlphaUpdate | LossesUpdate
-    ) -> AlphaUpdate | LossesUpdate:
-        """Return an update without a proposal that cannot become a candidate."""
+    async def _is_fit(self, run: ServedRun, message: AlphaUpdate | LossesUpdate) -> bool:
+        """Whether the proposal of an update, if it has one, can become a candidate."""
         if isinstance(message, AlphaUpdate) or message.proposal is None:
-            return message
+            return True
         model = None if self.gateway is None else self.gateway.backend
-        if await is_proposable(run, message.proposal.text, model):
-            return message
-        _log.info("proposal dropped", run_id=run.run_id)
-        return message.model_copy(update={"proposal": None})
+        return await is_proposable(run, message.proposal.text, model)
 
     async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
         """Give a client a full new deadline."""
@@ -232,11 +223,11 @@ class OpenWork:
     async def _find_open(
         self, client: ClientRecord, assignment_id: str
     ) -> tuple[ServedRun, Seat] | None:
-        found = self.seat_with(client, assignment_id)
-        if found is None and self.store.shared:
+        seated = self.seat_with(client, assignment_id)
+        if seated is None and self.store.shared:
             await self.registry.refresh()  # Another replica may just have assigned it.
-            found = self.seat_with(client, assignment_id)
-        if found is not None and not found[0].model_checked.is_set():
-            await found[0].model_checked.wait()
-            found = self.seat_with(client, assignment_id)
-        return found
+            seated = self.seat_with(client, assignment_id)
+        if seated is not None and not seated[0].model_checked.is_set():
+            await seated[0].model_checked.wait()
+            seated = self.seat_with(client, assignment_id)
+        return seated

@@ -15,17 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
-from fedone_sdk.aggregator.http import device_routes, run_routes, server_routes
-from fedone_sdk.aggregator.http.guards import (
-    LIMITER,
-    NO_LIMITS,
-    NO_PAGES,
-    Cors,
-    CorsConfig,
-    Limiter,
-    Limits,
-    guarding,
-)
+from fedone_sdk.aggregator.http import device_routes, guards, run_routes, server_routes
 from fedone_sdk.aggregator.http.requests import (
     ACTIVE,
     CONTEXT,
@@ -35,7 +25,6 @@ from fedone_sdk.aggregator.http.requests import (
     bearer_token,
     observing,
     problems,
-    stamp,
     stamp_headers,
 )
 from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, Handler, Route, openapi_document
@@ -69,11 +58,11 @@ def build_app(
     service: Service,
     *,
     observers: Observers = NO_OBSERVERS,
-    limits: Limits = NO_LIMITS,
-    cors: CorsConfig = NO_PAGES,
+    limits: guards.Limits = guards.NO_LIMITS,
+    cors: guards.CorsConfig = guards.NO_PAGES,
 ) -> web.Application:
     """Return the aiohttp application of a service."""
-    limiter = Limiter(limits)
+    limiter = guards.Limiter(limits)
     handlers = [(route, _guarded(route)) for route in ROUTES]
     of_clients = {handler for route, handler in handlers if route.access in ("device", "member")}
 
@@ -83,22 +72,21 @@ def build_app(
         return is_for_clients and service.access.is_cached(bearer_token(request))
 
     of_devices = {handler for route, handler in handlers if route.access == "enrolment"}
-    pages = Cors(cors, of_clients | of_devices)
+    pages = guards.Cors(cors, of_clients | of_devices)
     app = web.Application(
         middlewares=[
             observing(observers),
             *pages.middlewares,
             _traffic,
             problems,
-            guarding(limiter, known, free=_PROBES),
+            guards.guarding(limiter, known, free=_PROBES),
         ],
         client_max_size=MAX_BODY_BYTES,
     )
     app[SERVICE] = service
     app[READINESS] = Readiness(service)
     app[METRICS] = observers.metrics
-    app[LIMITER] = limiter
-    app.on_response_prepare.append(stamp)
+    app[guards.LIMITER] = limiter
     app.on_response_prepare.append(stamp_headers)
     pages.install(app)
     app[DOCUMENTS] = {
@@ -111,8 +99,6 @@ def build_app(
 
 
 def _guarded(route: Route) -> Handler:
-    """Return the handler of a route, guarded by its access rule."""
-
     @wraps(route.handler)
     async def handle(request: web.Request) -> web.StreamResponse:
         context = CONTEXT.get()
@@ -142,7 +128,6 @@ def build_metrics_app(metrics: Metrics) -> web.Application:
 
 @web.middleware
 async def _traffic(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count the sizes of federated messages (middleware)."""
     context = CONTEXT.get()
     response = await handler(request)
     federated = context.route is not None and context.route.tag == "devices"
@@ -165,13 +150,12 @@ async def listening(
     ssl_context: ssl.SSLContext | None = None,
     handler_cancellation: bool = False,
     grace_s: float = 1.0,
-    keepalive_s: float = 75.0,
-    first_request_s: float = 20.0,
+    limits: guards.Limits = guards.NO_LIMITS,
 ) -> AsyncIterator[str]:
     """Serve an application while the body runs; yield the base URL.
 
-    At the end, pending requests have `grace_s` to finish. `keepalive_s` and `first_request_s` are
-    as in `Limits`.
+    At the end, pending requests have `grace_s` to finish. The times of connections are those of
+    `limits`.
 
     Raises:
         OSError: The address is in use or does not belong to this machine.
@@ -181,7 +165,7 @@ async def listening(
         handler_cancellation=handler_cancellation,
         access_log=None,
         shutdown_timeout=grace_s,
-        keepalive_timeout=keepalive_s,
+        keepalive_timeout=limits.keepalive_s,
         # `body_of` refuses compressed bodies, so aiohttp must not decompress them.
         auto_decompress=False,
         max_headers=64,
@@ -196,7 +180,7 @@ async def listening(
         bound = runner.addresses[0][1]
         scheme = "http" if ssl_context is None else "https"
         sweeper = asyncio.create_task(
-            _close_silent(runner, first_request_s), name="slow connections"
+            _close_silent(runner, limits.first_request_s), name="slow connections"
         )
         try:
             yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound}"

@@ -29,7 +29,6 @@ from fedone_sdk.messages import (
     Decline,
     Enrol,
     Enrolled,
-    LossesAssignment,
     Receipt,
     Reflect,
     Reflected,
@@ -88,13 +87,14 @@ async def claim(request: web.Request) -> web.Response:
     concerned = service.work.traffic_run(run_id=message.run_id)
     if concerned is not None and CONTEXT.get().may_see(concerned.run_id):
         CONTEXT.get().set_run(concerned)
-    found = await service.work.claim(client, message)
-    if isinstance(found, RetryLater):
+    work = await service.work.claim(client, message)
+    if isinstance(work, RetryLater):
         # At least 1 s, so that clients do not poll in a tight loop.
-        after_s = max(math.ceil(found.retry_after_s), 1)
+        after_s = max(math.ceil(work.retry_after_s), 1)
         return web.Response(status=204, headers={"Retry-After": str(after_s)})
-    CONTEXT.get().set_run(service.work.traffic_run(run_id=found.run_id))
-    return await _assigned(found)
+    CONTEXT.get().set_run(service.work.traffic_run(run_id=work.run_id))
+    array = work.alpha if isinstance(work, AlphaAssignment) else work.prompts
+    return await in_thread_if_large(_size(array), answer, work)
 
 
 @route(
@@ -131,12 +131,6 @@ async def renew(request: web.Request) -> web.Response:
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
     return answer(await service.work.renew(client, assignment_id))
-
-
-async def _assigned(work: AlphaAssignment | LossesAssignment) -> web.Response:
-    """Return an assignment; large ones are encoded in a thread."""
-    alpha = work.alpha if isinstance(work, AlphaAssignment) else work.prompts
-    return await in_thread_if_large(_size(alpha), answer, work)
 
 
 def _size(array: Tensor | None) -> int:
@@ -218,5 +212,5 @@ async def task(request: web.Request) -> web.Response:
 async def vocabulary(request: web.Request) -> web.Response:
     """Return the candidates; ``?after=VERSION`` returns those added after a version."""
     run = await run_of(request)
-    found = run.vocabulary_list(query_number(request, "after", 0, most=10**9 - 1))
-    return await in_thread_if_large(32 * len(found.candidates or ()), answer, found)
+    candidates = run.vocabulary_list(query_number(request, "after", 0, most=10**9 - 1))
+    return await in_thread_if_large(32 * len(candidates.candidates or ()), answer, candidates)

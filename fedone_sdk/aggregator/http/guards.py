@@ -97,10 +97,10 @@ class Limiter:
             # The last entry is from the trusted proxy; earlier ones may be forged.
             for line in reversed(request.headers.getall("X-Forwarded-For", ())):
                 for entry in reversed(line.split(",")):
-                    found = _address(entry.strip())
-                    if found is None:
+                    forwarded = _address(entry.strip())
+                    if forwarded is None:
                         return _network_key(peer)
-                    peer = found
+                    peer = forwarded
                     if not self._is_proxy(peer):
                         return _network_key(peer)
         return _network_key(peer)
@@ -173,10 +173,10 @@ def guarding(
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
     try:
-        found = ip_address(text.partition("%")[0])
+        address = ip_address(text.partition("%")[0])
     except ValueError:
         return None
-    return getattr(found, "ipv4_mapped", None) or found
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 @lru_cache(maxsize=4096)
@@ -251,8 +251,8 @@ class Cors:
             wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD, "")
             if request.method != "OPTIONS" or not wanted or not self._origin_of(request):
                 return await handler(request)
-            found = await request.app.router.resolve(request.clone(method=wanted))
-            if not self._is_shared(found):
+            matched = await request.app.router.resolve(request.clone(method=wanted))
+            if not self._is_shared(matched):
                 return await handler(request)
             headers = {
                 hdrs.ACCESS_CONTROL_ALLOW_METHODS: _METHODS,
@@ -272,13 +272,12 @@ class Cors:
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
             response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = ", ".join(_READ)
 
-    def _is_shared(self, found: web.UrlMappingMatchInfo) -> bool:
+    def _is_shared(self, matched: web.UrlMappingMatchInfo) -> bool:
         # Of a path without a route the page reads a 404, instead of a failure of the network.
-        refusal = found.http_exception
-        return found.handler in self._reachable or getattr(refusal, "status", 0) == 404
+        refusal = matched.http_exception
+        return matched.handler in self._reachable or getattr(refusal, "status", 0) == 404
 
     def _origin_of(self, request: web.Request) -> str:
-        """Return the request's origin if it is allowed, else an empty string."""
         origin = request.headers.get(hdrs.ORIGIN, "")
         return origin if origin in self._origins else ""
 
@@ -399,7 +398,7 @@ class ServerTls:
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino

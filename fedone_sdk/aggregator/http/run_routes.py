@@ -97,7 +97,7 @@ async def add_run(request: web.Request) -> web.Response:
                 allowed = "list" if spec.prompt.vocabulary else "list, instructions or labels"
                 raise SpecError(f"{key}.kind: must be {allowed} in a posted run", source="run")
         if isinstance(spec.method, OwnMethodSpec):
-            # It would import what a stranger names.
+            # It would import a module that the caller names.
             raise SpecError(
                 "method.name: cannot be own in a posted run; name the run file in the server's "
                 "config (runs)",
@@ -125,8 +125,8 @@ async def runs(request: web.Request) -> web.Response:
 
     Devices get the name, state and rounds of each.
     """
-    found = listed(request.app[SERVICE], CONTEXT.get())
-    return web.Response(body=_LISTED.dump_json(found), content_type="application/json")
+    visible = listed(request.app[SERVICE], CONTEXT.get())
+    return web.Response(body=_LISTED.dump_json(visible), content_type="application/json")
 
 
 @route(
@@ -301,7 +301,7 @@ async def seats(request: web.Request) -> web.Response:
     busy = {seat.client for seat in state.seats if seat.phase != "done"}
     waiting = service.dispatcher.available(run).keys() - busy
     names = await service.access.names([seat.client for seat in state.seats])
-    found = [
+    reports = [
         SeatReport(
             slot=seat.slot,
             client_id=name,
@@ -315,7 +315,7 @@ async def seats(request: web.Request) -> web.Response:
         Seats(
             round=state.round,
             waiting=len(waiting),
-            seats=tuple(found),
+            seats=tuple(reports),
             lost=lost_work_of(run, person_of(request)),
         )
     )
@@ -350,23 +350,22 @@ async def run_clients(request: web.Request) -> web.Response:
     run = await run_of(request)
     lines = client_influences(run.machine, run.state)
     names = await request.app[SERVICE].access.names(list(lines))
-    found = [
+    influences = [
         line.model_copy(update={"client_id": name})
         for line, name in zip(lines.values(), names, strict=True)
     ]
-    return web.Response(body=_INFLUENCES.dump_json(found), content_type="application/json")
+    return web.Response(body=_INFLUENCES.dump_json(influences), content_type="application/json")
 
 
 def listed(service: Service, context: RequestContext) -> Sequence[RunSummary | RunEntry]:
     """Return the caller's runs, in order of creation."""
-    found = [one for one in service.registry.summaries if context.may_see(one.run_id)]
+    visible = [one for one in service.registry.summaries if context.may_see(one.run_id)]
     if context.person is None:
-        return [one.entry for one in found]
-    return [_with_devices(service, one) for one in found]
+        return [one.entry for one in visible]
+    return [_with_devices(service, one) for one in visible]
 
 
 def _with_devices(service: Service, summary: RunSummary) -> RunSummary:
-    """Return a summary with the number of available devices while the run is running."""
     run = service.runs.get(summary.run_id)
     if run is None or not run.state.running:
         return summary
@@ -430,14 +429,14 @@ def client_influences(machine: RoundMachine, state: RunState) -> dict[int, Clien
     """Return each client's contribution, quarantine and privacy loss, by enrolment index."""
     judged = {line.client: line for line in ledger(state.defence)}
     movement = math.fsum(line.movement for line in judged.values())
-    found = {}
+    influences = {}
     for client in sorted(judged.keys() | state.quarantined | state.releases.keys()):
         of_defence: dict[str, float] = {}
         if (line := judged.get(client)) is not None:
             of_defence = {**asdict(line), "share": line.movement / movement if movement else 0.0}
             del of_defence["client"]
         releases, noised = state.releases.get(client, 0), machine.releases
-        found[client] = ClientInfluence.model_validate(
+        influences[client] = ClientInfluence.model_validate(
             {
                 **of_defence,
                 "quarantined": client in state.quarantined,
@@ -445,4 +444,4 @@ def client_influences(machine: RoundMachine, state: RunState) -> dict[int, Clien
                 "epsilon": None if noised is None else noised.accountant.epsilon(releases),
             }
         )
-    return found
+    return influences

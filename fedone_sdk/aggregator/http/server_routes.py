@@ -73,7 +73,6 @@ _HEADERS_OF_PAGE = {
 
 
 def _file_response(path: Path) -> web.FileResponse:
-    """Return a file of the dashboard, or 304 if the browser has it."""
     headers: Mapping[str, str] = {
         # Revalidated each time: a page must not mix files of two versions.
         "Cache-Control": "no-cache",
@@ -88,7 +87,7 @@ class Readiness:
 
     The response also reports the gateway's model, which does not affect readiness: updates and
     devices with their own models are served without it, and all replicas share it. Simultaneous
-    probes share one check of the store, because anybody may send them.
+    probes share one check of the store, because probes need no token.
     """
 
     def __init__(self, service: Service) -> None:
@@ -150,8 +149,8 @@ async def about(request: web.Request) -> web.StreamResponse:
     if "text/html" in request.headers.get("Accept", ""):
         response: web.StreamResponse = _file_response(_PAGE)
     else:
-        found = About(name="FedOne aggregator", version=__version__, openapi="/openapi.json")
-        response = answer(found)
+        message = About(name="FedOne aggregator", version=__version__, openapi="/openapi.json")
+        response = answer(message)
     response.headers["Vary"] = "Accept"
     return response
 
@@ -239,8 +238,8 @@ async def create_token(request: web.Request) -> web.Response:
 @access("GET /v1/enrolment-tokens", "admin", TokenList)
 async def tokens(request: web.Request) -> web.Response:
     """List all enrolment tokens, including expired and revoked ones, without their secrets."""
-    found = await request.app[SERVICE].access.tokens()
-    return answer(TokenList(tokens=tuple(map(_shown, found))))
+    records = await request.app[SERVICE].store.tokens()
+    return answer(TokenList(tokens=tuple(map(_shown, records))))
 
 
 @access("DELETE /v1/enrolment-tokens/{token_name}", "admin", TokenInfo)
@@ -268,9 +267,9 @@ async def clients(request: web.Request) -> web.Response:
     """
     after = query_number(request, "after", -1)
     limit = min(query_number(request, "limit", _MOST_CLIENTS, least=1), _MOST_CLIENTS)
-    found = await request.app[SERVICE].access.clients(after, limit + 1)
-    page = found[:limit]
-    last = page[-1].index if len(page) < len(found) else None
+    records = await request.app[SERVICE].store.clients(after, limit + 1)
+    page = records[:limit]
+    last = page[-1].index if len(page) < len(records) else None
     return answer(ClientList(clients=tuple(map(_shown_client, page)), next=last))
 
 

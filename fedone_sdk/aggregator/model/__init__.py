@@ -1,3 +1,1 @@
 """What asks a language model for a run: the gateway, evaluation, the proposer."""
-
-__all__: list[str] = []

@@ -133,7 +133,6 @@ class Evaluation(Companion):
         return True
 
     async def _wait_for_leadership(self) -> None:
-        """Wait until this replica is the leader, or another one has measured the final prompt."""
         state = self._run.state
         while not (self._is_leader() or state.running or state.metric.after is not None):
             await asyncio.sleep(_RETRY_S)
@@ -146,11 +145,11 @@ class Evaluation(Companion):
     async def _measure_point(self, round_number: int, shown: _ShownPrompt, rollbacks: int) -> None:
         if self._run.state.rollbacks != rollbacks:
             return
-        found = await self._measure(shown, self._subset)
-        if found is not None:
+        result = await self._measure(shown, self._subset)
+        if result is not None:
             # After a rollback the round number belongs to another round.
             if self._run.state.rollbacks == rollbacks:
-                await persist(self._run, partial(self._run.record_metric, round_number, found[0]))
+                await persist(self._run, partial(self._run.record_metric, round_number, result[0]))
         elif self._run.state.paused:
             self._points.put_nowait((round_number, shown, rollbacks))
 
@@ -162,10 +161,10 @@ class Evaluation(Companion):
     ) -> None:
         if getattr(self._run.state.metric, which) is not None:
             return
-        found = await self._measure(shown, self._examples)
-        if found is not None:
+        result = await self._measure(shown, self._examples)
+        if result is not None:
             # Stored before the metric: a prompt with a metric is not measured again.
-            metric, prediction = found
+            metric, prediction = result
             outcomes = Outcomes.of(which, prediction)
             await persist(self._run, partial(self._run.record_outcomes, outcomes))
             verdict = biased = None
@@ -193,24 +192,23 @@ class Evaluation(Companion):
     async def _measure_cheapest(self) -> None:
         """Measure a prompt that costs less at every call and may be as good, if there is one."""
         short = await in_thread(self._run.cheapest)
-        found = short and await self._measure(_ShownPrompt(*short), self._examples)
-        if found:
-            outcomes = Outcomes.of("cheapest", found[1])
+        result = short and await self._measure(_ShownPrompt(*short), self._examples)
+        if result:
+            outcomes = Outcomes.of("cheapest", result[1])
             await persist(self._run, partial(self._run.record_outcomes, outcomes))
 
     async def _verdict(self, tuned: _ShownPrompt) -> Verdict | None:
-        """Return whether tuning improved the metric; None if that is unknown."""
         run = self._run
         try:
-            found = await in_thread(run.compute_verdict, await run.outcomes(), self._metric)
+            verdict = await in_thread(run.compute_verdict, await run.outcomes(), self._metric)
         except Exception:
             # The metric is valid without a verdict.
             _log.error("no verdict", run_id=run.run_id, traceback=traceback.format_exc())
             return None
-        if isinstance(self._score, Judge) and found.conclusion != "no_prompt":
+        if isinstance(self._score, Judge) and verdict.conclusion != "no_prompt":
             preferred = await self._preferred(self._score, tuned)
-            found = found.model_copy(update={"preference": preferred})
-        return found
+            verdict = verdict.model_copy(update={"preference": preferred})
+        return verdict
 
     async def _preferred(self, judge: Judge, tuned: _ShownPrompt) -> Preference | None:
         """Compare the tuned prompt's texts with those of no prompt; known answers cost nothing."""
@@ -233,11 +231,11 @@ class Evaluation(Companion):
             return None
         try:
             task, queries, answers = await self._answered(shown, examples)
-            found = await Prediction.of(
+            prediction = await Prediction.of(
                 task, queries, answers, examples, score=self._score, measure=self._metric
             )
             self._bugs.reset(run)
-            return None if found.metric is None else (found.metric, found)
+            return None if prediction.metric is None else (prediction.metric, prediction)
         except (BackendError, BudgetExhausted, SpecError) as exc:
             _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
             if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):

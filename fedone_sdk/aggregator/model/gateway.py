@@ -6,12 +6,13 @@ import asyncio
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 from fedone_sdk.aggregator.model.calls import BugCounter, CallBudget
-from fedone_sdk.aggregator.model.reflections import is_proposable
+from fedone_sdk.aggregator.model.proposer import is_proposable
+from fedone_sdk.aggregator.rounds.machine import invalid
 from fedone_sdk.aggregator.rounds.spending import (
     new_queries,
     reserve_call,
@@ -31,7 +32,7 @@ from fedone_sdk.backends import (
     rows_of,
     score_all,
 )
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -51,9 +52,9 @@ _UNEXPECTED = (DataError, MissingExtraError)
 """Exceptions that indicate a bug in a backend."""
 
 
-_MOST_IN_VAIN = 8
-"""Calls of an assignment that may be sent and fail temporarily. A text on which a model always
-fails must not take more and more of the cap."""
+_MOST_FAILURES = 8
+"""Temporary failures of an assignment's calls, after which the model counts as refusing: a text on
+which it always fails must not use up the cap."""
 
 
 class Refused(NamedTuple):
@@ -72,13 +73,13 @@ class _Work:
     Attributes:
         calls: By the digest of their bodies, without those that failed.
         num_quoting: New queries of calls that are admitted, but not reserved yet.
-        num_in_vain: Calls that were sent and failed temporarily.
+        num_failures: Calls that were sent and failed temporarily.
     """
 
     run: ServedRun
     calls: dict[str, Call] = field(default_factory=dict)
     num_quoting: int = 0
-    num_in_vain: int = 0
+    num_failures: int = 0
 
 
 class ModelGateway:
@@ -87,7 +88,7 @@ class ModelGateway:
     The lease admits a call before its texts are rendered and counted, which happens in threads.
     A repeated request is answered from memory and its queries count once, also if the model refused
     it. After a restart or a temporary failure it goes to the backend again, within the same lease;
-    after `_MOST_IN_VAIN` such failures the model counts as refusing.
+    after `_MOST_FAILURES` such failures the model counts as refusing.
     """
 
     def __init__(self, backend: LLMBackend) -> None:
@@ -115,10 +116,10 @@ class ModelGateway:
             self._pending[call] = run
             call.add_done_callback(partial(self._on_call_done, work, body_sha256))
         # Shielded: the answer is paid for and kept for a retry.
-        found = await asyncio.shield(call)
-        if isinstance(found, Refused):
-            raise ProblemError("backend_failed", found.reason)
-        return found
+        answer = await asyncio.shield(call)
+        if isinstance(answer, Refused):
+            raise ProblemError("backend_failed", answer.reason)
+        return answer
 
     def on_change(self, run: ServedRun, change: Change) -> None:
         """Discard the answers of closed assignments."""
@@ -149,31 +150,24 @@ class ModelGateway:
         if _failed(call) and work.calls.get(body_sha256) is call:
             del work.calls[body_sha256]
 
-    async def _on_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
-        """Return the refusal of a call that failed with a bug in the backend."""
-        if not await self._bugs.add(run, bug):
-            return ProblemError("backend_failed", "the model's backend has a bug")
-        return ProblemError("run_conflict", "the run is paused")
-
     @staticmethod
     def _num_queries(run: ServedRun, seat: Seat, message: Score) -> int:
         """Check the shape of a request's prompts; return their number."""
         if message.proposal is not None:
             if message.prompts is not None or not seat.reflects:
-                raise ProblemError("invalid_message", "proposal: the assignment asks for none")
+                raise invalid("proposal: the assignment asks for none")
             if message.proposal.parent >= seat.num_samples:
-                raise ProblemError("invalid_message", "proposal.parent: is no prompt of it")
+                raise invalid("proposal.parent: is no prompt of it")
             return 1
         if message.prompts is None:
             if run.spec.participation.exchange != "losses":
-                raise ProblemError("invalid_message", "prompts: are required in this exchange")
+                raise invalid("prompts: are required in this exchange")
             return seat.num_samples
         array, length = message.prompts, run.spec.prompt.length
         is_integer = not array.dtype.startswith("float")
         if not is_integer or len(array.shape) != 2 or array.shape[1] != length:
-            raise ProblemError(
-                "invalid_message",
-                f"prompts: are {array.dtype} {list(array.shape)}, must be integers [P, {length}]",
+            raise invalid(
+                f"prompts: are {array.dtype} {list(array.shape)}, must be integers [P, {length}]"
             )
         leased = seat.num_samples * seat.num_steps
         if array.shape[0] > leased:
@@ -181,7 +175,7 @@ class ModelGateway:
                 "lease_exhausted", f"{array.shape[0]} queries requested, the lease has {leased}"
             )
         if not array.shape[0]:
-            raise ProblemError("invalid_message", "prompts: are empty")
+            raise invalid("prompts: are empty")
         return array.shape[0]
 
     @staticmethod
@@ -192,9 +186,7 @@ class ModelGateway:
         rows: list[list[int]] = from_wire(array).tolist()
         layout = run.vocabulary.layout(run.spec.prompt.length)
         if not await in_thread_if_large(8 * math.prod(array.shape), are_prompts, rows, layout):
-            raise ProblemError(
-                "invalid_message", "prompts: an index is not one of its position's candidates"
-            )
+            raise invalid("prompts: an index is not one of its position's candidates")
         return rows
 
     def _queries(
@@ -216,24 +208,21 @@ class ModelGateway:
     def _check(run: ServedRun, message: Score) -> None:
         task, batch_size = run.spec.task, run.spec.method.batch_size
         if len(message.examples) > batch_size:
-            raise ProblemError(
-                "invalid_message",
+            raise invalid(
                 f"examples: {len(message.examples)} were sent, a mini-batch has at most "
                 f"{batch_size}",
             )
         for number, example in enumerate(message.examples):
             if example.keys() != set(task.fields):
                 given = sorted(name[:100] for name in example)  # They may be 32 MiB long.
-                raise ProblemError(
-                    "invalid_message",
+                raise invalid(
                     f"examples.{number}: has the fields {given}, the task's are "
                     f"{list(task.fields)}",
                 )
         wanted = len(message.examples) if task.loss == "nll" else 0
         if len(message.references) != wanted:
-            raise ProblemError(
-                "invalid_message",
-                f"references: {len(message.references)} were sent, loss {task.loss} takes {wanted}",
+            raise invalid(
+                f"references: {len(message.references)} were sent, loss {task.loss} takes {wanted}"
             )
 
     async def _query_model(
@@ -251,9 +240,7 @@ class ModelGateway:
             self._check(run, message)
             try:
                 queries = await self._admitted(work, seat, message, call, num_queries, call_budget)
-                answers = await score_all(
-                    self.backend, [replace(query, payer=call_budget) for query in queries]
-                )
+                answers = await score_all(self.backend, queries)
             except BackendBlocked:
                 await run.apply(
                     return_queries, assignment_id=assignment_id, call=call, queries=num_queries
@@ -268,8 +255,8 @@ class ModelGateway:
             model = self.backend.fingerprint
             scores = await in_thread_if_large(size, _scores, queries, answers, model)
         except BackendUnavailable as exc:
-            work.num_in_vain += bool(call_budget.spent.requests)
-            if work.num_in_vain >= _MOST_IN_VAIN:
+            work.num_failures += bool(call_budget.spent.requests)
+            if work.num_failures >= _MOST_FAILURES:
                 return Refused(exc.summary)
             raise ProblemError(
                 "backend_unavailable", exc.summary, retry_after_s=exc.retry_after_s
@@ -286,7 +273,9 @@ class ModelGateway:
         except Exception as exc:
             if isinstance(exc, FedOneError) and not isinstance(exc, _UNEXPECTED):
                 raise  # The store is unavailable, or the run refuses the reservation.
-            raise await self._on_bug(run, exc) from exc
+            if await self._bugs.add(run, exc):
+                raise ProblemError("run_conflict", "the run is paused") from exc
+            raise ProblemError("backend_failed", "the model's backend has a bug") from exc
         self._bugs.reset(run)
         await run.record_answers(answers)
         return scores
@@ -302,20 +291,16 @@ class ModelGateway:
             rows = await self._prompts(run, seat, message.prompts)
             if message.proposal is not None:
                 if not await is_proposable(run, message.proposal.text, self.backend):
-                    raise ProblemError("invalid_message", "proposal.text: is no candidate")
+                    raise invalid("proposal.text: is no candidate")
                 rows = [rows[message.proposal.parent]]
             size = _rendered_size(run, message) * count
             queries = await in_thread_if_large(size, self._queries, run, seat, message, rows)
-            quotes = [await self.backend.quote(query) for query in queries]
-            worst = sum((quote.without_queries() for quote in quotes), NOTHING)
-            await payer.grant(worst + Usage(queries=count))
+            return await payer.cover(self.backend, queries, Usage(queries=count))
         finally:
             work.num_quoting -= new
-        return queries
 
 
 def _rendered_size(run: ServedRun, message: Score) -> int:
-    """Return the size of a request's texts with their templates, roughly, bytes."""
     around = sum(len(template) for _, template in run.spec.task.messages)
     texts = sum(len(text) for example in message.examples for text in example.values())
     return texts + len(message.examples) * around

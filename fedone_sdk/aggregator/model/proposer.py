@@ -1,27 +1,49 @@
-"""The proposer: a language model that writes new candidates during a run."""
+"""The proposer: a model that writes new candidates during a run, also from devices' cases."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
 import traceback
 from collections.abc import Iterator
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import structlog
 
 from fedone_sdk.aggregator.model.calls import Companion, persist, query_as_evaluation
-from fedone_sdk.aggregator.rounds.lifecycle import count_call, propose
+from fedone_sdk.aggregator.rounds.lifecycle import begin_merge, count_call, propose
+from fedone_sdk.aggregator.rounds.machine import invalid
+from fedone_sdk.aggregator.rounds.spending import begin_reflection
+from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.algorithms.observations import standings
 from fedone_sdk.backends import LLMBackend, Query, written_query
-from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals, texts_in
-from fedone_sdk.errors import FedOneError, SpecError
+from fedone_sdk.candidates import (
+    ScoredCandidate,
+    merge_messages,
+    proposal_messages,
+    read_proposals,
+    read_reflection,
+    reflection_messages,
+    texts_in,
+)
+from fedone_sdk.errors import BackendError, BudgetExhausted, FedOneError, ProblemError, SpecError
+from fedone_sdk.messages import MAX_WRITTEN_CHARS, Reflect, Reflected
 from fedone_sdk.spec.prompt import ProposerSpec
-from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS
 
 _log = structlog.get_logger(__name__)
+
+
+class Asked(NamedTuple):
+    """A query for new candidates, their largest number, and the candidates that they merge."""
+
+    query: Query
+    most: int
+    parents: tuple[int, ...] = ()
 
 
 class Proposer(Companion):
@@ -56,37 +78,44 @@ class Proposer(Companion):
 
     def on_change(self, change: Change) -> None:
         """Start a proposal after a round, if one is due."""
-        finished = change.finished
-        if finished and (finished.report.round + 1) % self._spec.every == 0 and self._room():
+        state = self._run.state
+        room = state.running and len(state.added) < self._spec.max_candidates
+        if change.finished and room and self._is_due():
             self._begin_alone(self._propose())
 
-    def _room(self) -> bool:
-        state = self._run.state
-        return state.running and len(state.added) < self._spec.max_candidates
+    def _is_due(self) -> bool:
+        return self._run.state.round % self._spec.every == 0
 
     async def _propose(self) -> None:
-        run, spec = self._run, self._run.spec
+        run = self._run
         try:
-            messages = proposal_messages(
-                spec.task, self._slot, self._scored(), count=self._spec.count
-            )
-            written = await self._write(written_query(messages, self._spec.max_tokens))
+            asked = await self._next()
+            if asked is None:
+                return
+            written = await self._write(asked.query)
             texts = read_proposals(
                 written,
                 known=run.vocabulary.candidates_of(self._slot),
-                count=self._spec.count,
-                max_chars=MAX_PROPOSAL_CHARS,
-                labels=spec.task.labels,
+                count=asked.most,
+                labels=run.spec.task.labels,
             )
             texts = tuple([text for text in texts if not await self._model.special_tokens(text)])
             dropped = len(texts_in(written)) - len(texts)
-            await run.apply(propose, slot=self._slot, texts=texts, dropped=dropped)
+            await run.apply(
+                propose, slot=self._slot, texts=texts, dropped=dropped, parents=asked.parents
+            )
             _log.info("candidates proposed", run_id=run.run_id, slot=self._slot, count=len(texts))
         except FedOneError as exc:
             _log.warning("no candidates proposed", run_id=run.run_id, reason=str(exc))
         except Exception:
             # A bug in a backend: the run continues.
             _log.error("the proposer failed", traceback=traceback.format_exc())
+
+    async def _next(self) -> Asked | None:
+        """Return what the model is asked now."""
+        task, count = self._run.spec.task, self._spec.count
+        messages = proposal_messages(task, self._slot, self._scored(), count=count)
+        return Asked(written_query(messages, self._spec.max_tokens), count)
 
     async def _write(self, query: Query) -> str:
         """Return the model's text, and count the call.
@@ -109,9 +138,9 @@ class Proposer(Companion):
         run = self._run
         position = run.machine.proposed_position
         candidates = run.vocabulary.of_position(position)
-        found = standings(run.state.method.memory, position, len(candidates))
+        rated = standings(run.state.method.memory, position, len(candidates))
         labels = tuple(run.spec.task.labels)
-        for text, loss, classes in zip(candidates, found.losses, found.by_class, strict=True):
+        for text, loss, classes in zip(candidates, rated.losses, rated.by_class, strict=True):
             if math.isfinite(loss):
                 by_class = (
                     dict(zip(labels, classes.tolist(), strict=True))
@@ -119,3 +148,82 @@ class Proposer(Companion):
                     else {}
                 )
                 yield ScoredCandidate(text=text, mean_loss=float(loss), class_losses=by_class)
+
+
+async def is_proposable(run: ServedRun, text: str, model: LLMBackend | None) -> bool:
+    """Return whether a device's text can become a candidate: new, plain and short enough."""
+    read = read_reflection(
+        json.dumps([text]),
+        known=run.vocabulary.candidates_of(run.spec.prompt.proposed_slot or ""),
+        labels=run.spec.task.labels,
+    )
+    return read == text and not (model is not None and await model.special_tokens(text))
+
+
+class Reflections(Proposer):
+    """Lets the run's proposer write candidates when devices ask it to, and merges the best ones.
+
+    Each call is charged to the run and is no query. The answer to an assignment is kept until the
+    assignment is closed, so that a repeated request pays nothing.
+    """
+
+    def __init__(self, run: ServedRun, backend: LLMBackend, *, model: LLMBackend | None) -> None:
+        super().__init__(run, backend, model=model)
+        self._calls: dict[str, asyncio.Task[Reflected]] = {}  # By assignment.
+
+    def on_change(self, change: Change) -> None:
+        """Drop the answers to assignments that are closed; start a merge, if one is due."""
+        self._calls = {
+            assignment_id: call
+            for assignment_id, call in self._calls.items()
+            if not call.done() or self._run.state.seat_with(assignment_id) is not None
+        }
+        super().on_change(change)
+
+    def _is_due(self) -> bool:
+        state = self._run.state
+        return state.round - state.merged_at >= self._spec.merge_every
+
+    async def _next(self) -> Asked | None:
+        """Return the query that merges the best candidates of different clusters of clients."""
+        run = self._run
+        parents = await run.apply(begin_merge)
+        candidates = run.vocabulary.candidates_of(self._slot)
+        texts = [candidates[parent] for parent in parents if candidates[parent]]
+        if len(texts) < 2:
+            return None
+        messages = merge_messages(run.spec.task, self._slot, texts)
+        return Asked(written_query(messages, self._spec.max_tokens), 1, parents)
+
+    async def reflect(self, seat: Seat, message: Reflect) -> Reflected:
+        """Let the model write a candidate from a device's cases, once per assignment.
+
+        Raises:
+            ProblemError: The assignment asks for no proposal, the cases are not the task's, another
+                replica has been asked, or the model failed.
+        """
+        if not seat.reflects or message.parent >= seat.num_samples:
+            raise invalid("the assignment asks for no reflection")
+        fields = set(self._run.spec.task.fields)
+        if any(case.example.keys() != fields for case in message.cases):
+            raise invalid(f"cases: must have the fields {sorted(fields)}")
+        call = self._calls.get(message.assignment_id)
+        if call is None:
+            call = self._begin(self._written(seat, message))
+            self._calls[message.assignment_id] = call
+        return await asyncio.shield(call)  # Paid for, and kept.
+
+    async def _written(self, seat: Seat, message: Reflect) -> Reflected:
+        run = self._run
+        await run.apply(begin_reflection, assignment_id=message.assignment_id)
+        parent = run.machine.candidates(run.state, seat).prompts[message.parent].tolist()
+        current = run.vocabulary.by_slot(parent)[self._slot]
+        cases = [(case.example, case.feedback) for case in message.cases]
+        messages = reflection_messages(run.spec.task, self._slot, current, cases)
+        query = written_query(messages, self._spec.max_tokens)
+        try:
+            text = await self._write(query)
+        except (BackendError, BudgetExhausted) as exc:
+            _log.warning("no reflection", run_id=run.run_id, reason=str(exc))
+            raise ProblemError("backend_failed", "the run's proposer failed") from exc
+        return Reflected(text=text[:MAX_WRITTEN_CHARS])

@@ -119,7 +119,7 @@ class ByClass(NamedTuple):
         return counts.astype(np.int64), np.eye(len(counts))
 
 
-def _contradict(found: NDArray[np.float64], losses: Sequence[float]) -> bool:
+def _contradict(means: NDArray[np.float64], losses: Sequence[float]) -> bool:
     """Whether mean losses differ from those of the update by more than rounding."""
     given = np.array(losses)
-    return bool((np.abs(found - given) > _ROUNDING * np.maximum(1.0, np.abs(given))).any())
+    return bool((np.abs(means - given) > _ROUNDING * np.maximum(1.0, np.abs(given))).any())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -10,13 +11,14 @@ import numpy as np
 
 from fedone_sdk.aggregator.rounds.machine import RoundMachine
 from fedone_sdk.aggregator.rounds.spending import charge_lost, release
-from fedone_sdk.aggregator.rounds.state import FinishedRound, Result, RunState, Seat
+from fedone_sdk.aggregator.rounds.state import FinishedRound, Lineage, Result, RunState, Seat
 from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256
 from fedone_sdk.algorithms.defence import Admitted, Contribution, Defence, ledger
 from fedone_sdk.algorithms.gradient import drawn_advantage
+from fedone_sdk.algorithms.observations import clusters
 from fedone_sdk.budget import Budget
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import Helper, RoundReport, RunStatus, Verdict
+from fedone_sdk.messages import ProposerReport, RoundReport, RunStatus, Verdict
 from fedone_sdk.messages.base import SERVED_BY
 
 
@@ -42,7 +44,7 @@ def end_early(
         if result.state.status == "completed":  # This round was the last one.
             return result
     else:
-        result = result.changed(seats=(), fills=0, passed=frozenset())
+        result = replace(result, state=result.state.without_draw())
     return replace(result, state=result.state.end(status, reason, now, summary=summary))
 
 
@@ -214,13 +216,10 @@ def roll_back(
         raise ProblemError("run_conflict", f"the run has done {state.round} rounds, not {to_round}")
     result = _release_all(machine, state, "the run was rolled back")
     state = replace(
-        result.state,
+        result.state.without_draw(),
         round=to_round,
         # Candidates that were added since then stay.
         method=machine.with_new_candidates(method),
-        seats=(),
-        passed=frozenset(),
-        fills=0,
         lost=0,
         # After a rollback to round 0 no result depends on the model.
         model=state.model if to_round else machine.required_model or state.model,
@@ -256,10 +255,10 @@ def record_metric(
     here = (state.round, state.rollbacks)
     if which == "after" and (state.running or at not in (None, here)):
         return Result(state=state)  # The run has continued: this is not its final prompt.
-    found: dict[str, float] = {which: value}
+    changes: dict[str, float] = {which: value}
     if biased is not None:
-        found["no_prompt_biased"] = biased
-    metric = state.metric.model_copy(update=found)
+        changes["no_prompt_biased"] = biased
+    metric = state.metric.model_copy(update=changes)
     if which != "after":
         return Result(state=replace(state, metric=metric))
     return Result(state=replace(state, metric=metric, verdict=verdict))
@@ -269,7 +268,7 @@ def count_call(
     machine: RoundMachine, state: RunState, now: float, *, failure: str | None
 ) -> Result[None]:
     """Count a call of the run's proposer, and why it failed."""
-    done = (state.proposer or Helper()).and_then(
+    done = (state.proposer or ProposerReport()).and_then(
         calls=1, failed=int(failure is not None), failure=failure
     )
     return Result(state=replace(state, proposer=done))
@@ -283,10 +282,12 @@ def propose(
     slot: str,
     texts: tuple[str, ...],
     dropped: int = 0,
+    parents: tuple[int, ...] = (),
 ) -> Result[None]:
     """Queue new candidates for a slot until the round ends; drawn prompts stay the same.
 
-    `dropped` is the number of other texts, which were not fit.
+    `dropped` is the number of other texts, which were not fit, `parents` the candidates that a text
+    merges.
     """
     proposer = machine.spec.prompt.proposer
     if proposer is None or slot != machine.spec.prompt.proposed_slot:
@@ -297,8 +298,34 @@ def propose(
         return Result(state=state)
     waiting = (*state.waiting, *((slot, text) for text in fresh))
     dropped += len(texts) - len(fresh)
-    done = (state.proposer or Helper()).and_then(added=len(fresh), dropped=dropped)
-    return Result(state=replace(state, waiting=waiting, proposer=done))
+    done = (state.proposer or ProposerReport()).and_then(added=len(fresh), dropped=dropped)
+    origins = [Lineage(text, None, parents) for text in fresh if parents]
+    state = replace(state, waiting=waiting, proposer=done, lineage=(*state.lineage, *origins))
+    return Result(state=state, log=tuple(origin.line(state.round, slot) for origin in origins))
+
+
+def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tuple[int, ...]]:
+    """Return the best candidates of different clusters of clients, if a merge of them is due.
+
+    A cluster has at least two clients, so that no client decides alone, and a candidate is merged
+    once. The number of candidates is at most the square root of the number of clients, and at least
+    2: many texts merged at once lose what each of them says (Li et al. 2026, "Combee").
+    """
+    proposer = machine.spec.prompt.proposer
+    due = proposer is not None and state.round - state.merged_at >= proposer.merge_every
+    if not due or not state.running:
+        return Result(state=state, reply=())
+    found = clusters(state.method.memory, machine.proposed_position)
+    width = max(2, math.isqrt(found.total()))
+    merged = {parent for one in state.lineage if one.client is None for parent in one.parents}
+    best = tuple(
+        candidate
+        for candidate, count in found.most_common()
+        if count > 1 and candidate not in merged
+    )[:width]
+    if len(best) < 2:
+        return Result(state=state, reply=())
+    return Result(state=replace(state, merged_at=state.round), reply=best)
 
 
 def close_seat(machine: RoundMachine, state: RunState, seat: Seat, now: float) -> Result[None]:
@@ -347,14 +374,11 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         record["quarantined"] = [{"client": c, "reason": why} for c, why in banned.items()]
     memories = {seat.client: seat.local.memory for seat in done if seat.local is not None}
     state = replace(
-        state,
+        state.without_draw(),
         round=state.round + 1,
         method=method,
         defence=defence,
         quarantined=quarantined,
-        seats=(),
-        passed=frozenset(),
-        fills=0,
         proposed=(*state.proposed, *state.waiting),
         waiting=(),
     )
@@ -381,7 +405,6 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
 def _judge(
     machine: RoundMachine, state: RunState, seats: Sequence[Seat]
 ) -> tuple[list[Seat], Memory, list[Admitted]]:
-    """Return the seats with their admitted steps, the defence's memory and its verdicts."""
     if machine.defence is None:
         return list(seats), state.defence, []
     contributions = [_contribution(machine, state, seat) for seat in seats]
@@ -413,7 +436,6 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
 
 
 def _admitted(seat: Seat, admitted: Admitted) -> Seat:
-    """Return the seat with the admitted part of its step."""
     if admitted.outlier:
         return replace(seat, local=None)
     if admitted.scale == 1.0 or seat.local is None:
@@ -428,17 +450,16 @@ def _banned(
     memory: Memory,
     verdicts: Sequence[Admitted],
 ) -> Mapping[int, str]:
-    """Return the clients that this round puts in quarantine, with the reasons."""
     # A readmitted client returns to quarantine only with a new outlier.
     suspects = {one.client for one in verdicts if one.outlier}
-    found = sorted(defence.quarantined(memory) & suspects)
+    outliers = sorted(defence.quarantined(memory) & suspects)
     # Outliers are a minority by definition, and a round needs K* clients.
     known = {line.client: line for line in ledger(memory)}
     staying = max(len(known) // 2 + 1, machine.spec.participation.clients_per_round)
     room = len(known) - staying - len(state.quarantined.intersection(known))
     return {
         client: f"{known[client].outliers} of its {known[client].rounds} updates were held back"
-        for client in found[: max(room, 0)]
+        for client in outliers[: max(room, 0)]
     }
 
 

@@ -218,8 +218,8 @@ class RoundMachine:
             )
             known._base, known._proposed = self, state.proposed
             self._variants[key] = known
-        found: Self = known
-        return found
+        variant: Self = known
+        return variant
 
     def with_model(self, fingerprint: str, worst_query: Usage) -> Self:
         """Return the machine of the same run for another gateway model, or a newly known one."""
@@ -306,7 +306,7 @@ class RoundMachine:
         return self.with_plan(state, self.planned_under(cap)) if self.more_asks(cap) else state
 
     def with_plan(self, state: RunState, planned: int | None) -> RunState:
-        """Return the state with another plan; a race of the old plan is cancelled."""
+        """Return the state with another plan; a halving of the old plan is cancelled."""
         if planned == state.planned:
             return state
         return replace(state, planned=planned, method=self.method.search_on(state.method))
@@ -407,7 +407,7 @@ class RoundMachine:
         for origin in reversed(own):  # A parent may be the client's, too.
             if origin.text in texts:
                 written = prompts[:, position] == first + texts.index(origin.text)
-                prompts[written, position] = origin.parent
+                prompts[written, position] = origin.parents[0]
         return replace(drawn, prompts=prompts)
 
     @property
@@ -421,10 +421,10 @@ class RoundMachine:
         proposer = self.spec.prompt.proposer
         if proposer is None or not self.spec.prompt.reflects or not self.losses_exchange:
             return False
-        race = self.spec.method.race if isinstance(self.spec.method, SearchSpec) else 0.0
+        halving = self.spec.method.halving if isinstance(self.spec.method, SearchSpec) else 0.0
         asked = state.round * self.spec.participation.clients_per_round
-        # The race at the end of a search tries no new prompts.
-        searching = asked + 1 < (1 - race) * self.planned_asks
+        # The halving at the end of a search tries no new prompts.
+        searching = asked + 1 < (1 - halving) * self.planned_asks
         due = searching and (state.round + 1) % proposer.every == 0
         number = sum(origin.client == client for origin in state.lineage)
         room = len(state.added) < proposer.max_candidates
@@ -474,10 +474,10 @@ class RoundMachine:
         if privacy is not None:
             size = self.spec.method.batch_size
             noise = probability_noise(privacy.noise_multiplier, len(losses), size)
-        found = by_class.class_losses(
+        class_losses = by_class.class_losses(
             candidates.biases, self.loss_clip, groups=self.num_groups, noise=noise
         )
-        return found.plus(price)
+        return class_losses.plus(price)
 
     def _length_price(self, candidates: Candidates) -> NDArray[np.float64]:
         """Return what the length of each prompt adds to its loss (`PromptSpec.length_penalty`)."""
@@ -494,13 +494,13 @@ class RoundMachine:
 
     def bias(self, state: RunState) -> Bias | None:
         """Return the label bias of the deployable prompt, if the method estimates one."""
-        found = self.method.bias(state.method)
-        return None if found is None else tuple(found.tolist())
+        bias = self.method.bias(state.method)
+        return None if bias is None else tuple(bias.tolist())
 
     def plain_bias(self, state: RunState) -> Bias | None:
         """Return the label bias of "no prompt", if the run has scored it."""
-        found = self.method.plain_bias(state.method)
-        return None if found is None else tuple(found.tolist())
+        bias = self.method.plain_bias(state.method)
+        return None if bias is None else tuple(bias.tolist())
 
 
 def _defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
@@ -521,7 +521,12 @@ def _defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
     )
 
 
-def working(state: RunState, assignment_id: str) -> Seat:
+def invalid(detail: str) -> ProblemError:
+    """Return the refusal of a message that does not fit its assignment."""
+    return ProblemError("invalid_message", detail)
+
+
+def open_seat(state: RunState, assignment_id: str) -> Seat:
     """Return the seat of an open assignment, or refuse it (``assignment_expired``)."""
     seat = state.seat_with(assignment_id)
     if seat is None:

@@ -19,22 +19,14 @@ _MOST_RELEASES = 10**9
 
 
 class Accountant:
-    """Privacy loss of a device as a function of its releases.
-
-    Raises:
-        MissingExtraError: dp-accounting is not installed.
-    """
+    """Privacy loss of a device as a function of its releases; needs dp-accounting."""
 
     def __init__(self, privacy: PrivacySpec) -> None:
         self._accountant = GaussianAccountant(privacy.delta)
         self.privacy = privacy
 
     def epsilon(self, releases: int) -> float:
-        """Return epsilon after `releases` releases, at the run's delta.
-
-        Args:
-            releases: One per local step for target ``losses``, one per round for ``alpha``.
-        """
+        """Return epsilon after a number of releases, at the delta of the run."""
         return self._accountant.epsilon(releases / self.privacy.noise_multiplier**2)
 
     def affordable(self) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from fedone_sdk.aggregator.rounds.lifecycle import close_seat, end_early
-from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
+from fedone_sdk.aggregator.rounds.machine import RoundMachine, open_seat
 from fedone_sdk.aggregator.rounds.privacy import count_releases, may_take_seat
 from fedone_sdk.aggregator.rounds.spending import release
 from fedone_sdk.aggregator.rounds.state import MOST_UNFIT, Result, RunState, Seat, Strikes
@@ -65,7 +65,6 @@ def fill(
 
 
 def _no_answer_reason(state: RunState) -> str | None:
-    """Return the reason of a run that spent its budget without a single answer."""
     if state.round or not state.lost or any(seat.step for seat in state.seats):
         return None
     return f"no backend answered: {state.lost} assignments failed"
@@ -254,7 +253,7 @@ def renew(
     machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
 ) -> Result[Renewal]:
     """Give a client a full new deadline, up to `RoundMachine.MAX_RENEWALS` times."""
-    seat = working(state, assignment_id)
+    seat = open_seat(state, assignment_id)
     if seat.renewals >= machine.MAX_RENEWALS:
         raise ProblemError(
             "renewal_refused",
@@ -279,7 +278,7 @@ def decline(
     unfit: bool = False,
 ) -> Result[None]:
     """Take an assignment back from a client that declines it, or all work if it is unfit."""
-    seat = working(state, assignment_id)
+    seat = open_seat(state, assignment_id)
     if not state.running:
         status = "paused" if state.paused else state.status
         raise ProblemError("run_conflict", f"the run is {status}; the work is kept")
@@ -337,7 +336,6 @@ def vacate(
 
 
 def _without_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
-    """Record an unfit client and remove its other offered seats."""
     others = {client: why for client, why in state.unfit.items() if client != seat.client}
     for other in state.seats:
         started = other.step or other.phase != "offered" or other.slot == seat.slot
@@ -355,16 +353,16 @@ def count_update(machine: RoundMachine, state: RunState, client: int, now: float
     strikes, log = {}, []
     for other, known in state.strikes.items():
         if other == client:
-            found = Strikes(proven=known.proven - 1)
+            after = Strikes(proven=known.proven - 1)
         elif known.recent:
             count = known.recent + known.proven
-            found = Strikes(proven=count, until=now + _pause_s(machine, count))
+            after = Strikes(proven=count, until=now + _pause_s(machine, count))
         else:
-            found = known
-        if found.proven > 0:
-            strikes[other] = found
-        if found.until > max(known.until, now):
-            log.append(("aside", {"client": other, "losses": found.proven, "until": found.until}))
+            after = known
+        if after.proven > 0:
+            strikes[other] = after
+        if after.until > max(known.until, now):
+            log.append(("aside", {"client": other, "losses": after.proven, "until": after.until}))
     return Result(state=replace(state, lost=0, strikes=strikes), log=tuple(log))
 
 

@@ -6,19 +6,14 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import Literal
 
-from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
+from fedone_sdk.aggregator.rounds.machine import RoundMachine, open_seat
 from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
-from fedone_sdk.messages import Helper
+from fedone_sdk.messages import ProposerReport
 
 _REFLECTION = "reflection"
 """In a seat's calls; no digest of a request."""
-
-
-def replica_of(attempt: str) -> str:
-    """Return the id of the replica that made this reservation."""
-    return attempt.partition("/")[0]
 
 
 def release(
@@ -36,15 +31,7 @@ def release(
     closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason, said=said)
     spent = lease_cost(machine, state, seat, reported, answered=False)
     state = replace(state, account=state.account.settle(seat.assignment_id, spent))
-    seat = replace(
-        seat,
-        phase="offered",
-        assignment_id=None,
-        queries=seat.queries + spent.queries,
-        calls=frozenset(),
-        sent={},
-        used=NOTHING,
-    )
+    seat = seat.settled("offered", spent)
     return seat, Result(state=state.with_seat(seat), closed=(closed,))
 
 
@@ -54,17 +41,27 @@ def through_gateway(machine: RoundMachine, seat: Seat) -> bool:
 
 
 def lease_cost(
-    machine: RoundMachine, state: RunState, seat: Seat, reported: Usage | None, *, answered: bool
+    machine: RoundMachine,
+    state: RunState,
+    seat: Seat,
+    reported: Usage | None,
+    *,
+    answered: bool,
+    proposed: bool = False,
 ) -> Usage:
     """Return the cost of a seat's open lease, which ends with an update if `answered`.
 
     Gateway calls are metered by the server; pending calls count with their upper bound. For a
     client with its own model, an update costs the whole lease, or its report if the run trusts
-    it. A decline costs its report: it gives no losses, so a low report gains nothing. Without a
-    report the client may have queried its model: the whole lease is charged, unless the caps are on
-    the gateway's model.
+    it. The trial of a candidate costs nothing if the client reports none and sends no candidate: a
+    trial is then of no use to it. A decline costs its report: it gives no losses, so a low report
+    gains nothing. Without a report the client may have queried its model: the whole lease is
+    charged, unless the caps are on the gateway's model.
     """
     lease = state.account.leases[seat.assignment_id or ""]
+    queries = 0 if reported is None else reported.queries
+    if seat.reflects and answered and not proposed and queries <= seat.num_queries:
+        lease -= machine.worst_query
     seen = seat.used + seat.max_pending
     has_gateway = machine.gateway_model is not None
     trusted = machine.spec.participation.own_models == "trusted"
@@ -93,7 +90,7 @@ def reserve_call(
     Repetitions of a request have its `call` id, and its queries count once. `attempt` is unique and
     names the replica. `worst` comes on top of earlier reservations of the attempt.
     """
-    seat, lease = working(state, assignment_id), state.account.leases[assignment_id]
+    seat, lease = open_seat(state, assignment_id), state.account.leases[assignment_id]
     queries = new_queries(state, assignment_id, call, worst.queries)
     sent = seat.sent.get(attempt, NOTHING) + worst.without_queries()
     seat = replace(
@@ -115,7 +112,7 @@ def begin_reflection(
     machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
 ) -> Result[None]:
     """Record the one reflection of an assignment, on whichever replica."""
-    seat = working(state, assignment_id)
+    seat = open_seat(state, assignment_id)
     if _REFLECTION in seat.calls:
         raise ProblemError("run_conflict", "the assignment's reflection was asked for before")
     return Result(state=state.with_seat(replace(seat, calls=seat.calls | {_REFLECTION})))
@@ -129,7 +126,7 @@ def new_queries(
     A repeated request costs money again, but is no new query. `pending` queries of other calls are
     admitted, but not reserved yet.
     """
-    seat = working(state, assignment_id)
+    seat = open_seat(state, assignment_id)
     if not state.running:
         # Without the reason: a provider's text may quote another device's input.
         raise ProblemError(
@@ -181,27 +178,26 @@ def return_queries(
     return Result(state=state.with_seat(replace(seat, calls=seat.calls - {call}, used=used)))
 
 
-def is_lost(attempt: str, alive: Set[str]) -> bool:
-    """Whether the attempt's replica has exited, so that its cost stays unknown."""
-    return replica_of(attempt) not in alive
+def _is_lost(attempt: str, alive: Set[str]) -> bool:
+    return attempt.partition("/")[0] not in alive
 
 
 def has_lost_calls(state: RunState, alive: Set[str]) -> bool:
     """Whether a replica that has exited left pending calls of the run."""
     attempts = [*state.evaluation.leases, *(attempt for s in state.seats for attempt in s.sent)]
-    return any(is_lost(attempt, alive) for attempt in attempts)
+    return any(_is_lost(attempt, alive) for attempt in attempts)
 
 
 def charge_lost(state: RunState, alive: Set[str]) -> RunState:
     """Charge pending calls of exited replicas in full: they may have been sent."""
     account, evaluation = state.account, state.evaluation
     for lease_id, worst in state.evaluation.leases.items():
-        if is_lost(lease_id, alive):
+        if _is_lost(lease_id, alive):
             account = account.settle(lease_id, worst.without_queries())
             evaluation = evaluation.settle(lease_id, worst)
     seats = []
     for seat in state.seats:
-        lost = [attempt for attempt in seat.sent if is_lost(attempt, alive)]
+        lost = [attempt for attempt in seat.sent if _is_lost(attempt, alive)]
         gone = sum((seat.sent[attempt] for attempt in lost), NOTHING)
         sent = {attempt: worst for attempt, worst in seat.sent.items() if attempt not in lost}
         seats.append(replace(seat, used=seat.used + gone, sent=sent) if lost else seat)
@@ -238,7 +234,7 @@ def settle_evaluation(
 ) -> Result[None]:
     """Charge the cost of an evaluation, or of a call of the proposer or the judge."""
     if payee == "proposer":
-        state = replace(state, proposer=(state.proposer or Helper()).and_then(spent=used))
+        state = replace(state, proposer=(state.proposer or ProposerReport()).and_then(spent=used))
     elif payee == "judge":
         state = replace(state, judge=(state.judge or NOTHING) + used)
     try:

@@ -15,7 +15,14 @@ from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.algorithms import Memory, State, alpha_sha256, dump_memory, load_memory
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import Helper, MetricReport, Receipt, RoundReport, RunStatus, Verdict
+from fedone_sdk.messages import (
+    MetricReport,
+    ProposerReport,
+    Receipt,
+    RoundReport,
+    RunStatus,
+    Verdict,
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -81,9 +88,22 @@ class Seat:
         """Upper bound on the cost of pending gateway calls, without queries."""
         return sum(self.sent.values(), NOTHING)
 
+    def settled(self, phase: Literal["offered", "done"], spent: Usage) -> Seat:
+        """Return the seat after its assignment has ended, at a cost."""
+        return replace(
+            self,
+            phase=phase,
+            assignment_id=None,
+            queries=self.queries + spent.queries,
+            calls=frozenset(),
+            sent={},
+            used=NOTHING,
+            reflects=False,
+        )
+
 
 class Strikes(NamedTuple):
-    """What a client cost the run more often than it gave.
+    """Seats that a client lost; with too many of them it is set aside.
 
     Attributes:
         recent: The costliest seat that it lost since the run's last update: 1, and 1 per renewal,
@@ -102,13 +122,18 @@ class Lineage(NamedTuple):
     """The origin of a proposed candidate.
 
     Attributes:
-        client: Enrolment index of its author, whose losses do not count for it.
-        parent: Index of the candidate that it improves, in the same slot.
+        client: Enrolment index of its author, whose losses do not count for it; None if the server
+            merged it.
+        parents: Indices of the candidates that it improves or merges, in the same slot.
     """
 
     text: str
-    client: int
-    parent: int
+    client: int | None
+    parents: tuple[int, ...]
+
+    def line(self, round_number: int, slot: str) -> tuple[str, dict[str, Any]]:
+        """Return the line of the log about it."""
+        return "proposal", {"round": round_number, "slot": slot, **self._asdict()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +157,8 @@ class RunState:
         verdict: Whether tuning improved the metric, after the final evaluation.
         proposed: Candidates added since the start, each with its slot.
         waiting: Candidates that are added at the end of the round.
-        lineage: The origins of those that devices wrote.
+        lineage: The origins of those that devices wrote or the server merged.
+        merged_at: The round of the last merge.
         proposer: What the run's proposer did so far.
         judge: What the judge of the generated texts cost.
         planned: Number of queries that the method plans with after caps were raised; None derives
@@ -167,7 +193,8 @@ class RunState:
     proposed: tuple[tuple[str, str], ...] = ()
     waiting: tuple[tuple[str, str], ...] = ()
     lineage: tuple[Lineage, ...] = ()
-    proposer: Helper | None = None
+    merged_at: int = 0
+    proposer: ProposerReport | None = None
     judge: Usage | None = None
     planned: int | None = None
 
@@ -236,6 +263,10 @@ class RunState:
     def without_seat(self, seat: Seat) -> RunState:
         """Return the state without this seat."""
         return replace(self, seats=tuple(s for s in self.seats if not _is_same(s, seat)))
+
+    def without_draw(self) -> RunState:
+        """Return the state before the draw of its round."""
+        return replace(self, seats=(), passed=frozenset(), fills=0)
 
     def end(
         self, status: RunStatus, reason: str | None, now: float, *, summary: str | None = None
@@ -425,7 +456,6 @@ def _loaded(record: Callable[..., D], document: dict[str, Any], **arrays: Any) -
 
 @cache
 def _readers(record: Any) -> dict[str, Callable[[Any], Any]]:
-    """Return the validators of a record's fields."""
     hints = get_type_hints(record)
     return {
         # The seats are loaded already.

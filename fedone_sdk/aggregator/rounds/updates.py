@@ -9,14 +9,13 @@ import numpy as np
 
 from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.aggregator.rounds.lifecycle import close_seat
-from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
+from fedone_sdk.aggregator.rounds.machine import RoundMachine, invalid, open_seat
 from fedone_sdk.aggregator.rounds.seats import count_update, renew_offers, vacate
 from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
 from fedone_sdk.aggregator.rounds.state import Closed, Lineage, Result, RunState, Seat
 from fedone_sdk.algorithms import State
-from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, Helper, LossesUpdate, Receipt
+from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, LossesUpdate, ProposerReport, Receipt
 from fedone_sdk.messages.tensor import from_wire
 
 _MAX_ALPHA = 1e6
@@ -31,9 +30,10 @@ def accept(
     assignment_id: str,
     update: AlphaUpdate | LossesUpdate,
     body_sha256: str,
+    unfit: bool = False,
 ) -> Result[Receipt]:
-    """Accept a client's update, or refuse it."""
-    seat = working(state, assignment_id)
+    """Accept a client's update, or refuse it; `unfit` if its proposal is no candidate."""
+    seat = open_seat(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
         why = "the device scores with another model"
@@ -41,19 +41,19 @@ def accept(
         refused: Result[Receipt] = lost.replying(cast(Receipt, None))
         return replace(refused, refusal=ProblemError("model_mismatch", other))
     _check_scored(update)
-    told = _step_result(machine, state, seat, update)
-    spent = lease_cost(machine, state, seat, update.usage, answered=True)
+    step = _step_result(machine, state, seat, update)
+    tried = isinstance(update, LossesUpdate) and update.proposal is not None
+    spent = lease_cost(machine, state, seat, update.usage, answered=True, proposed=tried)
     lease = state.account.leases[assignment_id]
     if through_gateway(machine, seat) and spent.queries < seat.num_queries:
         if not machine.admits(own_model=True):
-            raise ProblemError(
-                "invalid_message",
+            raise invalid(
                 f"losses: the gateway answered {spent.queries} of {seat.num_queries} queries, and "
                 "the run refuses models on devices (participation.own_models)",
             )
         spent = lease
     state = replace(state, account=state.account.settle(assignment_id, spent), model=update.model)
-    proposed = _proposed(machine, state, seat, update)
+    proposed = _proposed(machine, state, seat, update, unfit=unfit)
     state = proposed.state
     counted = count_update(machine, state, seat.client, now)
     state = renew_offers(machine, counted.state, seat.client, now)
@@ -63,20 +63,13 @@ def accept(
     )
     steps_done = seat.step + seat.num_steps
     seat = replace(
-        seat,
-        phase="done",
-        assignment_id=None,
+        seat.settled("done", spent),
         step=steps_done,
-        local=told.local,
-        losses=seat.losses + told.losses,
-        by_class=seat.by_class + told.by_class,
-        queries=seat.queries + spent.queries,
+        local=step.local,
+        losses=seat.losses + step.losses,
+        by_class=seat.by_class + step.by_class,
         weight=update.num_examples,
-        mean_loss=seat.mean_loss + (told.mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
-        calls=frozenset(),
-        sent={},
-        used=NOTHING,
-        reflects=False,
+        mean_loss=seat.mean_loss + (step.mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
     )
     if machine.losses_exchange and steps_done < machine.spec.method.local_steps:
         # The next local step is a new assignment for the same client.
@@ -90,46 +83,47 @@ def accept(
 
 
 def _proposed(
-    machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate | LossesUpdate
+    machine: RoundMachine,
+    state: RunState,
+    seat: Seat,
+    update: AlphaUpdate | LossesUpdate,
+    *,
+    unfit: bool,
 ) -> Result[None]:
     """Queue the candidate that a client wrote, with its origin; other clients judge it."""
-    slot = machine.spec.prompt.proposed_slot
+    slot, done = machine.spec.prompt.proposed_slot, state.proposer or ProposerReport()
+    if unfit:
+        return Result(state=replace(state, proposer=done.and_then(dropped=1)))
     if isinstance(update, AlphaUpdate) or update.proposal is None or slot is None:
         return Result(state=state)
     proposal = update.proposal
     if not seat.reflects or proposal.parent >= seat.num_samples:
-        raise ProblemError("invalid_message", "proposal: the assignment asks for none")
+        raise invalid("proposal: the assignment asks for none")
     if proposal.text in state.added or not machine.may_propose(state, seat.client):
-        return Result(state=state)
+        return Result(state=replace(state, proposer=done.and_then(dropped=1)))
     parents = machine.candidates(state, seat).prompts[:, machine.proposed_position]
-    origin = Lineage(proposal.text, seat.client, int(parents[proposal.parent]))
+    origin = Lineage(proposal.text, seat.client, (int(parents[proposal.parent]),))
     state = replace(
         state,
         waiting=(*state.waiting, (slot, proposal.text)),
         lineage=(*state.lineage, origin),
-        proposer=(state.proposer or Helper()).and_then(added=1),
+        proposer=done.and_then(added=1),
     )
-    record = {"round": state.round, "slot": slot, **origin._asdict()}
-    return Result(state=state, log=(("proposal", record),))
+    return Result(state=state, log=(origin.line(state.round, slot),))
 
 
 def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
     counts = update.scored
     total = counts.scored + counts.failed + counts.vetoed
     if not total or counts.scored < MIN_SCORED_SHARE * total:
-        raise ProblemError(
-            "invalid_message",
+        raise invalid(
             f"scored: only {counts.scored} of {total} examples were scored; under "
             f"{MIN_SCORED_SHARE:.0%} the assignment must be declined",
         )
 
 
 class _StepResult(NamedTuple):
-    """The content of a valid update.
-
-    Attributes:
-        losses: Losses of the step; empty in the alpha exchange.
-    """
+    """The content of a valid update; the alpha exchange has no losses."""
 
     local: State
     mean_loss: float
@@ -144,15 +138,11 @@ def _step_result(
     if isinstance(update, LossesUpdate) and machine.losses_exchange:
         batch_size = machine.spec.method.batch_size
         if update.scored.scored > batch_size:  # It weights the losses.
-            raise ProblemError(
-                "invalid_message",
-                f"scored: {update.scored.scored} examples, a mini-batch has at most {batch_size}",
+            raise invalid(
+                f"scored: {update.scored.scored} examples, a mini-batch has at most {batch_size}"
             )
         if len(update.losses) != seat.num_samples:
-            raise ProblemError(
-                "invalid_message",
-                f"losses: {len(update.losses)} were sent for {seat.num_samples} prompts",
-            )
+            raise invalid(f"losses: {len(update.losses)} were sent for {seat.num_samples} prompts")
         by_class = _by_class(machine, update)
         candidates = machine.candidates(state, seat)
         return _StepResult(
@@ -168,9 +158,8 @@ def _step_result(
     if isinstance(update, AlphaUpdate) and not machine.losses_exchange:
         local = _local(machine, state, seat, update)
         return _StepResult(local=local, mean_loss=update.mean_loss)
-    raise ProblemError(
-        "invalid_message",
-        f"exchange: is {update.exchange!r}, the run's is {machine.spec.participation.exchange!r}",
+    raise invalid(
+        f"exchange: is {update.exchange!r}, the run's is {machine.spec.participation.exchange!r}"
     )
 
 
@@ -178,45 +167,41 @@ def _by_class(machine: RoundMachine, update: LossesUpdate) -> ByClass | None:
     given = update.by_class is not None or bool(update.class_counts)
     if given != machine.calibrates:
         does = "calibrates" if machine.calibrates else "does not calibrate"
-        raise ProblemError("invalid_message", f"by_class: this run {does} by labels")
+        raise invalid(f"by_class: this run {does} by labels")
     if update.by_class is None:
         return None
     labels = machine.num_labels
     if len(update.class_counts) != labels:
         number = len(update.class_counts)
-        raise ProblemError(
-            "invalid_message", f"class_counts: {number} were sent for {labels} labels"
-        )
+        raise invalid(f"class_counts: {number} were sent for {labels} labels")
     by_class = ByClass(update.by_class, update.class_counts, update.scored.scored)
     private = machine.spec.privacy is not None
     try:
         by_class.check(update.losses, groups=machine.num_groups, private=private)
     except ValueError as exc:
-        raise ProblemError("invalid_message", str(exc)) from exc
+        raise invalid(str(exc)) from exc
     return by_class
 
 
 def _local(machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate) -> State:
     array = update.alpha
     if array.dtype != "float32" or array.shape != machine.shape:
-        raise ProblemError(
-            "invalid_message",
+        raise invalid(
             f"alpha: is {array.dtype} {list(array.shape)}, the run's is "
             f"float32 {list(machine.shape)}",
         )
     alpha = from_wire(array)
     if not (alpha >= 0).all() or not alpha.any(axis=1).all():
-        raise ProblemError("invalid_message", "alpha: must be positive")
+        raise invalid("alpha: must be positive")
     if alpha.max() > _MAX_ALPHA:
-        raise ProblemError("invalid_message", f"alpha: an entry is above {_MAX_ALPHA:g}")
+        raise invalid(f"alpha: an entry is above {_MAX_ALPHA:g}")
     if not np.array_equal(machine.method.project(alpha), alpha):
-        raise ProblemError("invalid_message", "alpha: is outside what the method allows")
+        raise invalid("alpha: is outside what the method allows")
     before = state.method.alpha
     step = float(np.abs(alpha.astype(np.float64) - before).max())
     longest = machine.longest_step(before, seat.num_steps)
     if step > longest:
-        raise ProblemError(
-            "invalid_message",
+        raise invalid(
             f"alpha: an entry moved by {step:g}, {seat.num_steps} local steps move it by at most "
             f"{longest:g}",
         )

@@ -182,7 +182,6 @@ class RunRegistry:
             self.stored[run.run_id] = StoredRun.of_run(run)
 
     async def _load(self, record: RunRecord) -> ServedRun:
-        """Serve a stored run and start the check of its model if it is live."""
         spec = RunSpec.model_validate_json(record.spec)
         vocabulary = Vocabulary.parse(record.candidates)
         run = self.new_run(record.run_id, spec, vocabulary)
@@ -199,7 +198,6 @@ class RunRegistry:
         return run
 
     async def _check_model(self, run: ServedRun) -> None:
-        """Pause a loaded run if its model is unavailable or has changed."""
         try:
             async with self._check_slots:
                 try:
@@ -242,8 +240,8 @@ class RunRegistry:
 
     async def read_heads(self) -> None:
         """Load the heads of stored runs that are not served."""
-        found = await self.all_heads()
-        self.stored = {run_id: run for run_id, run in found.items() if run_id not in self.served}
+        heads = await self.all_heads()
+        self.stored = {run_id: run for run_id, run in heads.items() if run_id not in self.served}
 
     async def all_heads(self) -> dict[str, StoredRun]:
         """Return the heads of all runs in the store, by id."""
@@ -280,13 +278,12 @@ class RunRegistry:
     @property
     def summaries(self) -> list[RunSummary]:
         """Summaries of all runs known to this replica, in order of creation."""
-        found = [run.summary for run in self.served.values()]
-        found += [stored.summary for stored in self.stored.values()]
-        return sorted(found, key=lambda summary: summary.created_at or 0.0)
+        summaries = [run.summary for run in self.served.values()]
+        summaries += [stored.summary for stored in self.stored.values()]
+        return sorted(summaries, key=lambda summary: summary.created_at or 0.0)
 
 
 async def _check_same_model(run: ServedRun) -> None:
-    """Pause a run that was scored by another model than the current one."""
     before, now = run.state.model, run.machine.gateway_model
     if before and now and before != now:
         reason = (
@@ -308,10 +305,10 @@ def _log_unreadable(run_id: str, exc: Exception) -> None:
 
 
 def _stored_runs(heads: Iterable[RunHead]) -> dict[str, StoredRun]:
-    found = {}
+    runs = {}
     for head in heads:
         try:
-            found[head.run_id] = StoredRun.of(head)
+            runs[head.run_id] = StoredRun.of(head)
         except ValueError as exc:
             _log_unreadable(head.run_id, exc)
-    return found
+    return runs

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from fedone_sdk import messages
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.state import RunState, decode
+from fedone_sdk.aggregator.rounds.state import Lineage, RunState, decode
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.algorithms.observations import standings
@@ -24,28 +25,10 @@ from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.errors import BackendError, ResultError, SpecError, one_line
 from fedone_sdk.evaluation.outcomes import Outcomes, Which, seeks_cheapest
 from fedone_sdk.evaluation.verdict import judge, not_measured, sentence, with_lengths
-from fedone_sdk.messages import (
-    CacheReport,
-    Cap,
-    CensoringReport,
-    Compared,
-    LostWork,
-    PromptReport,
-    Reflection,
-    RoundReport,
-    RunResult,
-    RunSummary,
-    RunTask,
-    Standing,
-    Traffic,
-    Verdict,
-    VocabularyList,
-    Written,
-)
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import LogEntry, RunRecord, Store, log_pages
-from fedone_sdk.task import Bias, TaskSpec, TextPrompt
+from fedone_sdk.task import Bias, TextPrompt
 from fedone_sdk.vocabulary import Vocabulary
 
 _MAX_LOST = 200
@@ -62,8 +45,8 @@ class Counters:
         censored: Number of those that are only upper bounds.
     """
 
-    communication: Traffic = field(default_factory=Traffic)
-    gateway: Traffic = field(default_factory=Traffic)
+    communication: messages.Traffic = field(default_factory=messages.Traffic)
+    gateway: messages.Traffic = field(default_factory=messages.Traffic)
     cache_hits: int = 0
     values: int = 0
     censored: int = 0
@@ -93,9 +76,9 @@ def _parse_lines(entries: Iterable[LogEntry]) -> list[_Line]:
 def _parse_line(entry: LogEntry) -> Any:
     match entry.kind:
         case "lost":
-            return LostWork.model_validate_json(entry.body)
+            return messages.LostWork.model_validate_json(entry.body)
         case "round":
-            return RoundReport.model_validate(json.loads(entry.body)["report"])
+            return messages.RoundReport.model_validate(json.loads(entry.body)["report"])
         case "rollback" | "metric":
             return json.loads(entry.body)
     return None
@@ -127,8 +110,8 @@ class RunView:
         self._logged = -1
         self._created_at: float | None = None
         self._active_at: float | None = None
-        self.history: list[RoundReport] = []
-        self.lost: deque[LostWork] = deque(maxlen=_MAX_LOST)
+        self.history: list[messages.RoundReport] = []
+        self.lost: deque[messages.LostWork] = deque(maxlen=_MAX_LOST)
 
     @property
     def run_id(self) -> str:
@@ -198,15 +181,15 @@ class RunView:
         ]
 
     @property
-    def summary(self) -> RunSummary:
+    def summary(self) -> messages.RunSummary:
         """Summary of the run."""
         state = self.state
-        return RunSummary(
+        return messages.RunSummary(
             run_id=self.run_id,
             status=state.status,
             round=state.round,
             rounds=self.spec.rounds,
-            cap=Cap.of(state.account.cap),
+            cap=messages.Cap.of(state.account.cap),
             spent=state.account.spent,
             priced=not self.counters.unpriced,
             created_at=self._created_at,
@@ -217,7 +200,7 @@ class RunView:
         )
 
     @property
-    def standings(self) -> tuple[Standing, ...]:
+    def standings(self) -> tuple[messages.Standing, ...]:
         """The newest measurements; those of the verdict, once there is one."""
         state = self.state
         if state.verdict is not None and state.verdict.standings:
@@ -232,12 +215,14 @@ class RunView:
         return next(measured, self.state.metric.before)
 
     @property
-    def task(self) -> RunTask:
+    def task(self) -> messages.RunTask:
         """Description of the run for clients."""
-        method = self.spec.method
-        return RunTask(
-            task=self._task_for_devices,
-            task_crc32=self.spec.task.crc32,
+        method, task = self.spec.method, self.spec.task
+        # Devices do not use the score, nor the description unless they reflect.
+        unused = {"score": None} | ({} if self.spec.prompt.reflects else {"description": None})
+        return messages.RunTask(
+            task=task.model_copy(update=unused),
+            task_crc32=task.crc32,
             method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
             prompt_len=self.spec.prompt.length,
             vocab_size=self.machine.vocab_size,
@@ -254,40 +239,37 @@ class RunView:
         )
 
     @property
-    def _task_for_devices(self) -> TaskSpec:
-        """Return the task without what devices do not use: often the description, and the score."""
-        reflects = self.spec.prompt.reflects
-        description = self.spec.task.description if reflects else None
-        return self.spec.task.model_copy(update={"description": description, "score": None})
-
-    @property
-    def _reflection(self) -> Reflection | None:
+    def _reflection(self) -> messages.Reflection | None:
         prompt = self.spec.prompt
         if prompt.proposer is None or prompt.proposed_slot is None or not prompt.reflects:
             return None
-        return Reflection(slot=prompt.proposed_slot, gateway=prompt.proposer.backend is not None)
+        return messages.Reflection(
+            slot=prompt.proposed_slot, gateway=prompt.proposer.backend is not None
+        )
 
-    def vocabulary_list(self, after: int = 0) -> VocabularyList:
+    def vocabulary_list(self, after: int = 0) -> messages.VocabularyList:
         """Return all candidates, or only those added after a version."""
         proposed = self.state.proposed
         if after:
-            return VocabularyList(appended=proposed[after:], version=len(proposed))
-        found = self.vocabulary
-        return VocabularyList(candidates=found.candidates, slots=found.slots, version=len(proposed))
+            return messages.VocabularyList(appended=proposed[after:], version=len(proposed))
+        known = self.vocabulary
+        return messages.VocabularyList(
+            candidates=known.candidates, slots=known.slots, version=len(proposed)
+        )
 
-    def prompt(self, state: RunState | None = None) -> PromptReport:
+    def prompt(self, state: RunState | None = None) -> messages.PromptReport:
         """Return the deployable prompt of a state, by default the current one."""
         state = state or self.state
         bias = self.machine.bias(state)
         indices = self.machine.method.prompt(state.method).tolist()
-        return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
+        return messages.PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
     def shown(self, indices: Sequence[int], proposed: str | None = None) -> TextPrompt:
         """Return the prompt of candidate indices, with `proposed` as text of the proposed slot."""
         changed = None if proposed is None else {self.spec.prompt.proposed_slot or "": proposed}
         return prompt_of(self.spec.task, self.vocabulary, indices, changed)
 
-    def result(self) -> RunResult:
+    def result(self) -> messages.RunResult:
         """Return the current or final result of the run."""
         state, counters = self.state, self.counters
         # What open work has sent to the gateway is spent, though its lease is not closed.
@@ -296,17 +278,17 @@ class RunView:
         )
         began = state.started_at
         until = state.ended_at if state.ended_at is not None else self._clock.now()
-        return RunResult(
+        return messages.RunResult(
             run_id=self.run_id,
             name=self.spec.name,
             status=state.status,
             reason=state.reason,
             rounds=state.round,
-            cap=Cap.of(state.account.cap),
+            cap=messages.Cap.of(state.account.cap),
             spent=state.account.spent + asked,
             leased=state.account.leased.beyond(asked),
-            cache=CacheReport(hits=counters.cache_hits),
-            censoring=CensoringReport(values=counters.values, censored=counters.censored),
+            cache=messages.CacheReport(hits=counters.cache_hits),
+            censoring=messages.CensoringReport(values=counters.values, censored=counters.censored),
             evaluation=state.evaluation.spent,
             proposer=state.proposer,
             lineage=tuple(self._lineage()),
@@ -327,46 +309,57 @@ class RunView:
             seed=self.spec.seed,
         )
 
-    def _lineage(self) -> Iterator[Written]:
+    def _lineage(self) -> Iterator[messages.Written]:
         slot, lineage = self.spec.prompt.proposed_slot, self.state.lineage
         if slot is None or not lineage:
             return
         texts, position = self.vocabulary.candidates_of(slot), self.machine.proposed_position
-        losses = standings(self.state.method.memory, position, len(texts)).losses
-        for one in lineage:
+        method = self.state.method
+        losses = standings(method.memory, position, len(texts)).losses
+        deployed = texts[self.machine.method.prompt(method)[position]]
+        children = defaultdict[str, list[Lineage]](list)
+        for one in reversed(lineage):
+            children[texts[one.parents[0]]].append(one)
+        written = {one.text for one in lineage}
+        ahead = [(one, 0) for one in reversed(lineage) if texts[one.parents[0]] not in written]
+        while ahead:
+            one, depth = ahead.pop()
+            ahead += [(child, depth + 1) for child in children[one.text]]
             gain = math.nan
             if one.text in texts:  # Else it waits for the end of the round.
-                gain = float(losses[one.parent] - losses[texts.index(one.text)])
-            yield Written(
+                gain = float(losses[list(one.parents)].min() - losses[texts.index(one.text)])
+            yield messages.Written(
                 text=one.text,
                 client=one.client,
-                parent=texts[one.parent],
+                parents=tuple(texts[parent] for parent in one.parents),
+                depth=depth,
                 gain=gain if math.isfinite(gain) else None,
+                won=one.text == deployed,
             )
 
     def compute_verdict(
         self, outcomes: Mapping[Which, Outcomes], measure: MetricFunction | None = None
-    ) -> Verdict:
+    ) -> messages.Verdict:
         """Return whether tuning improved the metric."""
-        found = judge(
+        method, bare = self.machine.method, no_prompt(self.spec.task, self.vocabulary)
+        verdict = judge(
             self.spec.task,
             outcomes,
             plain_bias=self.machine.plain_bias(self.state),
-            empty=self._is_blank,
+            empty=self._deployable == bare,
             measure=measure,
         )
-        method, bare = self.machine.method, no_prompt(self.spec.task, self.vocabulary)
-        prompts: dict[Compared, TextPrompt] = {
+        prompts: dict[messages.Compared, TextPrompt] = {
             "no_prompt": bare,
             "no_prompt_biased": bare,
             "untrained": self.shown(method.prompt(method.init()).tolist()),
             "tuned": self._deployable,
         }
-        reports = dict[Compared, PromptReport]()
+        reports = dict[messages.Compared, messages.PromptReport]()
         if (short := self.cheapest()) is not None:
             prompts["cheapest"] = self.shown(short[0])
-            reports["cheapest"] = PromptReport.of(self.spec.task, self.vocabulary, *short)
-        return self._with_text(with_lengths(found, prompts, price_of(self.spec.backend), reports))
+            reports["cheapest"] = messages.PromptReport.of(self.spec.task, self.vocabulary, *short)
+        return self._with_text(with_lengths(verdict, prompts, price_of(self.spec.backend), reports))
 
     def cheapest(self) -> tuple[list[int], Bias | None] | None:
         """Return the shortest prompt that may be as good as the deployable one, and its bias.
@@ -379,20 +372,16 @@ class RunView:
         row, bias = method.cheapest(
             self.state.method, lambda row: self.vocabulary.length(row.tolist())
         )
-        found = row.tolist()
-        if self.shown(found) in (self._deployable, no_prompt(self.spec.task, self.vocabulary)):
+        indices = row.tolist()
+        if self.shown(indices) in (self._deployable, no_prompt(self.spec.task, self.vocabulary)):
             return None
-        return found, None if bias is None else tuple(bias.tolist())
+        return indices, None if bias is None else tuple(bias.tolist())
 
     @property
     def _deployable(self) -> TextPrompt:
         return self.shown(self.machine.method.prompt(self.state.method).tolist())
 
-    @property
-    def _is_blank(self) -> bool:
-        return self._deployable == no_prompt(self.spec.task, self.vocabulary)
-
-    def _verdict(self) -> Verdict | None:
+    def _verdict(self) -> messages.Verdict | None:
         state = self.state
         if state.verdict is not None:
             return self._with_text(state.verdict)
@@ -404,7 +393,7 @@ class RunView:
             return not_measured("the server has no dev rows of this run (data.dev)")
         return not_measured("the final prompt is not evaluated yet")
 
-    def _with_text(self, verdict: Verdict) -> Verdict:
+    def _with_text(self, verdict: messages.Verdict) -> messages.Verdict:
         state, priced = self.state, not self.counters.unpriced
         text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
         return verdict.model_copy(update={"text": text})

@@ -279,17 +279,17 @@ class ServedRun(RunView):
         `charge_lost_replicas` gets replicas that have started since the list was read, because they
         may have pending calls.
         """
-        found: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         if handler is charge_lost_replicas:
-            found["alive"] = data["alive"] | await self._store.alive()
+            more["alive"] = data["alive"] | await self._store.alive()
         elif handler is roll_back and 0 < data["to_round"] <= self.state.round:
-            found["method"] = await self._snapshot(data["to_round"])
+            more["method"] = await self._snapshot(data["to_round"])
         elif handler is assign and self.machine.remembers_clients:
             saved = await self._store.memory(self.run_id, data["client"])
-            found["memory"] = None if saved is None else load_memory(saved)
+            more["memory"] = None if saved is None else load_memory(saved)
         if handler is assign and self.state.seat_of(data["client"]) is None:
-            found |= self._waiting()
-        return {**data, **found}
+            more |= self._waiting()
+        return {**data, **more}
 
     async def _step(self, handler: Handler, data: dict[str, Any]) -> Result[Any]:
         """Return the result of a handler, with the offers of the seats that are vacant by it."""
@@ -477,7 +477,6 @@ class ServedRun(RunView):
 
     @property
     def _num_bytes(self) -> int:
-        """Size of the state's arrays; a round's log line is about as large."""
         return sum(array.nbytes for array in self._arrays.values())
 
     async def record_answers(self, answers: Iterable[Answer]) -> None:

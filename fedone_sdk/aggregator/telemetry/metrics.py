@@ -155,8 +155,8 @@ def _measured(
         yield
         outcome = "ok"
     except Exception as exc:
-        found = (name for kind, name in outcomes.items() if isinstance(exc, kind))
-        outcome = next(found, otherwise)
+        names = (name for kind, name in outcomes.items() if isinstance(exc, kind))
+        outcome = next(names, otherwise)
         raise
     finally:
         histogram.labels(outcome).observe(time.perf_counter() - began)

@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 class Tracing:
-    """Creates spans, with the parent from the request's W3C ``traceparent``.
-
-    Args:
-        provider: Exports the spans; `close` shuts it down.
-    """
+    """Creates spans, with the parent from the request's W3C ``traceparent``."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -91,11 +87,11 @@ class Tracing:
             try:
                 yield
             finally:
-                found = facts()
-                span.set_attributes(found)
-                if "http.route" in found:
-                    span.update_name(f"{request.method} {found['http.route']}")
-                if int(found.get("http.response.status_code", 0)) >= 500:
+                attributes = facts()
+                span.set_attributes(attributes)
+                if "http.route" in attributes:
+                    span.update_name(f"{request.method} {attributes['http.route']}")
+                if int(attributes.get("http.response.status_code", 0)) >= 500:
                     span.set_status(Status(StatusCode.ERROR))
 
     @contextmanager

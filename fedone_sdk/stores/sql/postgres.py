@@ -159,7 +159,6 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
             await engine.dispose()
 
     async def _refuse_replicas(self, connection: AsyncConnection) -> None:
-        """Raise if a server has a session."""
         rows = await connection.execute(REPLICAS)
         if any(row.replica != f"{_MIGRATION_LOCK:016x}" for row in rows):
             raise FedOneError(f"store {self.where} is in use by a server; stop it first")
@@ -267,18 +266,18 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
                         return
                 of_run = schema.runs.c.run_id == run_id
                 query = select(schema.runs.c.version, schema.runs.c.commits).where(of_run)
-                found = (await connection.execute(query)).one_or_none()
-            if found is None:
+                stored = (await connection.execute(query)).one_or_none()
+            if stored is None:
                 raise KeyError(run_id)
-            places = range(0, len(found.commits), _NAME_LENGTH)
-            if name in {found.commits[place : place + _NAME_LENGTH] for place in places}:
+            places = range(0, len(stored.commits), _NAME_LENGTH)
+            if name in {stored.commits[place : place + _NAME_LENGTH] for place in places}:
                 return
-            if tries > 1 and found.version > version + _NUM_NAMES:
+            if tries > 1 and stored.version > version + _NUM_NAMES:
                 raise FedOneError(
                     f"store {self.where}: the connection broke in a commit to run {run_id!r}, "
                     "and whether it was stored is unknown"
                 )
-            raise VersionConflict(f"run {run_id!r} is at version {found.version}, not {version}")
+            raise VersionConflict(f"run {run_id!r} is at version {stored.version}, not {version}")
 
         await self._with_retries(attempt)
         if commit.signal is not None:
@@ -389,7 +388,6 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Translate errors of the database and its driver to `StoreUnavailable`."""
         try:
             yield
         except Exception as error:
@@ -418,7 +416,6 @@ def _prepare(connection: Connection, upgrading: bool) -> None:
 def _refuse_closed(
     connection: DBAPIConnection, _: ConnectionPoolEntry, __: PoolProxiedConnection
 ) -> None:
-    """Make the pool replace a connection that the server has closed."""
     if connection.driver_connection.is_closed():
         raise DisconnectionError
 

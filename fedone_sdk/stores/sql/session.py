@@ -74,11 +74,7 @@ class Session:
         self._signals = signals
 
     async def open(self, engine: AsyncEngine) -> None:
-        """Connect, and reconnect until `close`.
-
-        Raises:
-            FedOneError: A pooler gives the connection several server processes.
-        """
+        """Connect, and reconnect until `close`; an error if a pooler gives it several processes."""
         await self._connect(engine)
         self._watch_task = asyncio.create_task(self._watch(engine), name="store session")
 
@@ -161,10 +157,10 @@ class Session:
             if self._lost.is_set():
                 return False
             try:
-                found = await self._driver.fetchval(_PROCESS, timeout=_HEARTBEAT_TIMEOUT_S)
+                process = await self._driver.fetchval(_PROCESS, timeout=_HEARTBEAT_TIMEOUT_S)
             except Exception:
                 return False
-            return bool(found == self._process)
+            return bool(process == self._process)
 
     def _on_notification(self, _: Any, __: int, ___: str, payload: str) -> None:
         sender, _, signal = payload.partition(" ")
@@ -182,23 +178,19 @@ class Session:
 
 
 async def _process_of(driver: Any, engine: AsyncEngine) -> int:
-    """Return a connection's server process, which holds its locks and its LISTEN.
-
-    Raises:
-        FedOneError: It has several.
-    """
+    """Return a connection's server process, which holds its locks; an error if it has several."""
     from asyncpg import InvalidSQLStatementNameError
 
-    found: list[int] = [await driver.fetchval(_PROCESS)]
+    processes: list[int] = [await driver.fetchval(_PROCESS)]
     with suppress(InvalidSQLStatementNameError, TimeoutError):
         async with engine.connect() as other, other.begin():
             # Takes the process that a pooler in transaction mode has free now.
             await other.execute(text(_PROCESS))
-            found.append(await driver.fetchval(_PROCESS, timeout=_HEARTBEAT_TIMEOUT_S))
+            processes.append(await driver.fetchval(_PROCESS, timeout=_HEARTBEAT_TIMEOUT_S))
         # A pooler that rotates its processes gives another one to each statement.
-        found += [await driver.fetchval(_PROCESS) for _ in range(2)]
-        if len({*found}) == 1:
-            return found[0]
+        processes += [await driver.fetchval(_PROCESS) for _ in range(2)]
+        if len({*processes}) == 1:
+            return processes[0]
     raise FedOneError(
         "the store's connections pass a pooler in transaction mode (such as PgBouncer's), in which "
         "advisory locks and LISTEN do not work; use session mode, or connect to the server itself"

@@ -78,7 +78,6 @@ class SqliteStore(Alone, SqlStore, drivers=("sqlite", "sqlite+aiosqlite")):
         self._writing: asyncio.Future[_Outcomes] | None = None
 
     async def _connect(self, *, serving: bool, upgrading: bool) -> None:
-        """Connect; create or upgrade the tables."""
         if self._engine is not None:
             raise FedOneError(f"store {self.where} is open already")
         self._engine = create_engine(self._url, pool_size=_NUM_READERS + 1, max_overflow=0)
@@ -147,7 +146,6 @@ class SqliteStore(Alone, SqlStore, drivers=("sqlite", "sqlite+aiosqlite")):
             _check_room(self.where)
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` on a connection of the pool."""
         if self._engine is None:
             raise self._not_open()
 
@@ -183,7 +181,6 @@ class SqliteStore(Alone, SqlStore, drivers=("sqlite", "sqlite+aiosqlite")):
         return result
 
     async def _erase(self) -> None:
-        """Remove deleted content from the file and its log."""
         if self._engine is None:
             raise self._not_open()
         with self._translate_errors():
@@ -206,7 +203,6 @@ class SqliteStore(Alone, SqlStore, drivers=("sqlite", "sqlite+aiosqlite")):
         self._writing.add_done_callback(partial(self._on_written, batch))
 
     def _on_written(self, batch: list[_Write], writing: asyncio.Future[_Outcomes]) -> None:
-        """Start the next transaction, and resolve the futures of this one."""
         self._writing = None
         if self._engine is None:
             while self._waiting:  # They came too late: the store is being closed.
@@ -230,7 +226,6 @@ class SqliteStore(Alone, SqlStore, drivers=("sqlite", "sqlite+aiosqlite")):
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Translate errors of the database and its driver to `StoreUnavailable`."""
         try:
             yield
         except (SQLAlchemyError, sqlite3.Error, OSError, schema.SchemaRefused) as error:
@@ -239,11 +234,7 @@ class SqliteStore(Alone, SqlStore, drivers=("sqlite", "sqlite+aiosqlite")):
 
 
 def _read_schema(path: Path) -> str | None:
-    """Return the schema version of a file without writing to it; None if it is missing.
-
-    Raises:
-        OSError: The file or its folder cannot be written to.
-    """
+    """Return the schema version of a file without writing to it; None if it is missing."""
     if not os.access(path if path.exists() else path.parent, os.R_OK | os.W_OK):
         raise OSError("it cannot be read and written")
     if not path.exists():

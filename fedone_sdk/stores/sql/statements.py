@@ -14,7 +14,6 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
-    Insert,
     Select,
     Table,
     bindparam,
@@ -75,22 +74,22 @@ _TOKEN = select(*(column for column in t.tokens.c if column.name != "seq"))
 
 
 def clear(connection: Connection) -> None:
-    _line_up(connection)
+    _lock_clients(connection)
     for table in reversed(t.metadata.sorted_tables):
         if table is not t.meta:
             connection.execute(delete(table))
     connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=0))
 
 
-def _line_up(connection: Connection) -> int:
+def _lock_clients(connection: Connection) -> int:
     """Lock changes of tokens and clients; return the number of clients."""
     query = select(t.meta.c.value).where(_NUM_CLIENTS).with_for_update()
-    found: int = connection.execute(query).scalar_one()
-    return found
+    count: int = connection.execute(query).scalar_one()
+    return count
 
 
 def put_token(connection: Connection, token: TokenRecord) -> None:
-    _line_up(connection)
+    _lock_clients(connection)
     same = update(t.tokens).where(t.tokens.c.token_sha256 == token.token_sha256)
     if connection.execute(same.values(runs=token.runs, expires_at=token.expires_at)).rowcount:
         return
@@ -113,7 +112,7 @@ def revoke_token(connection: Connection, name: str, now: float) -> TokenRecord |
 def enrol(
     connection: Connection, again: bool, client: ClientRecord, token_sha256: str, now: float
 ) -> ClientRecord:
-    index = _line_up(connection)
+    index = _lock_clients(connection)
     token = _token(connection, t.tokens.c.token_sha256 == token_sha256)
     if token is None:
         raise TokenRefused("the enrolment token is not known")
@@ -150,8 +149,8 @@ def clients(
 
 
 def num_clients(connection: Connection) -> int:
-    found: int = connection.execute(select(t.meta.c.value).where(_NUM_CLIENTS)).scalar_one()
-    return found
+    count: int = connection.execute(select(t.meta.c.value).where(_NUM_CLIENTS)).scalar_one()
+    return count
 
 
 def client(connection: Connection, credential_sha256: str) -> ClientRecord | None:
@@ -312,13 +311,13 @@ def trim(connection: Connection, run_id: str, *, log: bool = False, closed: bool
 
 def delete_run(connection: Connection, again: bool, run_id: str, version: int, now: float) -> None:
     query = select(t.runs.c.version).where(t.runs.c.run_id == run_id).with_for_update()
-    found = connection.execute(query).scalar_one_or_none()
-    if found is None:
+    at_version = connection.execute(query).scalar_one_or_none()
+    if at_version is None:
         if again and deleted(connection, run_id) is not None:
             return
         raise KeyError(run_id)
-    if found != version:
-        raise VersionConflict(f"run {run_id!r} is at version {found}, not {version}")
+    if at_version != version:
+        raise VersionConflict(f"run {run_id!r} is at version {at_version}, not {version}")
     for table in (*_OF_RUN, t.runs):
         connection.execute(delete(table).where(table.c.run_id == run_id))
     row = {"run_id": run_id, "version": version, "deleted_at": now}
@@ -327,8 +326,8 @@ def delete_run(connection: Connection, again: bool, run_id: str, version: int, n
 
 def deleted(connection: Connection, run_id: str) -> float | None:
     query = select(t.deleted_runs.c.deleted_at).where(t.deleted_runs.c.run_id == run_id)
-    found: float | None = connection.execute(query).scalar_one_or_none()
-    return found
+    deleted_at: float | None = connection.execute(query).scalar_one_or_none()
+    return deleted_at
 
 
 def refuse_deleted(connection: Connection, run_id: str) -> None:
@@ -361,10 +360,10 @@ def commit(connection: Connection, run_id: str, version: int, commit: Commit) ->
     )
     if advanced.rowcount != 1:
         query = select(t.runs.c.version).where(t.runs.c.run_id == run_id)
-        found = connection.execute(query).scalar_one_or_none()
-        if found is None:
+        at_version = connection.execute(query).scalar_one_or_none()
+        if at_version is None:
             raise KeyError(run_id)
-        raise VersionConflict(f"run {run_id!r} is at version {found}, not {version}")
+        raise VersionConflict(f"run {run_id!r} is at version {at_version}, not {version}")
     if commit.arrays is not None:
         connection.execute(_SET_ARRAYS, {"of_run": run_id, "new_arrays": commit.arrays})
     if commit.closed:
@@ -382,16 +381,10 @@ def commit(connection: Connection, run_id: str, version: int, commit: Commit) ->
         _upsert(connection, t.memories, rows)
 
 
-def _insert(connection: Connection, table: Table) -> Insert:
-    """Return an insert with ``ON CONFLICT``, which both databases support."""
-    if connection.dialect.name == "postgresql":
-        return postgresql.insert(table)
-    return sqlite.insert(table)
-
-
 def _upsert(connection: Connection, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
     """Insert rows, or replace those with the same primary key."""
-    statement: Any = _insert(connection, table)
+    dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(table)
     keys = list(table.primary_key)
     values = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
     statement = statement.on_conflict_do_update(index_elements=keys, set_=values)

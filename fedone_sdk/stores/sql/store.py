@@ -30,8 +30,6 @@ M = TypeVar("M")
 def _reads(
     statement: Callable[Concatenate[Connection, P], T],
 ) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
-    """Return the store's method that runs a statement in a read transaction."""
-
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._read(lambda c: statement(c, *args, **kwargs))
 
@@ -41,8 +39,6 @@ def _reads(
 def _writes(
     statement: Callable[Concatenate[Connection, P], T],
 ) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
-    """Return the store's method that runs a statement in a write transaction."""
-
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._write(lambda c: statement(c, *args, **kwargs))
 
@@ -119,11 +115,19 @@ class SqlStore(Store):
         self._num_connections = num_connections
 
     @classmethod
-    def at(cls, url: str | URL, *, serving: bool = True, num_connections: int = 16) -> SqlStore:
+    def at(
+        cls,
+        url: str | URL,
+        *,
+        password: str | None = None,
+        serving: bool = True,
+        num_connections: int = 16,
+    ) -> SqlStore:
         """Return the store at a URL.
 
         Args:
             url: ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST/DATABASE``.
+            password: Replaces the URL's.
             serving: Whether this process serves runs: it locks a SQLite file, or registers as a
                 replica on PostgreSQL. Tools pass False: they can use a store that is being served,
                 and neither create nor upgrade a file.
@@ -133,11 +137,11 @@ class SqlStore(Store):
             SpecError: The URL is malformed or names no supported database.
         """
         try:
-            url = make_url(url)
+            url = make_url(url).set(password=password)
         except (ArgumentError, ValueError):
             # Without the cause, which may contain the URL with its password.
             raise SpecError(
-                "not a database URL such as sqlite:///fedone.db or postgresql://host/database",
+                "must be a file, or a URL such as postgresql://user@host/database",
                 source="store",
             ) from None
         kind = cls._kinds.get(url.drivername)
@@ -161,8 +165,12 @@ class SqlStore(Store):
         url = URL.create("sqlite", database=os.fspath(path))
         return cls._kinds["sqlite"](url, serving=serving, busy_timeout_s=busy_timeout_s)
 
+    def __str__(self) -> str:
+        """Return the URL, with stars for a password."""
+        return self._url.render_as_string(hide_password=True)
+
     def __repr__(self) -> str:
-        return f"SqlStore({self._url.render_as_string(hide_password=True)!r})"
+        return f"SqlStore({str(self)!r})"
 
     async def open(self) -> None:
         """Connect, and create the tables of an empty database.
@@ -235,14 +243,14 @@ class SqlStore(Store):
 
     async def check(self) -> str:
         """Return what `open` would do, without changes of the database, or raise its error."""
-        found, where = await self.schema(), self.where
-        if found is None:
+        revision, where = await self.schema(), self.where
+        if revision is None:
             return f"would create the tables in {where}"
-        if found == schema.HEAD:
+        if revision == schema.HEAD:
             return f"would use {where}"
         if self.shared:
-            raise FedOneError(f"store {where} has schema {found}; run `fedone db upgrade`")
-        return f"would use {where}, and upgrade it from schema {found} to {schema.HEAD}"
+            raise FedOneError(f"store {where} has schema {revision}; run `fedone db upgrade`")
+        return f"would use {where}, and upgrade it from schema {revision} to {schema.HEAD}"
 
     async def upgrade(self) -> None:
         """Upgrade the database to the newest schema; it stays closed."""

@@ -7,7 +7,7 @@ import pytest
 
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.algorithms.method import Holder
-from fedone_sdk.algorithms.observations import Observations
+from fedone_sdk.algorithms.observations import Observations, clusters
 from fedone_sdk.algorithms.space import Space
 
 SPACE = Space.of([(1, 5, None), (1, 3, 0)])
@@ -134,3 +134,27 @@ def test_a_memory_is_read_back_or_refused() -> None:
         Observations.remembered(observed.memory(), SPACE)
     with pytest.raises(ValueError, match="shape"):
         observed.with_batch(rows((0, 0)), losses_of(1, 3))
+
+
+def test_clients_with_the_same_best_candidate_are_a_cluster() -> None:
+    """Where another candidate than the deployed one is better on the same rows, clearly."""
+    observed = Observations.empty(2, 1, 1)
+    deployed, other, third = (0, 0), (1, 0), (2, 0)
+
+    def batch(client: int, *losses: tuple[tuple[int, int], float], whole: bool = False) -> None:
+        nonlocal observed
+        found = ClassLosses.plain(np.array([loss for _, loss in losses]))
+        prompts = rows(*(prompt for prompt, _ in losses))
+        observed = observed.with_batch(prompts, found, Holder(client, whole))
+
+    for client in (0, 1, 2):
+        for _ in range(2):
+            batch(client, (deployed, 0.5), (other, 0.9))
+    for client in (3, 4):
+        batch(client, (deployed, 0.5), (other, 0.2), whole=client == 4)
+        batch(client, (deployed, 0.6), (other, 0.3), whole=client == 4)
+    batch(5, (deployed, 0.5), (third, 0.1))  # Once may be luck.
+    for loss in (0.1, 1.0):
+        batch(6, (deployed, 0.6), (third, loss))  # So may be this.
+    assert clusters(observed.memory(), 0) == {0: 5, 1: 2}
+    assert clusters({}, 0) == {}

@@ -88,12 +88,9 @@ async def test_guard_and_payer_both_pay_what_was_used() -> None:
         account = await one.account()
         assert account.spent == priced(USED)
         assert not account.leases
-
-
-async def test_a_guard_that_is_the_payer_pays_once() -> None:
-    guard = guard_of(requests=1)
-    await ModelClient(Model(), guard=guard).score(ask(guard))
-    assert (await guard.account()).spent.requests == 1
+    only = guard_of(requests=1)
+    await ModelClient(Model(), guard=only).score(ask(only))  # It pays once.
+    assert (await only.account()).spent.requests == 1
 
 
 async def test_the_worst_case_is_held_while_the_request_is_pending() -> None:
@@ -186,12 +183,9 @@ async def test_a_bill_above_the_quote_is_charged_and_logged() -> None:
 
 
 async def test_without_a_price_the_models_own_money_is_kept() -> None:
-    message = USED.model_copy(update={"usd": Decimal("0.01")})
-    payer = guard_of()
-    with structlog.testing.capture_logs():
-        answer = await ModelClient(Model(message)).score(ask(payer))
-    assert answer.usage.usd == Decimal("0.01")
-    assert (await payer.account()).spent == message
+    billed, payer = USED.model_copy(update={"usd": Decimal("0.01")}), guard_of()
+    assert (await ModelClient(Model(billed)).score(ask(payer))).usage == billed
+    assert (await payer.account()).spent == billed
 
 
 @pytest.mark.parametrize(

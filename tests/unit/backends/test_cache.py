@@ -43,7 +43,6 @@ class Oracle(LLMBackend):
         self.gate.set()
         self.error: Exception | None = None
         self.failed_input = False
-        self.closed = False
 
     @property
     def fingerprint(self) -> str:
@@ -69,9 +68,6 @@ class Oracle(LLMBackend):
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         return Usage(queries=1, requests=batch_size)
-
-    async def aclose(self) -> None:
-        self.closed = True
 
 
 class Caching(ModelClient):
@@ -175,16 +171,11 @@ async def test_only_new_inputs_are_asked_for() -> None:
         assert (await whole.score(query)).usage.prompt_tokens == paid
 
 
-async def test_the_payer_is_no_part_of_a_query() -> None:
-    cached = Caching(Oracle())
-    await cached.score(replace(ask("a"), payer=BudgetGuard(Budget(requests=1))))
-    assert (await cached.score(ask("a"))).cached
-
-
-async def test_another_model_is_queried() -> None:
+async def test_the_model_is_a_part_of_a_query_and_the_payer_is_not() -> None:
     inner = Oracle()
     cached = Caching(inner)
-    await cached.score(ask("a"))
+    await cached.score(replace(ask("a"), payer=BudgetGuard(Budget(requests=1))))
+    assert (await cached.score(ask("a"))).cached
     inner.name = "oracle:2"
     assert not (await cached.score(ask("a"))).cached
 
@@ -293,24 +284,17 @@ async def test_an_error_without_a_waiter_is_silent(caplog: pytest.LogCaptureFixt
     assert not caplog.records
 
 
-async def test_an_answer_with_a_failed_input_is_not_remembered() -> None:
+async def test_an_answer_with_a_failed_input_is_not_remembered_and_a_known_one_is_free() -> None:
     inner = Oracle()
     inner.failed_input = True
     cached = Caching(inner)
     assert (await cached.score(ask("a"))).log_probs[0] is None
+    assert await cached.quote(ask("a")) == Usage(queries=1, requests=1)
     inner.failed_input = False
     assert (await cached.score(ask("a"))).log_probs[0] is not None
-    assert cached.cache.misses == 2
-
-
-async def test_a_cached_answer_is_quoted_as_one_query() -> None:
-    inner = Oracle()
-    cached = Caching(inner)
-    assert await cached.quote(ask("a")) == Usage(queries=1, requests=1)
-    await cached.score(ask("a"))
     assert await cached.quote(ask("a")) == Usage(queries=1)
     assert await cached.quote(ask("b")) == Usage(queries=1, requests=1)
-    assert (cached.cache.hits, cached.cache.misses) == (0, 1)
+    assert (cached.cache.hits, cached.cache.misses) == (0, 2)
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -412,10 +396,18 @@ class TestFile:
         async with Caching(Oracle(), file=file) as cached:
             assert (await cached.score(ask("a"))).cached
 
-    async def test_an_answer_that_cannot_be_read_stops_the_run(self, tmp_path: Path) -> None:
+    async def test_it_is_private_and_an_answer_that_cannot_be_read_stops_the_run(
+        self, tmp_path: Path
+    ) -> None:
         file = tmp_path / "a"
         async with Caching(Oracle(), file=file) as cached:
             await cached.score(ask("a"))
+            assert set(modes(tmp_path).values()) == {0o600}
+            with closing(sqlite3.connect(file)) as other:
+                assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+                ((model, answer),) = other.execute("SELECT model, answer FROM answers")
+        assert (model, b"oracle-2026" in answer) == ("oracle:1", True)
+        assert list(modes(tmp_path)) == ["a"]  # Closing leaves one file.
         with closing(sqlite3.connect(file)) as other, other:
             other.execute("UPDATE answers SET answer = x'7b7d'")
         inner = Oracle()
@@ -423,18 +415,6 @@ class TestFile:
             with pytest.raises(BackendBlocked, match=f"{file}.*cannot be read"):
                 await cached.score(ask("a"))
         assert not inner.asked
-
-    async def test_it_is_private_and_synchronous(self, tmp_path: Path) -> None:
-        file = tmp_path / "a"
-        async with Caching(Oracle(), file=file) as cached:
-            await cached.score(ask("a"))
-            assert set(modes(tmp_path).values()) == {0o600}
-            with closing(sqlite3.connect(file)) as other:
-                assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-                (row,) = other.execute("SELECT model, answer FROM answers").fetchall()
-        assert row[0] == "oracle:1"
-        assert b"oracle-2026" in row[1]
-        assert list(modes(tmp_path)) == ["a"]  # Closing leaves one file.
 
     def test_a_file_of_something_else_is_refused_and_left_alone(self, tmp_path: Path) -> None:
         def refused(file: Path, match: str) -> None:

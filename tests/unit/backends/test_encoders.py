@@ -166,7 +166,7 @@ def test_a_byte_level_label_word_needs_no_text_before_it() -> None:
 
 def test_a_causal_input_has_no_mask_and_is_not_empty() -> None:
     encoder = CausalEncoder(TOKENIZER, 128)
-    with pytest.raises(BackendError, match=r"template has \{mask\}, but a causal"):
+    with pytest.raises(BackendError, match=r"template has \{mask\}"):
         encoder.encode((Part("field", "x"), Part("mask", "")))
     assert encoder.encode((Part("field", ""),)) == [0]  # RoBERTa's own start.
 
@@ -195,7 +195,9 @@ def test_what_is_too_long_without_its_fields_is_refused() -> None:
     parts = (Part("prompt", " a" * 120), Part("field", " a" * 50))
     assert len(CAUSAL.encode(parts)) == 128
     assert len(CAUSAL.encode(parts, reserve=7)) == 121
-    with pytest.raises(BackendError, match=r"129 tokens without its text fields, .* takes 128"):
+    with pytest.raises(
+        BackendError, match="120 tokens without its text fields, the model takes 119"
+    ):
         CAUSAL.encode(parts, reserve=8)
 
 

@@ -69,6 +69,15 @@ def many(backend: LLMBackend, count: int) -> list[asyncio.Task[Answer]]:
     return [asyncio.create_task(backend.score(ask())) for _ in range(count)]
 
 
+async def opened(ending: Callable[[int], Exception] = revoked) -> tuple[Model, ModelClient]:
+    """A client whose first request has opened the breaker."""
+    model = Model(ending)
+    backend = retrying(model, attempts=9, breaker_failures=3, max_wait_s=30)
+    with pytest.raises(BackendBlocked):
+        await backend.score(ask())
+    return model, backend
+
+
 async def outcomes(tasks: list[asyncio.Task[Answer]]) -> list[Answer | BaseException]:
     return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -225,10 +234,7 @@ async def test_while_it_learns_how_to_ask_they_go_one_by_one() -> None:
 
 @on_virtual_time
 async def test_after_a_pause_one_tries_and_the_others_wait_for_it() -> None:
-    model = Model(down)
-    backend = retrying(model, attempts=9, breaker_failures=3, max_wait_s=30)
-    with pytest.raises(BackendBlocked):
-        await backend.score(ask())
+    model, backend = await opened(down)
     start = now()
     await asyncio.sleep(29)
     with pytest.raises(BackendBlocked, match="3 times"):
@@ -252,10 +258,7 @@ async def test_after_a_pause_one_tries_and_the_others_wait_for_it() -> None:
 
 @on_virtual_time
 async def test_reset_spares_the_pause() -> None:
-    model = Model(revoked)
-    backend = retrying(model)
-    with pytest.raises(BackendBlocked):
-        await backend.score(ask())
+    model, backend = await opened()
     backend.reset()
     found = await outcomes(many(backend, 10))  # nothing was changed: one request finds that out
     assert all(isinstance(error, BackendBlocked) for error in found)
@@ -268,10 +271,7 @@ async def test_reset_spares_the_pause() -> None:
 
 @on_virtual_time
 async def test_a_cancelled_waiter_does_not_end_the_try() -> None:
-    model = Model(revoked)
-    backend = retrying(model)
-    with pytest.raises(BackendBlocked):
-        await backend.score(ask())
+    model, backend = await opened()
     backend.reset()
     model.ending = lambda number: None
     model.takes_s = 1
@@ -291,10 +291,7 @@ async def test_a_cancelled_waiter_does_not_end_the_try() -> None:
 )
 @on_virtual_time
 async def test_an_inconclusive_try_is_followed_by_another(ending: BaseException) -> None:
-    model = Model(revoked)
-    backend = retrying(model)
-    with pytest.raises(BackendBlocked):
-        await backend.score(ask())
+    model, backend = await opened()
     backend.reset()
     model.takes_s = 1
     model.ending = lambda number: ending if number == 2 else None
@@ -310,36 +307,31 @@ async def test_an_inconclusive_try_is_followed_by_another(ending: BaseException)
 
 @on_virtual_time
 async def test_what_was_sent_before_the_breaker_opened_does_not_move_it() -> None:
-    model = Model()
     gates = [asyncio.get_running_loop().create_future() for _ in range(4)]
 
     class Slow(Model):
         async def score(self, query: Query) -> Answer:
-            number = len(self.sent)
             self.sent.append(now())
-            await gates[number]
+            await gates[len(self.sent) - 1]
             return Answer(log_probs=((-1.0,),), usage=ONE)
 
     model = Slow()
     backend = retrying(model, breaker_failures=1)
-    gates[3].set_result(None)
-    gates.insert(0, gates.pop())
+    gates[0].set_result(None)
     await backend.score(ask())  # the first goes alone
-    gates.pop(0)
-    model.sent.clear()
     late, later, broken = many(backend, 3)
     await asyncio.sleep(0)
-    gates[2].set_exception(revoked(3))
+    gates[3].set_exception(revoked(4))
     with pytest.raises(BackendBlocked, match="revoked"):
         await broken
-    gates[0].set_result(None)  # a key that was good a moment ago says nothing of now
+    gates[1].set_result(None)  # a key that was good a moment ago says nothing of now
     assert (await late).usage == ONE
     with pytest.raises(BackendBlocked, match="revoked"):
         await backend.score(ask())
-    gates[1].set_exception(down(2))
+    gates[2].set_exception(down(3))
     with pytest.raises(BackendBlocked, match="revoked"):
         await later
-    assert len(model.sent) == 3
+    assert len(model.sent) == 4
 
 
 @on_virtual_time

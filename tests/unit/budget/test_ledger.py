@@ -49,9 +49,9 @@ def test_calls_that_wait_together_share_a_transaction(
     sizes: list[int] = []
     apply = module._apply
 
-    def counting(db: sqlite3.Connection, calls: list[Any], program: str) -> Any:
+    def counting(db: sqlite3.Connection, calls: list[Any]) -> Any:
         sizes.append(len(calls))
-        return apply(db, calls, program)
+        return apply(db, calls)
 
     monkeypatch.setattr(module, "_apply", counting)
     with held_back(path):
@@ -240,58 +240,3 @@ def test_a_lease_that_is_closed_and_opened_again_in_one_transaction(tmp_path: Pa
         ]
     assert results(futures) == [None, None]
     assert SqliteLedger(path).account(None) == Account(spent=ONE, leases={"a": ONE * 5})
-
-
-class TestRelease:
-    @pytest.fixture(params=["memory", "file"])
-    def ledger(self, request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-        if request.param == "memory":
-            return MemoryLedger()
-        return SqliteLedger(tmp_path / "budget.db")
-
-    def test_it_charges_the_worst_case_by_default(self, ledger: Any) -> None:
-        ledger.reserve("a", ONE * 5, None)
-        ledger.release("a")
-        assert ledger.account(None) == Account(spent=ONE * 5)
-        with pytest.raises(UnknownLease):
-            ledger.release("a")
-        with pytest.raises(UnknownLease):
-            ledger.release("b")
-        with pytest.raises(ValueError, match="open already"):
-            ledger.reserve("a", ONE, None)
-
-    @pytest.mark.parametrize("charge", [None, NOTHING, ONE * 3])
-    def test_what_the_owner_settles_takes_the_place_of_the_charge(
-        self, ledger: Any, charge: Usage | None
-    ) -> None:
-        ledger.reserve("other", ONE, None)
-        ledger.settle("other", ONE)
-        ledger.reserve("a", ONE * 5, None)
-        ledger.release("a", charge=charge)
-        ledger.settle("a", ONE * 2)
-        assert ledger.account(None) == Account(spent=ONE * 3)
-        with pytest.raises(UnknownLease):  # once
-            ledger.settle("a", ONE * 2)
-        assert ledger.account(None) == Account(spent=ONE * 3)
-
-    @given(st.decimals(0, 10**9, places=25), st.decimals(0, 10**9, places=25))
-    def test_money_stays_money(self, spent: Decimal, charge: Decimal) -> None:
-        ledger = MemoryLedger(Account(spent=Usage(usd=spent)))
-        ledger.reserve("a", Usage(usd=charge), None)
-        ledger.release("a")
-        ledger.settle("a", NOTHING)
-        left = ledger.account(None).spent.usd
-        assert left >= 0
-        assert abs(left - spent) <= (spent + charge) * Decimal("1e-27")
-
-
-def test_leases_name_their_process(tmp_path: Path) -> None:
-    ledger = SqliteLedger(tmp_path / "budget.db", program="nightly")
-    ledger.reserve("a", ONE, None)
-    ledger.reserve("b", ONE * 2, None)
-    ledger.settle("a", ONE)
-    (lease,) = ledger.leases()
-    assert (lease.lease_id, lease.worst) == ("b", ONE * 2)
-    assert (lease.owner.pid, lease.owner.program) == (os.getpid(), "nightly")
-    assert lease.owner.state() == "running"
-    assert SqliteLedger(tmp_path / "other.db").leases() == []

@@ -76,7 +76,7 @@ def test_a_list_of_proposals_is_read() -> None:
 
 
 def _read(text: str, **options: object) -> tuple[str, ...]:
-    given = {"known": (), "count": 8, "max_chars": 100, "labels": WORDS, **options}
+    given = {"known": (), "count": 8, "labels": WORDS, **options}
     return read_proposals(text, **given)  # type: ignore[arg-type]
 
 
@@ -98,7 +98,7 @@ def _read(text: str, **options: object) -> tuple[str, ...]:
         "\u2022 `one`\n\u2022 \u201ctwo\u201d",
         '["one", "ONE", " one ", "", "two", "\\u0000", "a\\u202eb", "\\ud800"]',
         '["one", "{sentence}", "{label:2}", "{}", "{\\n}", "two"]',
-        '["one", "two", "' + "x" * 101 + '"]',
+        '["one", "two", "' + "x" * 401 + '"]',
         '["<|im_end|>", "one", "x</s>", "[INST] x", "\uff1c\uff5cend\uff5c\uff1e", "two"]',
         '["one", "<|", "a|>", "two", "[/inst]", "<end_of_turn>", "<<SYS>>", "</think>"]',
     ],
@@ -118,8 +118,7 @@ def test_bounds() -> None:
     answer = json.dumps([f"candidate {n}" for n in range(20)])
     assert _read(answer, count=3) == ("candidate 0", "candidate 1", "candidate 2")
     assert _read(answer, count=0) == ()
-    assert _read(answer, count=30, max_chars=11) == tuple(f"candidate {n}" for n in range(10))
-    assert _read(answer, max_chars=10) == ()
+    assert _read(json.dumps(["a" * 401, "b" * 400])) == ("b" * 400,)
 
 
 def test_known_candidates_are_not_new() -> None:
@@ -154,12 +153,12 @@ _MARKS = st.sampled_from(
 
 @given(st.one_of(st.text(), st.lists(_MARKS, max_size=60).map("".join)))
 def test_any_answer_is_read(text: str) -> None:
-    found = read_proposals(text, known=("", "a\n"), count=4, max_chars=20, labels=["0"])
+    found = read_proposals(text, known=("", "a\n"), count=4, labels=["0"])
     assert len(found) == len(set(found)) <= 4
     for candidate in found:
         assert candidate.endswith("\n")
         assert candidate.strip()
-        assert len(candidate) <= 20
+        assert len(candidate) <= 400
         assert candidate.encode()
         assert "\x00" not in candidate
 

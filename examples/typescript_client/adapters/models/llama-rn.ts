@@ -1,6 +1,6 @@
 import type { Backend } from "../../src/backend.js";
-import { fromLikeliest, llama, TooLong } from "./llama.js";
-import type { Asked, Engine } from "./llama.js";
+import { FIRST, isComplete, llama, TooLong, valuesOf } from "./llama.js";
+import type { Asked, Engine, Shown } from "./llama.js";
 
 /** What is used of a context of `llama.rn`. */
 export interface LlamaContext {
@@ -65,14 +65,15 @@ export function llamaRn(context: LlamaContext, fingerprint: string): Backend {
 
   const engine: Engine = {
     fingerprint,
-    labels: (asked, words, _, signal) =>
-      fromLikeliest(words, ALL, async (count) => {
+    async labels(asked, words, _, signal) {
+      const likeliest = async (count: number): Promise<Shown> => {
         const { completion_probabilities } = await complete(asked, 1, count, signal);
-        const shown = completion_probabilities?.[0]?.probs ?? [];
-        return shown.map(
-          ({ tok_str, prob }) => [tok_str, Math.log(Math.max(prob, LEAST))] as const,
-        );
-      }),
+        const probs = completion_probabilities?.[0]?.probs ?? [];
+        return probs.map(({ tok_str, prob }) => [tok_str, Math.log(Math.max(prob, LEAST))]);
+      };
+      const shown = await likeliest(FIRST);
+      return valuesOf(words, isComplete(words, shown) ? shown : await likeliest(ALL));
+    },
     write: async (asked, maxTokens, signal) => (await complete(asked, maxTokens, 0, signal)).text,
   };
   return llama(engine);

@@ -122,26 +122,30 @@ function spelled(words: readonly string[], input: Input): readonly string[] {
   return words.map((word) => space + word.trimStart());
 }
 
-const FIRST = 256;
+/** The likeliest tokens that an engine is asked for first: label words are nearly always among them. */
+export const FIRST = 256;
+
+/** Tokens by their text, with a number each, the likeliest first. */
+export type Shown = readonly (readonly [token: string, value: number])[];
 
 /**
- * The log-probabilities of words, from the likeliest tokens by their text: of some, where the words
- * are among them, else of all.
+ * The words' values among those of tokens.
  *
- * @throws LabelWordError A word is no token.
+ * @throws LabelWordError A word is none of them.
  */
-export async function fromLikeliest(
-  words: readonly string[],
-  numVocab: number,
-  likeliest: (count: number) => Promise<readonly (readonly [token: string, logProb: number])[]>,
-): Promise<number[]> {
-  let missing: string | undefined;
-  for (const count of [FIRST, numVocab]) {
-    const shown = new Map([...(await likeliest(count))].reverse()); // the likeliest of one text
-    missing = words.find((word) => !shown.has(word));
-    if (missing === undefined) return words.map((word) => shown.get(word)!);
-  }
-  throw new LabelWordError(`label word '${missing}' is not one token of the model`);
+export function valuesOf(words: readonly string[], shown: Shown): number[] {
+  const values = new Map([...shown].reverse()); // of several tokens with one text the likeliest
+  return words.map((word) => {
+    const value = values.get(word);
+    if (value !== undefined) return value;
+    throw new LabelWordError(`label word '${word}' is not one token of the model`);
+  });
+}
+
+/** Whether all words are among the tokens. */
+export function isComplete(words: readonly string[], shown: Shown): boolean {
+  const tokens = new Set(shown.map(([token]) => token));
+  return words.every((word) => tokens.has(word));
 }
 
 /** The name of a model's file as the SDK's `llama_cpp` backend has it, so that fleets can mix. */

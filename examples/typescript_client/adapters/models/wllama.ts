@@ -1,38 +1,44 @@
 import type { Backend } from "../../src/backend.js";
-import { fromLikeliest, llama, TooLong } from "./llama.js";
-import type { Asked, Engine } from "./llama.js";
+import { FIRST, isComplete, llama, TooLong, valuesOf } from "./llama.js";
+import type { Asked, Engine, Shown } from "./llama.js";
 
 export { fingerprintOf } from "./llama.js";
 
-interface Options {
-  readonly max_tokens: number;
-  readonly n_probs?: number;
-  readonly logprobs?: boolean;
-  readonly top_logprobs?: number;
-  readonly temperature: number;
-  readonly cache_prompt: boolean;
-  readonly logit_bias?: Record<string, number>;
-  readonly abortSignal?: AbortSignal;
-}
-
 /** What is used of an instance of `@wllama/wllama` 3 that has loaded a model. */
 export interface Wllama {
-  getLoadedContextInfo(): { readonly n_vocab: number };
-  createCompletion(
-    options: Omit<Options, "logprobs" | "top_logprobs"> & { prompt: string; stream: false },
-  ): Promise<{ choices: { text: string; logprobs: unknown }[] }>;
-  createChatCompletion(
-    options: Omit<Options, "n_probs"> & { messages: any[]; stream: false },
-  ): Promise<{ choices: { message: { content?: string | null }; logprobs: unknown }[] }>;
+  createCompletion(options: Options & { prompt: string }): Promise<{ choices: Choice[] }>;
+  createChatCompletion(options: Options & { messages: any[] }): Promise<{ choices: Choice[] }>;
 }
 
-/** The answer in the form of llama.cpp's server, which the types do not show for completions. */
-interface Shown {
-  readonly content?: { readonly top_logprobs: { token: string; logprob: number }[] }[];
+/** Options of llama.cpp's server, not all of which the types have. */
+interface Options {
+  readonly stream: false;
+  readonly max_tokens: number;
+  readonly cache_prompt: boolean;
+  readonly logprobs?: any;
+  readonly [key: string]: any;
 }
 
-/** Moves the sampled token, but not the log-probabilities, which are those before sampling. */
+interface Choice {
+  readonly text?: string;
+  readonly message?: { readonly content?: string | null };
+  readonly logprobs: unknown;
+}
+
+interface Token {
+  readonly token: string;
+  readonly logprob?: number;
+  readonly prob?: number;
+}
+
+/** A logit far above all others: it moves the sampled token, not what is shown before sampling. */
 const SURELY = 1e6;
+
+/** Added to the logits of unlikely words, so that a word of probability 1e-13 is shown. */
+const RAISED = 30;
+
+/** Tokens that are shown besides them. */
+const BESIDES = 8;
 
 /**
  * A model in WebAssembly, for pages in any browser.
@@ -41,45 +47,73 @@ const SURELY = 1e6;
  * @param fingerprint `fingerprintOf` the model's file.
  */
 export function wllama(wllama: Wllama, fingerprint: string): Backend {
-  const complete = async (asked: Asked, options: Options) => {
+  const complete = async (
+    asked: Asked,
+    fresh: boolean,
+    more: Record<string, unknown>,
+    signal: AbortSignal | undefined,
+  ): Promise<Choice> => {
+    const options = {
+      ...{ stream: false as const, cache_prompt: !fresh, max_tokens: 1, ...more },
+      ...(signal && { abortSignal: signal }),
+    };
     try {
-      if (typeof asked === "string") {
-        const { logprobs: _, top_logprobs, ...rest } = options;
-        const counted = top_logprobs === undefined ? {} : { n_probs: top_logprobs };
-        const given = { ...rest, ...counted, prompt: asked, stream: false } as const;
-        const [choice] = (await wllama.createCompletion(given)).choices;
-        return { text: choice!.text, logprobs: choice!.logprobs as Shown | null };
-      }
-      const given = { ...options, messages: [...asked], stream: false as const };
-      const [choice] = (await wllama.createChatCompletion(given)).choices;
-      return { text: choice!.message.content ?? "", logprobs: choice!.logprobs as Shown | null };
+      const { choices } =
+        typeof asked === "string"
+          ? await wllama.createCompletion({ ...options, prompt: asked })
+          : await wllama.createChatCompletion({ ...options, messages: [...asked] });
+      return choices[0]!;
     } catch (error) {
       if (/context size/i.test(String(error))) throw new TooLong("the context is short");
       throw error;
     }
   };
+
+  const shownBy = async (
+    asked: Asked,
+    fresh: boolean,
+    count: number,
+    more: Record<string, unknown>,
+    signal: AbortSignal | undefined,
+  ): Promise<Shown> => {
+    const counted =
+      typeof asked === "string" ? { n_probs: count } : { logprobs: true, top_logprobs: count };
+    const { logprobs } = await complete(
+      asked,
+      fresh,
+      { ...counted, samplers: [], ...more },
+      signal,
+    );
+    const [first] = (logprobs as { content?: Record<string, Token[]>[] } | null)?.content ?? [];
+    const tokens = first?.["top_logprobs"] ?? first?.["top_probs"] ?? [];
+    return tokens.map(({ token, logprob, prob }) => [token, logprob ?? Math.log(prob!)]);
+  };
+
   const engine: Engine = {
     fingerprint,
-    labels: (asked, words, fresh, signal) =>
-      fromLikeliest(words, wllama.getLoadedContextInfo().n_vocab, async (count) => {
-        const { logprobs } = await complete(asked, {
-          ...{ max_tokens: 1, temperature: 0, cache_prompt: !fresh },
-          ...{ logprobs: true, top_logprobs: count },
-          // The engine shows nothing of a token that is a part of a character.
-          logit_bias: { [words[0]!]: SURELY },
-          ...(signal && { abortSignal: signal }),
-        });
-        const [shown] = logprobs?.content ?? [];
-        return shown?.top_logprobs.map(({ token, logprob }) => [token, logprob] as const) ?? [];
-      }),
+    async labels(asked, words, fresh, signal) {
+      // The engine shows nothing of a sampled token that is a part of a character.
+      const sampled = { logit_bias: { [words[0]!]: SURELY } };
+      const shown = await shownBy(asked, fresh, FIRST, sampled, signal);
+      if (isComplete(words, shown)) return valuesOf(words, shown);
+      // Unlikely words are raised until they are shown beside a token of known log-probability.
+      const more = {
+        logit_bias: Object.fromEntries(words.map((word) => [word, RAISED])),
+        post_sampling_probs: true,
+      };
+      const raised = await shownBy(asked, false, words.length + BESIDES, more, signal);
+      const known = raised.map(([token]) => token).filter((token) => !words.includes(token));
+      const beside = known.find((token) => isComplete([token], shown)) ?? "";
+      const [before, after] = [valuesOf([beside], shown)[0]!, valuesOf([beside], raised)[0]!];
+      return valuesOf(words, raised).map((value) => value - RAISED - after + before);
+    },
     async write(asked, maxTokens, signal) {
-      const { text } = await complete(asked, {
-        ...{ max_tokens: maxTokens, temperature: 0, cache_prompt: false },
-        ...(signal && { abortSignal: signal }),
-      });
+      const options = { max_tokens: maxTokens, temperature: 0 };
+      const { text, message } = await complete(asked, true, options, signal);
       const begun = typeof asked !== "string" && asked.at(-1)?.role === "assistant";
+      const written = text ?? message?.content ?? "";
       const beginning = begun ? asked.at(-1)!.content : "";
-      return text.startsWith(beginning) ? text.slice(beginning.length) : text;
+      return written.startsWith(beginning) ? written.slice(beginning.length) : written;
     },
   };
   return llama(engine);

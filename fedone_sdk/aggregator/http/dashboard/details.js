@@ -21,7 +21,8 @@ export function trafficPanel() {
         ["Asked", `${plural(result.spent.requests, "request", "requests")}, ${count(result.spent.prompt_tokens + result.spent.completion_tokens)} tokens`],
         ["Cost", result.spent.usd === null ? "unknown: the model's price is not known" : amount("usd", result.spent.usd)],
         ["Evaluation", plural(evaluation.queries, "query", "queries")],
-        ...(proposer ? [["Proposer", `${plural(proposer.calls, "call", "calls")}, ${proposer.failed} failed; ${plural(proposer.added, "candidate", "candidates")} added, ${proposer.dropped} dropped`]] : []),
+        ...(proposer ? [["Proposer", `${plural(proposer.calls, "call", "calls")}, ${proposer.failed} failed; ${plural(proposer.added, "candidate", "candidates")} added, ${proposer.dropped} dropped; ${cost(proposer.spent)}`]] : []),
+        ...(result.judge ? [["Judge", `${plural(result.judge.requests, "request", "requests")}; ${cost(result.judge)}`]] : []),
         ["Answers from the cache", count(cache.hits)],
       ];
       if (censoring.censored) {
@@ -34,6 +35,10 @@ export function trafficPanel() {
       list.replaceChildren(...facts.map(([term, text]) => h("div", {}, h("dt", {}, term), h("dd", {}, text))));
     },
   };
+}
+
+function cost(spent) {
+  return spent.usd === null ? "cost unknown" : amount("usd", spent.usd);
 }
 
 function traffic({ upload_bytes: up, download_bytes: down, messages }) {

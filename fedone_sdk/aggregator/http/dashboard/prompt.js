@@ -48,6 +48,27 @@ export function promptPanel() {
   };
 }
 
+// The candidates that devices wrote, each below the one that it improves.
+export function lineagePanel() {
+  const columns = ["Text", "Client", "Lower loss", "Deployed", "Instead of"];
+  const written = table("Candidates written from failures", columns.map((text) => ({ text })));
+  const node = panel("Written from failures", written.node);
+  return {
+    node,
+    update({ result }) {
+      const lineage = result.lineage ?? [];
+      node.hidden = !lineage.length;
+      written.body.replaceChildren(...lineage.map(origin));
+    },
+  };
+}
+
+function origin({ text, client, parents, depth, gain, won }) {
+  const cells = [client ?? "merged", gain?.toFixed(3) ?? "–", won ? "yes" : "", parents.map((parent) => parent || "(blank)").join(" + ")];
+  const shown = `${"\u2003".repeat(depth)}${text}`;
+  return h("tr", {}, h("th", { scope: "row" }, shown), ...cells.map((cell) => h("td", {}, String(cell))));
+}
+
 function chips(tokens) {
   return tokens.map((each) => h("span", { class: "chip" }, token(each)));
 }

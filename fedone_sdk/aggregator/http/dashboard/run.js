@@ -9,7 +9,7 @@ import { trafficPanel, troublePanel } from "./details.js";
 import { h, say } from "./dom.js";
 import { count, plural, status } from "./format.js";
 import { modelNotice } from "./health.js";
-import { promptPanel, TOP } from "./prompt.js";
+import { lineagePanel, promptPanel, TOP } from "./prompt.js";
 import { roundsPanel } from "./rounds.js";
 import { seen } from "./runs.js";
 import { loading } from "./states.js";
@@ -186,9 +186,10 @@ class View {
     const [worth, tiles] = [worthPanel(), summary()];
     const [loss, metric] = [lossPanel(signal), metricPanel(signal)];
     const budget = budgetPanel(signal);
-    const [prompt, rounds, clients] = [promptPanel(), roundsPanel(), clientsPanel()];
+    const [prompt, lineage] = [promptPanel(), lineagePanel()];
+    const [rounds, clients] = [roundsPanel(), clientsPanel()];
     const [traffic, trouble] = [trafficPanel(), troublePanel()];
-    this.parts = [steer, worth, tiles, loss, metric, budget, prompt, rounds, clients, traffic, trouble];
+    this.parts = [steer, worth, tiles, loss, metric, budget, prompt, lineage, rounds, clients, traffic, trouble];
     main.replaceChildren(
       crumbs(run.id),
       h("div", { class: "headline" }, h("h1", {}, run.id, " ", this.pill), steer.node),
@@ -200,6 +201,7 @@ class View {
       tiles.node,
       h("div", { class: "grid" }, loss.node, metric.node, budget.node, rounds.node),
       prompt.node,
+      lineage.node,
       clients.node,
       h("div", { class: "grid" }, traffic.node, trouble.node),
     );

@@ -1,0 +1,34 @@
+// The device's own model for demo/device.ts: BACKEND=models/dist/node.js MODEL=FILE.gguf. Run by
+// itself it answers the queries of its input, a JSON list, with their seconds and its memory.
+import { text } from "node:stream/consumers";
+import { fileURLToPath } from "node:url";
+import { Template } from "@huggingface/jinja";
+import { getLlama, LlamaLogLevel } from "node-llama-cpp";
+import { fingerprintOf, nodeLlama } from "../adapters/models/node-llama-cpp.js";
+import type { ModelQuery } from "../src/backend.js";
+
+const { MODEL: modelPath = "", THREADS = "1" } = process.env;
+const options = { gpu: false, build: "never", logLevel: LlamaLogLevel.error } as const;
+const llama = await getLlama({ ...options, maxThreads: Number(THREADS) });
+const model = await llama.loadModel({ modelPath });
+const context = await model.createContext({
+  contextSize: 1024,
+  // Attention in single precision: devices with other engines then agree to 0.01 nats.
+  flashAttention: false,
+  experimentalKvCacheKeyType: "F32",
+  experimentalKvCacheValueType: "F32",
+});
+const fingerprint = await fingerprintOf(modelPath);
+
+export const backend = nodeLlama({ model, sequence: context.getSequence(), fingerprint, Template });
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) {
+  const answers = [];
+  const start = performance.now();
+  for (const query of JSON.parse(await text(process.stdin)) as ModelQuery[]) {
+    answers.push(await backend(query, undefined));
+  }
+  const seconds = (performance.now() - start) / 1000;
+  console.log(JSON.stringify({ answers, seconds, mib: process.memoryUsage().rss / 2 ** 20 }));
+  process.exit();
+}

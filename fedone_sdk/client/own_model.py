@@ -1,0 +1,255 @@
+"""What a model does on a device: the device's own scores prompts; its or the run's writes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+
+import structlog
+
+from fedone_sdk.backends.asking import check_answer, query_for, rows_of, score_all, written_query
+from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
+from fedone_sdk.backends.model_client import ModelClient
+from fedone_sdk.budget import BudgetGuard, Usage
+from fedone_sdk.candidates import prompt_of, quotes, read_reflection, reflection_messages
+from fedone_sdk.client.rows import Declining, Unfit, passed, reason_of
+from fedone_sdk.client.work import Step, Work
+from fedone_sdk.errors import BackendError, BudgetError, BudgetExhausted, ProblemError
+from fedone_sdk.losses import feedback, predicted
+from fedone_sdk.messages import MAX_TEXT_CHARS, Judged, Proposal, Reflect
+from fedone_sdk.task import Example, LogProbs, Score, TaskSpec, target_of
+from fedone_sdk.vocabulary import MAX_PROPOSALS, Vocabulary
+
+_log = structlog.get_logger(__name__)
+
+_FAILED, _GONE_WELL = 4, 2
+"""Examples of a reflection: those with the highest losses, and those with the lowest."""
+
+_MAX_TOKENS = 512
+
+
+class OwnModel:
+    """Scores the prompts of one assignment with a backend on the device.
+
+    A prompt that occurs twice is sent once, and counts as two queries. While it works, it alone
+    charges the device's budget.
+    """
+
+    def __init__(self, work: Work, backend: LLMBackend) -> None:
+        self._work = work
+        # Counts every attempt, including those of failed calls, for the reported usage.
+        self._backend = backend if backend.metered else ModelClient(backend)
+        self._bill = work.device.budget or BudgetGuard(None, name="client")
+
+    async def ask(self, step: Step, missing: Sequence[int]) -> None:
+        """Send all queries concurrently; the journal gets the answers to each as they arrive.
+
+        Raises:
+            Declining: The model failed, or the score function is broken.
+            SpecError: The backend cannot answer what the task's loss needs.
+        """
+        model, batch = self._backend.fingerprint, step.batch
+        if not batch.texts:  # All are held back, which a private device does not show.
+            await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
+            return
+        queries: dict[Query, list[int]] = {}
+        for place in missing:
+            queries.setdefault(await self._query(step, place), []).append(place)
+        recorded = _Recorded(self._backend, step, queries, self._bill)
+        await recorded.begin()
+        try:
+            await score_all(recorded, queries)
+        except (BackendError, BudgetError) as exc:
+            _log.warning("the device's model failed", reason=str(exc))
+            if batch.private and type(exc) is BackendError:  # Perhaps because of a text.
+                await step.keep([(step.missing, [None] * len(batch.texts))], model)
+                return
+            kind = Unfit if isinstance(exc, BudgetExhausted) else Declining
+            raise kind(reason_of(exc)) from exc
+        finally:
+            await recorded.end()
+
+    async def _query(self, step: Step, place: int) -> Query:
+        task, reflection = self._work.run.task, self._work.run.reflection
+        changed = {}
+        if step.proposal is not None and reflection is not None:
+            changed = {reflection.slot: step.proposal.text}
+        indices = [int(index) for index in step.prompts.rows()[place]]
+        prompt = prompt_of(task, await self._work.vocabulary(), indices, changed)
+        return query_for(
+            task,
+            prompt,
+            step.batch.texts,
+            backend=self._backend,
+            references=step.batch.references,
+            payer=self._bill,
+        )
+
+
+class _Recorded(Wrapper):
+    """Waits for the app's condition before each query, and adds its answer and cost to the journal.
+
+    Queries that may have been sent when the device dies count as spent.
+    """
+
+    def __init__(
+        self,
+        inner: LLMBackend,
+        step: Step,
+        queries: Mapping[Query, Sequence[int]],
+        bill: BudgetGuard,
+    ) -> None:
+        super().__init__(inner)
+        self._step = step
+        self._queries = queries
+        self._bill = bill
+        self._journal = step.work.journal
+        num_queries = Usage(queries=len(step.keys))
+        self._before = self._journal.spent(step.number).without_queries() + num_queries
+        self._at_risk: dict[Query, Usage] = {}
+        self._bound = self._before
+
+    async def begin(self) -> None:
+        """Add the bound of all queries to the journal."""
+        for query in self._queries:
+            self._at_risk[query] = (await self.inner.quote(query)).without_queries()
+        self._bound = sum(self._at_risk.values(), self._before)
+        self._start = await self._bill.account()
+        self._journal.charge(self._step.number, self._bound)
+
+    async def score(self, query: Query) -> Answer:
+        await self._step.work.ready()
+        try:
+            answer = await self.inner.score(query)
+            check_answer(query, answer)
+        except ValueError as exc:  # Before the journal has it: a restart would read it again.
+            raise BackendError(f"the model's answer cannot be used: {exc}") from exc
+        rows = rows_of(query, answer)
+        self._bound = self._bound.beyond(self._at_risk.pop(query))
+        spent = self._bound + ((await self._bill.account()).spent - self._start.spent)
+        await self._step.keep([(self._queries[query], rows)], self.inner.fingerprint, spent)
+        return answer
+
+    async def end(self) -> None:
+        """Replace the bound in the journal by the cost."""
+        held = (await self._bill.account()).held - self._start.held
+        self._journal.charge(self._step.number, self._before + held)
+
+
+async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:
+    """Write a candidate from a scored mini-batch, and score it on the same rows.
+
+    The parent is the prompt with the lowest loss on the mini-batch: the search draws prompts that
+    may be the best, and each client improves its own best one, so that groups of clients keep
+    different parents.
+
+    Returns:
+        The candidate if its loss is lower than its parent's. None also if the run or the app allows
+        none, or if the model failed: that costs the proposal, not the work.
+    """
+    work = step.work
+    about, model = work.run.reflection, work.device.reflect
+    # The server may ask for more.
+    spent = work.runs.num_proposals[work.assignment.run_id] >= MAX_PROPOSALS
+    if about is None or model is None or spent or (model == "gateway" and not about.gateway):
+        return None
+    try:
+        parent = min(range(len(losses)), key=losses.__getitem__)
+        proposal = await _better(step, parent, about.slot)
+    except (BackendError, BudgetError, Declining, ProblemError) as exc:
+        _log.warning("no candidate proposed", reason=str(exc))
+        return None
+    work.runs.num_proposals[work.assignment.run_id] += proposal is not None
+    return proposal
+
+
+async def _better(step: Step, parent: int, slot: str) -> Proposal | None:
+    work, row = step.work, range(parent, parent + 1)
+    vocabulary = await work.vocabulary()
+    text = work.journal.written
+    if text is None:
+        cases = _cases(step, parent)
+        if not cases:
+            return None
+        (indices,) = step.prompts.part(row).rows()
+        current = vocabulary.by_slot([int(index) for index in indices])[slot]
+        text = work.journal.written = await _written(work, slot, current, parent, cases)
+    known = vocabulary.candidates_of(slot)
+    candidate = read_reflection(text, known=known, labels=work.run.task.labels)
+    if candidate is None or not await _may_leave(candidate, work, vocabulary):
+        return None
+    proposal = Proposal(parent=parent, text=candidate)
+    trial = replace(
+        step,
+        number=step.number + 1,
+        prompts=step.prompts.part(row),
+        biases=None if step.biases is None else step.biases.part(row),
+        proposal=proposal,
+    )
+    if trial.missing:
+        await work.ask(trial, trial.missing)
+    pairs = zip(step.losses(parent), trial.losses(0), strict=True)
+    gains = [old - new for old, new in pairs if old is not None and new is not None]
+    return proposal if sum(gains) > 0 else None
+
+
+async def _written(
+    work: Work, slot: str, current: str, parent: int, cases: Sequence[Judged]
+) -> str:
+    """Return the text that the app's model writes, or the run's through the gateway."""
+    device = work.device
+    if device.reflect == "gateway" or device.reflect is None:
+        message = Reflect(
+            assignment_id=work.assignment.assignment_id, parent=parent, cases=tuple(cases)
+        )
+        return (await device.session.call(device.session.transport.reflect, message)).text
+    shown = [(case.example, case.feedback) for case in cases]
+    query = written_query(reflection_messages(work.run.task, slot, current, shown), _MAX_TOKENS)
+    return (await device.reflect.score(replace(query, payer=device.budget))).text
+
+
+def _cases(step: Step, parent: int) -> list[Judged]:
+    """Return the parent's worst examples and its best ones; none if it got all right.
+
+    Written answers are those of this process: after a restart there are none.
+    """
+    task, batch = step.task_at(parent), step.batch
+    answers, _ = step.answered(parent) or ((), "")
+    answered = [
+        (loss, answer, example, texts)
+        for loss, answer, example, texts in zip(
+            step.losses(parent), answers, batch.examples, batch.texts, strict=True
+        )
+        if loss is not None and isinstance(answer, (Score, tuple))
+    ]
+    if all(_is_right(task, answer, example) for _, answer, example, _ in answered):
+        return []
+    worst_first = sorted(answered, key=lambda one: -one[0])
+    chosen = [*worst_first[:_FAILED], *worst_first[_FAILED:][-_GONE_WELL:]]
+    return [
+        Judged(example=texts, feedback=feedback(task, answer, example)[:MAX_TEXT_CHARS])
+        for _, answer, example, texts in chosen
+    ]
+
+
+def _is_right(task: TaskSpec, answer: Score | LogProbs, example: Example) -> bool:
+    if isinstance(answer, Score):
+        return answer.value >= 1.0
+    return task.loss != "nll" and predicted(task, answer) == target_of(task, example)
+
+
+async def _may_leave(text: str, work: Work, vocabulary: Vocabulary) -> bool:
+    """Return whether a text quotes no row of the device, and passes the app's own check."""
+    rows = (value for row in work.held for value in row.values() if isinstance(value, str))
+    public = [*chain.from_iterable(slot.candidates for slot in vocabulary.slots)]
+    public += [template for _, template in work.run.task.messages]
+    if (description := work.run.task.description) is not None:
+        public += [description.asked, description.text]
+    if shared := await asyncio.to_thread(quotes, text, rows, public):
+        # The log names the kind of quotation only, since its text is private.
+        _log.warning("a candidate quotes a row", what=shared.partition(" ")[0])
+        return False
+    hook = work.device.hooks.before_propose
+    return hook is None or await passed(hook, text, "before_propose") == text
