@@ -299,8 +299,7 @@ class VllmBackend(ServerBackend[_Request]):
             return None
         if reply.is_error:
             raise self._server.error_of(reply)
-        ids = reply.body.get("tokens")
-        body = {"model": self._model, "tokens": ids}
+        body = {"model": self._model, "tokens": self._of_vllm(reply.body, "tokens", list)}
         return self._of_vllm(await self._server.call("/detokenize", body), "prompt", str)
 
     # The server
@@ -312,10 +311,10 @@ class VllmBackend(ServerBackend[_Request]):
             )
         return self._served
 
-    def _of_vllm(self, answer: dict[str, Any], name: str, kind: type[_T]) -> _T:
-        value = answer.get(name)
+    def _of_vllm(self, answer: Any, name: str, kind: type[_T]) -> _T:
+        value = answer.get(name) if isinstance(answer, dict) else None
         if not isinstance(value, kind):
-            raise BackendBlocked("this is not a vLLM server: change base_url", url=self._server.url)
+            raise self._server.blocked("this is not a vLLM server: change base_url")
         return value
 
     async def _describe(self) -> ServedModel:
