@@ -95,7 +95,7 @@ def method_from_spec(
         seed: The run's seed.
         num_labels: Labels whose biases a pool method fits; 1 disables calibration.
         num_groups: Groups of examples that losses are reported for (`calibration.num_groups`).
-        asks: The run's number of asks, of which a race takes the last; None disables the race.
+        asks: The run's number of asks; successive halving takes the last of them. None disables it.
         start: The warm start of the search (`warm_start`).
 
     Raises:
@@ -124,12 +124,12 @@ def method_from_spec(
         options["start"] = start
     if spec.pools:
         pool = cast("SearchSpec", spec)
-        race = 0 if asks is None else math.floor(pool.race * asks)
+        halving = 0 if asks is None else math.floor(pool.halving * asks)
         options |= {
             "num_labels": num_labels,
             "num_groups": num_groups,
-            "race": race,
-            "search": None if asks is None or not race else asks - race,
+            "halving": halving,
+            "search": None if asks is None or not halving else asks - halving,
         }
     return make_method(
         spec.name,

@@ -1,4 +1,4 @@
-"""Base of searches over whole prompts: one evaluator, re-evaluation of known prompts, a race."""
+"""Base of searches over whole prompts: an evaluator, re-evaluation, successive halving."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ A few hundred queries distinguish single candidates and pairs. In each of the se
 docs/benchmarks/slots.md one changed slot of four closes 25 to 100 % of the gap to the best of all
 combinations, 71 % in the mean, and two close 94 %. There are 10 to 17 prompts with one change."""
 
-RACERS = 8
-"""The largest number of prompts that enter a race."""
+FINALISTS = 8
+"""The largest number of prompts that enter successive halving."""
 
 NEAR = 128
 """New prompts near "no prompt" that a draw is made for, and as many near the best prompts."""
@@ -75,8 +75,9 @@ class PromptSearch(ABC):
     The deployable prompt is the incumbent, the prompt with the best pessimistic value, together
     with its best bias. After the first ask it is the reference.
 
-    **Race.** After `search` asks no new prompts are made. The best prompts and the reference race
-    for `race` asks by successive halving. Then the method has finished.
+    **Successive halving.** After `search` asks no new prompts are made. The best prompts and the
+    reference are re-evaluated for `halving` asks, in stages of equal length; each stage keeps the
+    better half of them. Then the method has finished.
 
     alpha is the probability of each candidate to be in the best prompt: its frequency in the
     minima of `DRAWS` posterior draws, smoothed. The search depends on the observations, which are
@@ -87,8 +88,8 @@ class PromptSearch(ABC):
         elite: How many of the best prompts are always remembered.
         pool_size: How many prompts are remembered, with `EVALUATIONS_PER_PROMPT` losses each on
             average.
-        search: Asks before the race; None never ends the search.
-        race: Asks of the race.
+        search: Asks before the halving; None never ends the search.
+        halving: Asks of the successive halving.
         blank: The index of the blank token, if the vocabulary has one. "No prompt" is then among
             the first candidates, and the reference. A `space` has its own blanks.
         space: Which candidates each position has; by default, the same N for all n.
@@ -104,7 +105,7 @@ class PromptSearch(ABC):
     elite: int = 4
     pool_size: int = POOL_SIZE
     search: int | None = None
-    race: int = 0
+    halving: int = 0
     blank: int | None = None
     space: Space | None = None
     num_labels: int = 1
@@ -126,7 +127,7 @@ class PromptSearch(ABC):
             raise ValueError(f"pool_size must be at least 2 and at least elite = {self.elite}")
         if self.search is not None:
             _checks.integer("search", self.search)
-        _checks.integer("race", self.race)
+        _checks.integer("halving", self.halving)
         if self.blank is not None and _checks.integer("blank", self.blank) >= self.vocab_size:
             raise ValueError(f"blank must lie in [0, {self.vocab_size}), not {self.blank}")
         space = _checks.space(
@@ -159,10 +160,10 @@ class PromptSearch(ABC):
         self._progress(state)
 
     def wanted(self, state: State) -> int:
-        """Return I; in a race, the number of prompts left, including the reference."""
+        """Return I; in the halving, the number of prompts left, including the reference."""
         if not self._racing(state):
             return self.num_samples
-        return len(self._racers(state, self._observed(state)))
+        return len(self._finalists(state, self._observed(state)))
 
     def ask(
         self,
@@ -171,12 +172,12 @@ class PromptSearch(ABC):
         num_samples: int | None = None,
         holder: Holder | None = None,
     ) -> Candidates:
-        """Return known prompts to re-evaluate, then new ones; in a race, the prompts left."""
+        """Return known prompts to re-evaluate, then new ones; in the halving, the prompts left."""
         alpha = self._alpha_of(state)
         count = _checks.count(num_samples, default=self.wanted(state))
         observed = self._observed(state)
         if self._racing(state):
-            indices = self._racers(state, observed)[:count]
+            indices = self._finalists(state, observed)[:count]
         elif len(observed.prompts):
             indices = self._distinct(self._next(self._known(state), count, rng), rng)
         else:
@@ -250,12 +251,12 @@ class PromptSearch(ABC):
         return known.prompts[row].copy(), observed.biases[row].copy() if self._calibrates else None
 
     def finished(self, state: State) -> bool:
-        """Return whether the race is over."""
-        asks, race_start = self._progress(state)
-        return bool(race_start >= 0 and asks - race_start >= self.race)
+        """Return whether the halving is over."""
+        asks, halving_start = self._progress(state)
+        return bool(halving_start >= 0 and asks - halving_start >= self.halving)
 
     def search_on(self, state: State) -> State:
-        """Return the state without its race, so that the search proposes new prompts again."""
+        """Return the state without its halving, so that the search proposes new prompts again."""
         if not self._racing(state):
             return state
         asks = self._progress(state)[_ASKS]
@@ -431,10 +432,10 @@ class PromptSearch(ABC):
         values = _checks.losses(losses, candidates, shape=self.shape)
         return ClassLosses.plain(values)
 
-    # The race
+    # Successive halving
 
     def _progress(self, state: State) -> NDArray[np.float64]:
-        """Asks so far, and the race's first ask, or -1."""
+        """Asks so far, and the first ask of the halving, or -1."""
         progress: Any = state.memory.get("progress")
         if progress is None:
             return np.array([0.0, -1.0])
@@ -454,12 +455,12 @@ class PromptSearch(ABC):
     def _racing(self, state: State) -> bool:
         return bool(self._progress(state)[_RACE_START] >= 0)
 
-    def _racers(self, state: State, observed: Observations) -> NDArray[np.int64]:
-        """Return the prompts left in the race: half as many in each of log2(RACERS) stages."""
-        asks, race_start = self._progress(state)
-        entered = min(RACERS, self.num_samples)
+    def _finalists(self, state: State, observed: Observations) -> NDArray[np.int64]:
+        """Return the prompts left: half as many in each of log2(FINALISTS) stages."""
+        asks, halving_start = self._progress(state)
+        entered = min(FINALISTS, self.num_samples)
         stages = max(1, math.ceil(math.log2(entered)))
-        stage = int((asks - race_start) * stages / self.race) if self.race else 0
+        stage = int((asks - halving_start) * stages / self.halving) if self.halving else 0
         running = max(2, entered >> min(stage, stages - 1))
         rows = list(range(min(running, len(observed.prompts))))
         reference = observed.row(self._space.reference)

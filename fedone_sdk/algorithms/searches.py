@@ -62,8 +62,8 @@ class TPE(PromptSearch):
     the prompt's best bias so far. TPE treats the level of a mini-batch as noise. Each ask builds a
     study from the observations, and seeds it from the generator.
 
-    With a race, `Evaluator` chooses the deployable prompt. Without one (`race` 0) this is plain
-    TPE: the prompt with the least mean loss is deployed.
+    With successive halving, `Evaluator` chooses the deployable prompt. Without it (`halving` 0)
+    this is plain TPE: the prompt with the least mean loss is deployed.
 
     Attributes: see `PromptSearch`.
 
@@ -106,7 +106,7 @@ class TPE(PromptSearch):
         return self._space.compact(prompts)
 
     def _incumbent(self, known: Known) -> int:
-        if self.race:
+        if self.halving:
             return super(TPE, self)._incumbent(known)
         rows = known.evaluator.observed.rows
         means = np.bincount(rows, self._losses(known)) / np.bincount(rows)

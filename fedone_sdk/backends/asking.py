@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -53,9 +54,6 @@ _STARTS = 8
 """Queries that start in one turn of the event loop, each in up to half a millisecond."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
-    "cross_entropy": ("labels",),
-    "brier": ("labels",),
-    "hinge": ("labels",),
     # With log-probabilities, the most likely label is the one that the model would write.
     "zero_one": ("labels", "choice"),
     "nll": ("reference",),
@@ -65,10 +63,9 @@ _WANTED: dict[Loss, tuple[Want, ...]] = {
 
 def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
     """Return the kind of query that a task's loss needs."""
-    wanted = _WANTED[task.loss]
-    for want in wanted:
-        if want in answers:
-            return want
+    wanted = _WANTED.get(task.loss, ("labels",))
+    if supported := [want for want in wanted if want in answers]:
+        return supported[0]
     if "choice" in answers:
         raise SpecError(
             f"task.loss: {task.loss} needs log-probabilities, which this backend does not show; "
@@ -93,6 +90,12 @@ def query_for(
 ) -> Query:
     """Return the query of one prompt on one mini-batch."""
     want = want_of(task, backend.answers)
+    schema = task.answer_schema
+    if schema is not None and not backend.takes_schema:
+        raise SpecError(
+            "task.score.json_fields.schema: this backend holds no text to a JSON schema; kinds "
+            "llama_cpp, vllm and openai with api chat do"
+        )
     return Query(
         inputs=tuple(render(task, prompt, text) for text in texts),
         label_words=words_of(task, prompt),
@@ -100,16 +103,17 @@ def query_for(
         references=tuple(references) if want == "reference" else (),
         max_tokens=task.max_written,
         stop=task.stop,
+        schema="" if schema is None else json.dumps(schema),
         scope=scope,
         payer=payer,
     )
 
 
-def written_query(messages: Iterable[tuple[Role, str]], max_tokens: int) -> Query:
+def written_query(messages: Iterable[tuple[Role, str]], max_tokens: int, schema: str = "") -> Query:
     """Return the query of a text that a model writes after these messages."""
     parts = [part for role, text in messages for part in (Part("role", role), Part("text", text))]
     rendered = (*parts, Part("role", "assistant"))
-    return Query(inputs=(rendered,), want="text", max_tokens=max_tokens)
+    return Query(inputs=(rendered,), want="text", max_tokens=max_tokens, schema=schema)
 
 
 def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:

@@ -70,14 +70,14 @@ class GradientSpec(_MethodSpec):
 
 
 class SearchSpec(_MethodSpec):
-    """Searches over whole prompts, with one evaluator and a race at the end.
+    """Searches over whole prompts, with one evaluator and successive halving at the end.
 
     Attributes:
         name: ``thompson`` samples from a Gaussian process over the prompts' shared candidates,
             ``random`` tries random prompts, and ``tpe`` is Optuna's Tree-structured Parzen
             Estimator (extra `optuna`).
-        race: Fraction of the run for the race. With 0, ``tpe`` deploys the prompt with the least
-            mean loss.
+        halving: Fraction of the run for successive halving. With 0, ``tpe`` deploys the prompt with
+            the least mean loss.
     """
 
     pools: ClassVar[bool] = True
@@ -86,7 +86,7 @@ class SearchSpec(_MethodSpec):
     name: Literal["thompson", "random", "tpe"] = "thompson"
     num_samples: NumSamples = 5
     batch_size: BatchSize = 16
-    race: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    halving: Annotated[float, Field(ge=0, lt=1)] = 0.2
 
 
 class OwnMethodSpec(_MethodSpec):

@@ -107,7 +107,7 @@ def test_a_raised_cap_lets_the_run_go_on(
 
 
 def test_a_finished_search_whose_cap_is_raised_goes_on(tune: Fedone, folder: Path) -> None:
-    method = "method: {name: random, num_samples: 4, batch_size: 4, race: 0.5}"
+    method = "method: {name: random, num_samples: 4, batch_size: 4, halving: 0.5}"
     search = RUN[: RUN.index("method:")] + method + "\nparticipation: {exchange: losses}\n"
     Path("run.yaml").write_text(f"{search}budget: {{queries: 24}}\nrounds: 40\n")
     tune()

@@ -96,7 +96,7 @@ def check(json_of: Callable[..., Any], run: Path, metric: str) -> RunResult:
     result = RunResult.model_validate(json_of("tune", run))
     assert result.status == "completed"
     assert plan["training_queries"] == 40
-    assert 30 < result.spent.queries <= 40  # a race at the end may ask fewer prompts
+    assert 30 < result.spent.queries <= 40  # the halving at the end may ask fewer prompts
     assert result.evaluation.queries == plan["evaluation_queries"]
     assert result.spent.requests <= plan["most"]["requests"]
     assert result.metric.name == metric

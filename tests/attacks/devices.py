@@ -320,7 +320,7 @@ async def _bend(_: Path) -> str:
     worst = 0.0
     for far in (1e6, -1e6):
         spec = run_spec(
-            method={"name": "random", "race": 0, "num_samples": 4, "batch_size": 4},
+            method={"name": "random", "halving": 0, "num_samples": 4, "batch_size": 4},
             task={**TASK, "metric": "loss"},
             privacy={"clip": 1.0, "noise_multiplier": 1.0},
             defence="standard",

@@ -27,7 +27,7 @@ from tests.benchmarks.attacks import ATTACKS
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-RACE = 0.2
+HALVING = 0.2
 
 TABLES = Path(__file__).parents[2] / "docs" / "benchmarks" / "slot-tables"
 """The tables of the repository: label log-probabilities and labels, no texts of the data."""
@@ -227,7 +227,7 @@ class Contestant:
         own_bias: Otherwise, whether each prompt's loss is at its own best bias, which a real run
             cannot know, instead of that of no prompt.
         moments: Where an optimiser's moments are kept: per ``client``, or in the ``run``.
-        races: Whether the last fifth of a search is a race, the default of runs.
+        halves: Whether the last fifth of a search is successive halving, the default of runs.
     """
 
     label: str
@@ -237,7 +237,7 @@ class Contestant:
     calibrates: bool = True
     own_bias: bool = False
     moments: str = "client"
-    races: bool = True
+    halves: bool = True
 
     def method(self, table: Table, asks: int, seed: int) -> Algorithm | Once:
         """Return the method for one run."""
@@ -247,8 +247,8 @@ class Contestant:
         options = dict(self.options)
         if "space" in allowed:
             options["space"] = table.space
-        race = math.floor(RACE * asks) if self.races else 0
-        options |= {"race": race, "search": asks - race if race else None}
+        halving = math.floor(HALVING * asks) if self.halves else 0
+        options |= {"halving": halving, "search": asks - halving if halving else None}
         if self.calibrates:
             options |= {"num_labels": table.num_labels, "num_groups": table.num_groups}
         return make_method(
@@ -310,11 +310,11 @@ CONTESTANTS: dict[str, Contestant] = {
     "once": Contestant(
         label="random, each asked once", name="once", calibrates=False, own_bias=True
     ),
-    "random": Contestant(label="random, race", name="random"),
-    "tpe": Contestant(label="TPE, race", name="tpe"),
-    "tpe-plain": Contestant(label="TPE", name="tpe", races=False),
+    "random": Contestant(label="random, halving", name="random"),
+    "tpe": Contestant(label="TPE, halving", name="tpe"),
+    "tpe-plain": Contestant(label="TPE", name="tpe", halves=False),
     "thompson": Contestant(label="thompson (default)", name="thompson"),
-    "thompson-no-race": Contestant(label="thompson, no race", name="thompson", races=False),
+    "thompson-no-halving": Contestant(label="thompson, no halving", name="thompson", halves=False),
     "thompson-told": Contestant(
         label="thompson, updated at best biases", name="thompson", calibrates=False, own_bias=True
     ),

@@ -13,9 +13,10 @@ def test_support_mails(tmp_path: Path) -> None:
     ports = {"8125": str(free_port()), "8083": str(free_port())}
     page = Tutorial("support-mails", tmp_path, changes=ports)
     page.skip("python3 -m venv")
+    (page.root / "mails").mkdir()
     with page.start() as model:
         model.reaches("/v1")
-        for _ in range(3):
+        for _ in range(2):
             page.run()
         with page.start() as server:
             server.reaches('"event": "serving"')

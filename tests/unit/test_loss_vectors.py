@@ -1,4 +1,4 @@
-"""The wire vectors for losses and prompts, which clients in other languages share."""
+"""The wire vectors for losses, prompts and artefacts, which clients in other languages share."""
 
 import json
 import math
@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 
+from fedone_sdk.backends import Answer, LLMBackend, Query
+from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import prompt_of
 from fedone_sdk.losses import class_means, example_loss, loss_terms, num_groups
 from fedone_sdk.messages import RunTask, Tensor
+from fedone_sdk.reports.artefact import label_examples, read_artefact
 from fedone_sdk.task import Example, Score, render, target_of, words_of
 from fedone_sdk.vocabulary import Vocabulary
 
-VECTORS = json.loads(
-    (Path(__file__).parents[1] / "vectors" / "losses.json").read_text(encoding="utf-8")
-)
+FOLDER = Path(__file__).parents[1] / "vectors"
+VECTORS = json.loads((FOLDER / "losses.json").read_text(encoding="utf-8"))
+ARTEFACTS = json.loads((FOLDER / "artefacts.json").read_text(encoding="utf-8"))["artefacts"]
 
 
 def row_of(answer: Any, example: Example) -> Any:
@@ -56,3 +59,32 @@ def test_prompts(vector: dict[str, Any]) -> None:
 def test_sums() -> None:
     for vector in VECTORS["sums"]:
         assert math.fsum(vector["values"]) == vector["sum"]
+
+
+class OneAnswer(LLMBackend):
+    """Gives one answer to everything, and keeps what it was asked."""
+
+    answers = frozenset({"labels", "text"})
+    fingerprint = "m"
+    asked: Query
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def score(self, query: Query) -> Answer:
+        self.asked = query
+        if isinstance(self._answer, str):
+            return Answer(log_probs=((),), texts=(self._answer,), usage=NOTHING)
+        return Answer(log_probs=(tuple(self._answer),), usage=NOTHING)
+
+
+@pytest.mark.parametrize("vector", ARTEFACTS, ids=lambda vector: vector["name"])
+async def test_artefacts(vector: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "prompt.json").write_text(vector["artefact"], encoding="utf-8")
+    backend = OneAnswer(vector["answer"])
+    found = await label_examples(backend, read_artefact(tmp_path / "prompt.json"), [vector["row"]])
+    (asked,) = backend.asked.inputs
+    assert [list(part) for part in asked] == vector["input"]
+    assert list(backend.asked.label_words) == vector["label_words"]
+    assert (found.labels, found.texts) == ((vector["label"],), (vector["text"],))
+    assert found.scores == (vector["scores"],)

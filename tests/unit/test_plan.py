@@ -167,7 +167,7 @@ async def test_the_plan_includes_the_proposer(kind: str) -> None:
         rounds=12,
         prompt=prompt,
         task=task,
-        method={"name": "thompson", "num_samples": 4, "batch_size": 3, "race": 0},
+        method={"name": "thompson", "num_samples": 4, "batch_size": 3, "halving": 0},
         participation={"exchange": "losses"},
     )
     vocabulary = federation.spec.prompt.build(federation.spec.task, [])

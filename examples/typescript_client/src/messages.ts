@@ -335,7 +335,7 @@ export interface GradientSpec {
   alpha_min?: number;
 }
 /**
- * Searches over whole prompts, with one evaluator and a race at the end.
+ * Searches over whole prompts, with one evaluator and successive halving at the end.
  */
 export interface SearchSpec {
   /**
@@ -355,9 +355,9 @@ export interface SearchSpec {
    */
   name: "thompson" | "random" | "tpe";
   /**
-   * Fraction of the run for the race. With 0, `tpe` deploys the prompt with the least mean loss.
+   * Fraction of the run for successive halving. With 0, `tpe` deploys the prompt with the least mean loss.
    */
-  race?: number;
+  halving?: number;
 }
 /**
  * An algorithm of your own (`Algorithm`), which runs on the server alone.

@@ -4,6 +4,8 @@ import { fileURLToPath } from "node:url";
 import { test } from "node:test";
 import { pack, unpack } from "../src/array.js";
 import { epsilonOf } from "../src/accountant.js";
+import { messagesOf, textOf } from "../src/backend.js";
+import type { Backend, Part } from "../src/backend.js";
 import { Consent } from "../src/consent.js";
 import type { Columns } from "../src/consent.js";
 import { classMeans, exampleLoss, lossTerms, numGroups } from "../src/loss.js";
@@ -11,6 +13,7 @@ import type { Tensor, Slot } from "../src/messages.js";
 import { drawMinibatch, splitMix64 } from "../src/minibatch.js";
 import { privateLosses, privateTerms } from "../src/noise.js";
 import { exactSum, mean } from "../src/numbers.js";
+import { loadPrompt } from "../src/prompt.js";
 import type { Random } from "../src/random.js";
 import { readRun } from "../src/task.js";
 import { runText } from "./server.js";
@@ -118,6 +121,51 @@ for (const vector of losses.prompts) {
     assert.deepEqual(prompt.labelWords ?? task.labelWords, vector.label_words);
   });
 }
+
+interface Artefact {
+  name: string;
+  artefact: string;
+  row: Example;
+  input: Part[];
+  label_words: string[];
+  answer: number[] | string;
+  label: string | null;
+  scores: Record<string, number> | null;
+  text: string | null;
+}
+
+const { artefacts } = vectors<{ artefacts: Artefact[] }>("artefacts");
+
+for (const { name, artefact, row, input, label_words, answer, ...expected } of artefacts) {
+  test(`artefacts: ${name}`, async () => {
+    const prompt = loadPrompt(artefact);
+    const model: Backend = async ({ inputs, labelWords }) => {
+      assert.deepEqual([inputs, labelWords], [[input], label_words]);
+      const rows = typeof answer === "string" ? { texts: [answer] } : { logProbs: [answer] };
+      return { fingerprint: "m", ...rows };
+    };
+    const found = await prompt.predict(row, model);
+    const { label, scores, text } = expected;
+    assert.deepEqual({ ...found }, { label, scores, text });
+    assert.equal(prompt.render(row), textOf(input));
+    const isChat = input[0]![0] === "role";
+    const user = [{ role: "user", content: textOf(input) }];
+    assert.deepEqual(prompt.messages(row), isChat ? messagesOf(input) : user);
+    const other: Backend = async (query) => ({
+      ...(await model(query, undefined)),
+      fingerprint: "n",
+    });
+    await assert.rejects(prompt.predict(row, other), /the prompt is for 'm', asked is 'n'/);
+    assert.equal((await prompt.predict(row, other, { anyModel: true })).label, label);
+    assert.throws(() => prompt.render({}), /^ArgumentError: row: column '\w+' must be text/);
+  });
+}
+
+test("what is no prompt artefact is refused", () => {
+  for (const text of ["", "{}", "null", "[1]", '{"format": "fedone-prompt", "version": 2}']) {
+    assert.throws(() => loadPrompt(text), /^ArgumentError: artefact: /);
+  }
+});
 
 test("sums", () => {
   for (const { values, sum } of losses.sums) assert.equal(exactSum(values), sum);

@@ -306,7 +306,7 @@ class RoundMachine:
         return self.with_plan(state, self.planned_under(cap)) if self.more_asks(cap) else state
 
     def with_plan(self, state: RunState, planned: int | None) -> RunState:
-        """Return the state with another plan; a race of the old plan is cancelled."""
+        """Return the state with another plan; a halving of the old plan is cancelled."""
         if planned == state.planned:
             return state
         return replace(state, planned=planned, method=self.method.search_on(state.method))
@@ -421,10 +421,10 @@ class RoundMachine:
         proposer = self.spec.prompt.proposer
         if proposer is None or not self.spec.prompt.reflects or not self.losses_exchange:
             return False
-        race = self.spec.method.race if isinstance(self.spec.method, SearchSpec) else 0.0
+        halving = self.spec.method.halving if isinstance(self.spec.method, SearchSpec) else 0.0
         asked = state.round * self.spec.participation.clients_per_round
-        # The race at the end of a search tries no new prompts.
-        searching = asked + 1 < (1 - race) * self.planned_asks
+        # The halving at the end of a search tries no new prompts.
+        searching = asked + 1 < (1 - halving) * self.planned_asks
         due = searching and (state.round + 1) % proposer.every == 0
         number = sum(origin.client == client for origin in state.lineage)
         room = len(state.added) < proposer.max_candidates
@@ -526,7 +526,7 @@ def invalid(detail: str) -> ProblemError:
     return ProblemError("invalid_message", detail)
 
 
-def working(state: RunState, assignment_id: str) -> Seat:
+def open_seat(state: RunState, assignment_id: str) -> Seat:
     """Return the seat of an open assignment, or refuse it (``assignment_expired``)."""
     seat = state.seat_with(assignment_id)
     if seat is None:

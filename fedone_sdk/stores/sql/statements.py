@@ -14,7 +14,6 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
-    Insert,
     Select,
     Table,
     bindparam,
@@ -58,6 +57,13 @@ def refusing(message: str) -> Iterator[None]:
 def ping(connection: Connection) -> None:
     """Write a row, as the service does all the time: a full or read-only disk refuses it."""
     connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=t.meta.c.value))
+
+
+def now(connection: Connection) -> float:
+    """Return PostgreSQL's time, seconds since the epoch."""
+    return float(
+        connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one()
+    )
 
 
 # Tokens and clients
@@ -375,15 +381,10 @@ def commit(connection: Connection, run_id: str, version: int, commit: Commit) ->
         _upsert(connection, t.memories, rows)
 
 
-def _insert(connection: Connection, table: Table) -> Insert:
-    if connection.dialect.name == "postgresql":
-        return postgresql.insert(table)
-    return sqlite.insert(table)
-
-
 def _upsert(connection: Connection, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
     """Insert rows, or replace those with the same primary key."""
-    statement: Any = _insert(connection, table)
+    dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(table)
     keys = list(table.primary_key)
     values = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
     statement = statement.on_conflict_do_update(index_elements=keys, set_=values)

@@ -38,7 +38,7 @@ VARIANTS = {
     "thompson": ("thompson", {}),
     "thompson/blank": ("thompson", {"blank": 3}),
     "tpe": ("tpe", {}),
-    "tpe/race": ("tpe", {"race": 4, "search": 16, "blank": 3}),
+    "tpe/halving": ("tpe", {"halving": 4, "search": 16, "blank": 3}),
 }  # fmt: skip
 COSTS = np.random.default_rng(7).normal(size=(N_POSITIONS, N_TOKENS))
 # A random prompt has mean 0 and standard deviation 2.2 here; the best costs about -7.
@@ -274,7 +274,7 @@ def test_bad_sizes(name: str, wrong: dict[str, object]) -> None:
         ("random", {"pool_size": 3}),
         ("random", {"blank": 5}),
         ("random", {"search": -1}),
-        ("random", {"race": 0.2}),
+        ("random", {"halving": 0.2}),
         ("random", {"biases": ((0.0,), (1.0,))}),
     ],
 )
@@ -290,7 +290,7 @@ def test_unknown_names_say_what_is_allowed() -> None:
     with pytest.raises(ValueError, match=r"gs-bdpl takes learning_rate, .*, not temperature"):
         make_method("gs-bdpl", temperature=1.0, **sizes)
     assert method_options("random") == (
-        *("elite", "pool_size", "search", "race", "blank", "space"),
+        *("elite", "pool_size", "search", "halving", "blank", "space"),
         *("num_labels", "num_groups", "start"),
     )
 

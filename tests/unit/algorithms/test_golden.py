@@ -13,7 +13,7 @@ from tests.benchmarks.slot_runs import CONTESTANTS, TABLES, Federation, Table
 
 GOLDEN = {
     "thompson": ("73e53712f37434d6", None, [0, 1, 1, 3]),
-    "thompson-no-race": ("c0b17a13e200109f", None, [0, 1, 1, 3]),
+    "thompson-no-halving": ("c0b17a13e200109f", None, [0, 1, 1, 3]),
     "thompson-told": ("933ebd19f39612f6", None, [2, 2, 1, 3]),
     "random": ("c217a01c9b46dd8e", None, [0, 1, 1, 3]),
     "tpe": ("67551a1f9c9c9b19", None, [3, 1, 1, 3]),

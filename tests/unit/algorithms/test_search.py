@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedone_sdk.algorithms import TPE, ClassLosses, RandomSearch, State, ThompsonSampling, stream
-from fedone_sdk.algorithms.search import RACERS, PromptSearch
+from fedone_sdk.algorithms.search import FINALISTS, PromptSearch
 from fedone_sdk.algorithms.space import Space
 
 POOL = {"elite": 4, "pool_size": 256}
@@ -126,19 +126,19 @@ def test_without_a_blank_every_position_has_a_token() -> None:
 
 
 def test_a_race_asks_for_fewer_prompts_and_ends() -> None:
-    method = RandomSearch(**SIZES, search=10, race=9)
+    method = RandomSearch(**SIZES, search=10, halving=9)
     state, asked = play(method, 10_000)
-    assert asked == [10] * 10 + [RACERS] * 3 + [RACERS // 2] * 3 + [RACERS // 4] * 3
+    assert asked == [10] * 10 + [FINALISTS] * 3 + [FINALISTS // 2] * 3 + [FINALISTS // 4] * 3
     assert method.finished(state)
     assert not method.finished(play(RandomSearch(**SIZES), 200)[0])
 
 
 def test_racers_are_the_best_and_no_prompt() -> None:
-    method = RandomSearch(**SIZES, search=10, race=6)
+    method = RandomSearch(**SIZES, search=10, halving=6)
     state, _ = play(method, 100)
-    racers = method.ask(state, stream(7), method.wanted(state)).prompts
-    assert racers.tolist()[:7] == state.memory["prompts"][:7].tolist()
-    assert (racers == 0).all(axis=1).any()
+    finalists = method.ask(state, stream(7), method.wanted(state)).prompts
+    assert finalists.tolist()[:7] == state.memory["prompts"][:7].tolist()
+    assert (finalists == 0).all(axis=1).any()
 
 
 def test_a_race_helps_to_choose_under_noise() -> None:
@@ -148,14 +148,14 @@ def test_a_race_helps_to_choose_under_noise() -> None:
         return float(np.mean([found(method, end) for end in ends]))
 
     without = mean(80)
-    assert mean(80, search=8, race=15) == without  # the queries are over when the race begins
-    assert mean(10_000, search=8, race=15) < without - 0.2
+    assert mean(80, search=8, halving=15) == without  # the queries are over when the halving begins
+    assert mean(10_000, search=8, halving=15) < without - 0.2
 
 
 @pytest.mark.parametrize("easier", [0.0, 5.0])
 def test_how_hard_clients_are_does_not_move_the_leader(easier: float) -> None:
     """Neither an easy first client, nor clients that become easier, are a better leader."""
-    method = ThompsonSampling(**SIZES, search=40, race=1)
+    method = ThompsonSampling(**SIZES, search=40, halving=1)
     state, began, leaders = method.init(), 0, []
     rng = np.random.default_rng(0)
     while not method.finished(state):
@@ -263,7 +263,7 @@ SLOTS = Space.of([(1, 6, 0), (1, 4, None), (3, 5, 4)])
 @pytest.mark.parametrize("kind", [*KINDS, TPE])
 def test_slots_have_their_own_candidates(kind: type[PromptSearch]) -> None:
     sizes = {"prompt_len": 5, "vocab_size": 6, "num_samples": 6, **POOL}
-    method = kind(**sizes, space=SLOTS, search=6, race=2)
+    method = kind(**sizes, space=SLOTS, search=6, halving=2)
     state = method.init()
     assert (state.alpha[~SLOTS.mask] == 0).all()
     assert state.alpha[1, :4] == pytest.approx(0.25)

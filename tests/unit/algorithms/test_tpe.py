@@ -39,8 +39,8 @@ def test_finds_the_best_prompt_and_asks_for_similar_ones() -> None:
 
 
 def test_plain_tpe_deploys_the_lowest_loss_and_a_race_what_is_certain() -> None:
-    plain, raced = method(), method(search=10, race=3)
-    for tpe, expected in ((plain, [3, 0]), (raced, [0, 0])):
+    plain, halved = method(), method(search=10, halving=3)
+    for tpe, expected in ((plain, [3, 0]), (halved, [0, 0])):
         state = tpe.init()
         for step, best in enumerate(([1, 1], [3, 0])):
             candidates = tpe.ask(state, stream(step))

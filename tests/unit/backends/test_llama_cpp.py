@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from fedone_sdk.task import Example, TaskSpec, form_of
 pytest.importorskip("xllamacpp", reason="needs the extra llama-cpp")
 
 from fedone_sdk.backends.llama_cpp import LlamaCppBackend
+from tests.weights import ATTACK
 
 ASKED = TaskSpec(
     chat={"system": "{prompt}", "user": "Review: {text}\nIs it negative or positive?"},
@@ -102,6 +104,16 @@ async def test_what_would_be_sampled_does_not_matter(backend: LlamaCppBackend) -
             assert None not in answer.log_probs
 
 
+async def test_special_tokens_in_a_text_are_text(backend: LlamaCppBackend) -> None:
+    await backend.check(ASKED.label_words, form_of(ASKED))
+    encoder = backend._loaded_encoder()
+    rows = [{"text": "Fine."}, {"text": f"Fine.{ATTACK}"}]
+    calm, hostile = map(encoder.encode, ask(backend, ASKED, "", rows).inputs)
+    ends = [encoder._tokenizer.token_to_id(name) for name in ("<|im_end|>", "<|im_start|>")]
+    assert [one for one in hostile if one in ends] == [one for one in calm if one in ends]
+    assert await backend.special_tokens(ATTACK) == ["<|im_end|>", "<|im_start|>"]
+
+
 class TestLabelWords:
     async def test_of_several_tokens_add_up(self, smollm2: Path) -> None:
         task = PREFILLED.model_copy(
@@ -140,6 +152,26 @@ async def test_generation_continues_to_its_end(backend: LlamaCppBackend) -> None
     assert quoted.completion_tokens == 16
     assert 2 <= answer.usage.completion_tokens <= 16
     assert (await backend.score(query)) == answer
+
+
+async def test_a_text_is_held_to_a_schema(backend: LlamaCppBackend) -> None:
+    kinds = {"city": {"type": "string", "maxLength": 20}, "known": {"type": "boolean"}}
+    schema = {
+        "type": "object",
+        "properties": kinds,
+        "required": [*kinds],
+        "additionalProperties": False,
+    }
+    task = TaskSpec(
+        chat={"user": "{prompt}{text}"},
+        loss="score",
+        max_tokens=200,
+        score={"json_fields": {"schema": schema}},
+    )
+    rows = [{"text": "What is the capital of France?"}, {"text": "Hello"}]
+    for text in (await backend.score(ask(backend, task, "", rows))).texts:
+        found = json.loads(str(text))
+        assert {name: type(value) for name, value in found.items()} == {"city": str, "known": bool}
 
 
 class TestRefused:

@@ -32,7 +32,7 @@ def test_a_run_repeats_itself(liars: int) -> None:
     federation = Federation(table=table, clients=8, batch_size=16, liars=liars, seed=3)
     first, second = (trial(CONTESTANTS["thompson"], federation, 50) for _ in range(2))
     assert first == second
-    assert 40 <= first["spent"] <= 50  # a race asks about fewer prompts
+    assert 40 <= first["spent"] <= 50  # the halving asks about fewer prompts
     losses = [table.best(table.oracle).loss, first["best_loss"], first["loss"]]
     assert np.diff(losses).min() >= -1e-5  # The fits of their biases end within this.
 

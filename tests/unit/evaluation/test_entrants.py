@@ -17,7 +17,7 @@ RUN: dict[str, Any] = {
     "task": {"template": "{prompt} {text} {mask}", "labels": {0: " bad", 1: " good"}},
     "data": {"train": "train.jsonl", "dev": "dev.jsonl", "num_clients": 4},
     "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": [" a", " b"]}},
-    "method": {"name": "thompson", "num_samples": 6, "batch_size": 8, "race": 0.1},
+    "method": {"name": "thompson", "num_samples": 6, "batch_size": 8, "halving": 0.1},
     "participation": {"exchange": "losses"},
     "budget": {"queries": 30},
     "rounds": 10,
@@ -33,7 +33,7 @@ def test_settings_that_a_method_has_are_taken_over() -> None:
     own, random, gs_bdpl = entrants(RUN, "thompson", "random", "gs-bdpl")
     assert own.notes == random.notes == ()
     settings = random.spec.method.model_dump()
-    assert (settings["num_samples"], settings["race"]) == (6, 0.1)
+    assert (settings["num_samples"], settings["halving"]) == (6, 0.1)
     settings = gs_bdpl.spec.method.model_dump()
     assert (settings["num_samples"], settings["batch_size"], settings["tau"]) == (6, 8, 0.1)
     # A bias is found by methods with a pool alone.

@@ -24,7 +24,7 @@ from tests.unit.machine.game import Game, plain, refusal, spec_of
 def calibrated(*, defence: Any = "none", clients: int = 1, **more: Any) -> RunSpec:
     spec = spec_of(
         participation={"exchange": "losses", "clients_per_round": clients, "aggregation": "plain"},
-        **{"name": "random", "race": 0, "batch_size": 4, **more},
+        **{"name": "random", "halving": 0, "batch_size": 4, **more},
     )
     document = {**spec.model_dump(), "calibration": "labels", "defence": defence}
     return RunSpec.model_validate(document)
@@ -330,10 +330,10 @@ class TestDefence:
 
 class TestSearchThatEnds:
     def spec(self, **more: Any) -> RunSpec:
-        return calibrated(**{"rounds": 100, "race": 0.1, **more})
+        return calibrated(**{"rounds": 100, "halving": 0.1, **more})
 
     def test_a_run_ends_with_its_search(self) -> None:
-        """A race asks for fewer prompts, so that a run ends below its cap."""
+        """The halving asks for fewer prompts, so that a run ends below its cap."""
         game = Game(self.spec())
         play_to_the_end(game)
         assert game.state.status == "completed"

@@ -51,13 +51,13 @@ def test_a_seat_that_waits_for_money_gets_its_work() -> None:
 
 
 def test_a_search_that_ended_by_itself_searches_on() -> None:
-    """Its race is cancelled: it would evaluate only the old prompts, or none."""
-    game = Game(spec_of(budget={"queries": 20 * SAMPLES}, race=0.25, **SEARCH))
+    """Its halving is cancelled: it would evaluate only the old prompts, or none."""
+    game = Game(spec_of(budget={"queries": 20 * SAMPLES}, halving=0.25, **SEARCH))
     game.play()
     assert game.state.status == "completed"
     assert game.state.round < 100
     rounds, known = game.state.round, int(game.state.method.memory["progress"][1])
-    assert known >= 0  # where the race began
+    assert known >= 0  # where the halving began
     assert refusal(raised(game, queries=20 * SAMPLES + 1)).code == "run_conflict"
     raised(game, queries=40 * SAMPLES)
     assert game.state.running
@@ -69,7 +69,7 @@ def test_a_search_that_ended_by_itself_searches_on() -> None:
 
 
 def test_a_race_under_way_is_not_disturbed_within_a_round() -> None:
-    game = Game(spec_of(budget={"queries": 20 * SAMPLES}, race=0.25, **SEARCH))
+    game = Game(spec_of(budget={"queries": 20 * SAMPLES}, halving=0.25, **SEARCH))
     while game.state.method.memory.get("progress", (0, -1))[1] < 0:
         work = game.take()
         game.send(work)

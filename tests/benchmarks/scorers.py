@@ -1,0 +1,136 @@
+"""The ready scorers and the judge with a real model, from the score to the verdict.
+
+SmolLM2-135M-Instruct answers through llama.cpp, and judges. A model of this size judges badly; the
+figures show that all parts work, and how often the judge's two orders agree.
+
+    python -m tests.benchmarks.scorers [--model FILE] [--queries 12]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from fedone_sdk.backends.build import build_backend
+from fedone_sdk.backends.local_models import model_path
+from fedone_sdk.local import Federation, simulate
+from fedone_sdk.messages import RunResult
+from fedone_sdk.spec import RunSpec
+
+ITEMS = ("kettle", "lamp", "radio", "printer", "heater", "scale")
+FAULTS = ("does not switch on", "smells of smoke", "makes a loud noise", "lost its colour")
+RUBRIC = "It names the product and its fault, and adds nothing."
+
+TASKS: dict[str, dict[str, Any]] = {
+    "exact_match": {"ask": "Which product is it? One word.", "label_field": "item"},
+    "contains": {"ask": "Say what is broken, and how.", "label_field": "words"},
+    "number": {"ask": "How many euros did it cost? A number.", "label_field": "price"},
+    "token_f1": {"ask": "Name the product and its fault.", "label_field": "summary"},
+    "rouge_l": {"ask": "Name the product and its fault.", "label_field": "summary"},
+    "json_fields": {"ask": 'Answer as JSON: {"item": ..., "price": ...}', "label_field": "fields"},
+    "regex": {"ask": "Which product is it? One word.", "options": {"pattern": r"^\s*\w+\W*$"}},
+    "judge": {"ask": "Say what is broken, and how.", "label_field": "summary"},
+}
+
+
+def rows(seed: int, count: int) -> list[dict[str, Any]]:
+    """Return complaints, with what each scorer compares."""
+    rng, found = random.Random(seed), []
+    for _ in range(count):
+        item, fault, price = rng.choice(ITEMS), rng.choice(FAULTS), rng.randrange(5, 200)
+        found.append(
+            {
+                "text": f"I bought a {item} for {price} euros last week, and now it {fault}.",
+                **{"item": item, "price": price, "words": [item, *fault.split()[-1:]]},
+                **{"summary": f"The {item} {fault}.", "fields": {"item": item, "price": price}},
+            }
+        )
+    return found
+
+
+def spec_of(name: str, model: Path, queries: int) -> RunSpec:
+    """Return the run with a scorer."""
+    given = TASKS[name]
+    backend = {"kind": "llama_cpp", "model": str(model), "threads": 1}
+    options = {"backend": backend, "rubric": RUBRIC} if name == "judge" else given.get("options")
+    return RunSpec.model_validate(
+        {
+            "name": name,
+            "task": {
+                "chat": {"system": "{instruction}", "user": "{text}\n" + given["ask"]},
+                "loss": "score",
+                "score": name if options is None else {name: options},
+                "label_field": given.get("label_field", "item"),
+                "max_tokens": 24,
+            },
+            "data": {"train": "train.jsonl", "dev": "dev.jsonl", "num_clients": 3},
+            "prompt": {
+                "slots": [
+                    {
+                        "name": "instruction",
+                        "candidates": [
+                            "",
+                            "Answer as briefly as possible.",
+                            "You read complaints.",
+                        ],
+                    }
+                ]
+            },
+            "method": {"name": "thompson", "num_samples": 3, "batch_size": 4},
+            "budget": {"queries": queries},
+            "rounds": queries,
+            "evaluation": {"every": 0},
+            "backend": backend,
+        }
+    )
+
+
+async def run(spec: RunSpec, folder: Path) -> RunResult:
+    """Tune once."""
+    federation = Federation.load(spec, folder)
+    async with build_backend(spec.backend, folder) as backend:
+        return await simulate(federation, backend=backend)
+
+
+def main() -> None:
+    """Run all scorers, and print one row of the table for each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--queries", type=int, default=12)
+    parser.add_argument("--only", choices=TASKS, nargs="*", default=[*TASKS])
+    parser.add_argument("--folder", type=Path, default=Path("scorers"))
+    args = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    args.folder.mkdir(exist_ok=True)
+    for seed, (name, count) in enumerate({"train": 24, "dev": 12}.items()):
+        lines = "".join(json.dumps(row) + "\n" for row in rows(seed, count))
+        (args.folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+    model = args.model or model_path("smollm2-135m-instruct")
+    print("| score | no prompt | tuned | status | model requests | judge requests | seconds |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    for name in args.only:
+        begin = time.monotonic()
+        result = asyncio.run(run(spec_of(name, model, args.queries), args.folder))
+        standing = {one.name: one.value for one in result.standings}
+        scores = (1 - (standing.get(one) or 0.0) for one in ("no_prompt", "tuned"))
+        judged = result.judge.requests if result.judge else 0
+        cells = (
+            *(name, *(f"{score:.2f}" for score in scores), result.status),
+            *(f"{result.spent.requests - judged}", f"{judged or ''}"),
+            f"{time.monotonic() - begin:.0f}",
+        )
+        print(f"| {' | '.join(cells)} |", flush=True)
+        if result.verdict is not None and (found := result.verdict.preference) is not None:
+            print(f"\nin pairs: {found}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
