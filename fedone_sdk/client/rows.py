@@ -170,11 +170,7 @@ class Consent:
         *,
         private: bool,
     ) -> Self:
-        """Return the consent of an app's arguments.
-
-        Raises:
-            SpecError: One is missing or cannot be used.
-        """
+        """Return the consent of an app's arguments."""
         if private and (label is None or fields is None):
             raise ArgumentError(
                 "label, fields: policy.privacy needs both: the label column, and the columns "
@@ -195,13 +191,10 @@ class Consent:
         task = run.task
         if refusal := self._refused(task, gateway=gateway):
             return Admitted(rows=(), reason=refusal, refusal=refusal)
-        rows, first = list[Example](), None
         named = task.fields if self.fields is None else sorted(self.fields - {self.label})
-        for row in all_rows:
-            misfit = self._incomplete(task, row, named)
-            if misfit is None:
-                rows.append(row)
-            first = first or misfit
+        misfits = [self._incomplete(task, row, named) for row in all_rows]
+        rows = tuple(row for row, misfit in zip(all_rows, misfits, strict=True) if misfit is None)
+        first = next(filter(None, misfits), None)
         reason = None if first is None else str(first)
         if not rows:
             refusal = "no row is complete" if first is None else f"no row is complete: {first.kind}"
@@ -209,7 +202,7 @@ class Consent:
         for row in rows:
             if misfit := label_misfit(task, row, MAX_TEXT_CHARS):
                 return Admitted(rows=(), reason=str(misfit), refusal=misfit.kind)
-        return Admitted(rows=tuple(rows), reason=reason)
+        return Admitted(rows=rows, reason=reason)
 
     def _refused(self, task: TaskSpec, *, gateway: bool) -> str | None:
         """Return which column a task asks for without consent; None if it asks for none."""
@@ -304,11 +297,7 @@ class Minibatch:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def check(self, failed: frozenset[int]) -> Scored:
-        """Count scored, failed and vetoed examples; private ones count as scored.
-
-        Raises:
-            Declining: Too few were scored, and they are not private.
-        """
+        """Count scored, failed and vetoed examples; private ones count as scored."""
         total = len(self.texts) + self.vetoed
         scored = len(self.texts) - len(failed)
         if self.private:
