@@ -157,13 +157,13 @@ def discrete_gaussian(count: int, variance: int, random: Random = _RANDOM) -> li
     Exact, by rejection from a discrete Laplace distribution of a similar scale.
     """
     scale = int(math.sqrt(variance)) + 1  # any scale is exact
-    found: list[int] = []
-    while len(found) < count:
+    accepted: list[int] = []
+    while len(accepted) < count:
         drawn = _discrete_laplace(scale, random)
         gap = abs(drawn) * scale - variance
         if _exp_coin(gap * gap, 2 * variance * scale * scale, random):
-            found.append(drawn)
-    return found
+            accepted.append(drawn)
+    return accepted
 
 
 def _discrete_laplace(scale: int, random: Random) -> int:

@@ -248,7 +248,6 @@ def _passes_soon(failure: BaseException) -> bool:
 
 
 def _hour(at: float) -> str:
-    """Return the local time of day."""
     return time.strftime("%H:%M", time.localtime(at))
 
 

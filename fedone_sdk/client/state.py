@@ -266,9 +266,9 @@ class DeviceState:
                     raise
                 _log.warning("damaged device state renamed", file=str(file), reason=str(exc))
                 for suffix in ("-wal", "-shm", ""):
-                    found = Path(f"{file}{suffix}")
-                    if found.exists():
-                        found.replace(f"{file}.damaged{suffix}")
+                    part = Path(f"{file}{suffix}")
+                    if part.exists():
+                        part.replace(f"{file}.damaged{suffix}")
                 self._db = _open(file)
         return self._db
 
@@ -300,9 +300,9 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = EXTRA")
         db.execute("PRAGMA secure_delete = ON")  # losses reveal something about the examples
-        (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise _DamagedError(found)
+        (checked,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if checked != "ok":
+            raise _DamagedError(checked)
         if db.execute("PRAGMA user_version").fetchone() == (0,):
             db.executescript(_SCHEMA)
         # A process that was killed may have left transactions in the machine's cache. They are

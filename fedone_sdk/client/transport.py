@@ -374,7 +374,6 @@ class HttpTransport(Connection, Transport):
 
 
 async def _content(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """Read a body of bounded size."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
@@ -415,7 +414,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float:
     try:
         seconds = float(asked)
     except ValueError:
-        found = wait_until_s(asked, headers.get("Date"))  # as proxies may send
-        seconds = 1.0 if found is None else found
+        wait_s = wait_until_s(asked, headers.get("Date"))  # as proxies may send
+        seconds = 1.0 if wait_s is None else wait_s
     # Also keeps NaN out.
     return min(max(seconds, 0.0), _MAX_RETRY_AFTER_S) if seconds == seconds else 1.0

@@ -393,7 +393,6 @@ class Work:
 
     @property
     def _noise(self) -> PrivacySpec | None:
-        """The noise on losses, if any."""
         privacy = self.run.privacy
         return privacy if privacy is not None and privacy.target == "losses" else None
 
@@ -493,7 +492,6 @@ def facts_of(work: Assigned | Unsent) -> dict[str, Any]:
 
 @contextmanager
 def _declining(what: str) -> Iterator[None]:
-    """Turn errors of a method or a message into a decline."""
     try:
         yield
     except (BackendError, ValueError) as exc:
