@@ -53,6 +53,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
     """
 
     answers = frozenset[Want]({"labels", "text"})
+    takes_schema = True
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         usage = Usage(requests=1, prompt_tokens=plan.worst.prompt_tokens)
         if query.want != "text":
             return Answer(log_probs=_label_log_probs(engine, plan), usage=usage)
-        written = engine.write(plan.starts, query.max_tokens, query.stop)
+        written = engine.write(plan.starts, query.max_tokens, query.stop, query.schema)
         completion = sum(one.num_tokens for one in written)
         return Answer(
             log_probs=((),) * len(written),

@@ -137,14 +137,28 @@ class LlamaEngine:
         return {one["id"]: one["logprob"] for one in shown}
 
     def write(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, stop: Sequence[str] = ()
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        schema: str = "",
     ) -> list[Written]:
-        """Generate greedily after each prompt, up to one of the stop texts."""
+        """Generate greedily after each prompt, up to one of the stop texts.
+
+        With a JSON schema the text is an object of that form, or the beginning of one.
+        """
+        form = {"json_schema": json.loads(schema)} if schema else {}
         written = []
         for prompt in prompts:
             # Without prefix reuse, so that a text does not depend on earlier ones.
             choice = self._complete(
-                prompt, fresh=True, n_predict=max_tokens, n_probs=1, temperature=0, stop=list(stop)
+                prompt,
+                fresh=True,
+                n_predict=max_tokens,
+                n_probs=1,
+                temperature=0,
+                stop=list(stop),
+                **form,
             )
             written.append(Written(choice["text"], len(choice["logprobs"]["content"])))
         return written

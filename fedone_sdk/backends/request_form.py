@@ -105,7 +105,11 @@ class RequestForm:
             if contents[-1][0] == "assistant":
                 body |= self.continuing or {}
             if schema is not None and "schema" not in self._changes:
-                answer = {"name": "answer", "strict": True, "schema": schema}
+                # OpenAI's strict form takes only some keywords.
+                strict = schema.get("additionalProperties") is False and "maxLength" not in str(
+                    schema
+                )
+                answer = {"name": "answer", "strict": strict, "schema": schema}
                 body["response_format"] = {"type": "json_schema", "json_schema": answer}
         return {name: value for name, value in body.items() if value is not None}
 
@@ -172,7 +176,7 @@ class RequestForm:
         if names("array", "list") and names("content", "messages") and self._once("parts"):
             raise self._changed("messages are lists of parts")
         if names("response_format", "json_schema") and self._once("schema"):
-            raise self._changed("without a JSON schema, so answers may have no label word")
+            raise self._changed("without a JSON schema, so answers may have another form")
         if self._effort is not None and names("reasoning"):
             raise BackendBlocked(
                 f"model {self._server.model!r} does not take reasoning_effort {self._effort!r}: "

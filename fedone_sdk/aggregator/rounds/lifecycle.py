@@ -154,7 +154,14 @@ def charge_lost_replicas(
     """
     state = charge_lost(state, alive)
     if down:
-        state = replace(state, seats=_with_new_deadlines(machine, state, now))
+        # By the clock of this start: an earlier one may have been set since.
+        latest = now + machine.LONGEST_ASIDE_S
+        strikes = {
+            client: known._replace(until=min(known.until, latest))
+            for client, known in state.strikes.items()
+        }
+        seats = _with_new_deadlines(machine, state, now)
+        state = replace(state, seats=seats, strikes=strikes)
     return Result(state=state)
 
 

@@ -209,6 +209,10 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
             async with self._connection() as connection:
                 await connection.run_sync(statements.ping)
 
+    async def now(self) -> float:
+        """Return the database's time."""
+        return await self._read(statements.now)
+
     async def _write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
         """Run `work` and its signals in a transaction; retry if its outcome is unknown."""
 
