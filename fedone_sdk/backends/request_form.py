@@ -106,9 +106,8 @@ class RequestForm:
                 body |= self.continuing or {}
             if schema is not None and "schema" not in self._changes:
                 # OpenAI's strict form takes only some keywords.
-                strict = schema.get("additionalProperties") is False and "maxLength" not in str(
-                    schema
-                )
+                closed = schema.get("additionalProperties") is False
+                strict = closed and "maxLength" not in str(schema)
                 answer = {"name": "answer", "strict": strict, "schema": schema}
                 body["response_format"] = {"type": "json_schema", "json_schema": answer}
         return {name: value for name, value in body.items() if value is not None}
