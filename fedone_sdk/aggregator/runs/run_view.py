@@ -218,8 +218,9 @@ class RunView:
     def task(self) -> messages.RunTask:
         """Description of the run for clients."""
         method, task = self.spec.method, self.spec.task
-        # Devices do not use the score, nor the description unless they reflect.
-        unused = {"score": None} | ({} if self.spec.prompt.reflects else {"description": None})
+        # Devices use only the schema of the score, and the description if they reflect.
+        unused = {} if self.spec.prompt.reflects else {"description": None}
+        unused |= {"score": None} if task.answer_schema is None else {}
         return messages.RunTask(
             task=task.model_copy(update=unused),
             task_crc32=task.crc32,
