@@ -139,7 +139,7 @@ class Aggregator:
         await self._stack.aclose()
 
     def drain(self) -> None:
-        """Begin the shutdown: not ready any more, waits for work and event streams end.
+        """Begin the shutdown: ``/readyz`` is 503, and long polls and event streams end.
 
         Requests are answered until the end of the ``async with``.
         """
@@ -170,8 +170,7 @@ class Aggregator:
                 port=port,
                 ssl_context=ssl_context,
                 grace_s=self._drain_s,
-                keepalive_s=self._limits.keepalive_s,
-                first_request_s=self._limits.first_request_s,
+                limits=self._limits,
                 # A device that disconnects must lose its long poll and its place among the
                 # available ones.
                 handler_cancellation=True,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
@@ -240,15 +240,33 @@ class ServeConfig(Spec):
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> Self:
-        """Load a CONFIG.yaml; variables such as ``FEDONE_AUTH__ADMIN_TOKEN`` override its keys.
+        """Load a CONFIG.yaml and the environment, which takes precedence.
+
+        ``FEDONE_AUTH__ADMIN_TOKEN`` is the key ``auth.admin_token``; lists and mappings are JSON.
+        Mappings are merged key by key, other values are replaced. Other variables of this prefix
+        are ignored, unless they look like a key (`_misspelt`).
 
         Args:
             path: The file; None uses the environment only.
 
         Raises:
-            SpecError: One line per mistake: file or variable, key, what is allowed; never a token.
+            SpecError: One line per mistake: file, key, variable, what is allowed; never a value of
+                the environment.
         """
-        return load_settings(cls, path)
+        document = {} if path is None else load_yaml(path)
+        source = "environment" if path is None else str(path)
+        if misspelt := [*_misspelt(cls)]:
+            raise SpecError(misspelt, source="environment")
+        if given := _from_environment(cls):
+            if not isinstance(document, dict):
+                raise SpecError("must be a mapping", source=source)
+            document = _merged(document, given)
+        try:
+            return validate_spec(cls, document, source=source)
+        except SpecError as exc:
+            variables = _variables(cls)
+            problems = [_naming_variable(problem, variables) for problem in exc.problems]
+            raise SpecError(problems, source=source) from None
 
     @property
     def warnings(self) -> list[str]:
@@ -416,36 +434,6 @@ _NEARLY = 0.75
 """Similarity (`difflib`) of a variable's name to a key, from which on it is a typo."""
 
 _FIELD = re.compile(r'field "(\w+)"')
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
-
-
-def load_settings(model: type[ModelT], path: str | Path | None) -> ModelT:
-    """Load settings from a file and the environment, which takes precedence.
-
-    ``FEDONE_AUTH__ADMIN_TOKEN`` is the key ``auth.admin_token``; lists and mappings are JSON.
-    Mappings are merged key by key, other values are replaced. Other variables of this prefix are
-    ignored, unless they look like a key (`_misspelt`).
-
-    Raises:
-        SpecError: One line per mistake: file, key, variable, what is allowed; never a value of the
-            environment.
-    """
-    document = {} if path is None else load_yaml(path)
-    source = "environment" if path is None else str(path)
-    if misspelt := [*_misspelt(model)]:
-        raise SpecError(misspelt, source="environment")
-    given = _from_environment(model)
-    if given:
-        if not isinstance(document, dict):
-            raise SpecError("must be a mapping", source=source)
-        document = _merged(document, given)
-    try:
-        return validate_spec(model, document, source=source)
-    except SpecError as exc:
-        variables = _variables(model)
-        problems = [_naming_variable(problem, variables) for problem in exc.problems]
-        raise SpecError(problems, source=source) from None
 
 
 def _from_environment(model: type[BaseModel]) -> dict[str, Any]:

@@ -53,9 +53,6 @@ _STARTS = 8
 """Queries that start in one turn of the event loop, each in up to half a millisecond."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
-    "cross_entropy": ("labels",),
-    "brier": ("labels",),
-    "hinge": ("labels",),
     # With log-probabilities, the most likely label is the one that the model would write.
     "zero_one": ("labels", "choice"),
     "nll": ("reference",),
@@ -65,10 +62,9 @@ _WANTED: dict[Loss, tuple[Want, ...]] = {
 
 def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
     """Return the kind of query that a task's loss needs."""
-    wanted = _WANTED[task.loss]
-    for want in wanted:
-        if want in answers:
-            return want
+    wanted = _WANTED.get(task.loss, ("labels",))
+    if supported := [want for want in wanted if want in answers]:
+        return supported[0]
     if "choice" in answers:
         raise SpecError(
             f"task.loss: {task.loss} needs log-probabilities, which this backend does not show; "

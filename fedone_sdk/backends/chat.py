@@ -98,8 +98,9 @@ def messages_of(parts: Rendered) -> list[Message]:
 
 def probes(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Return placeholder messages of these roles, from which `chat_frame` reads the frame."""
-    names = _names(roles)
-    return _said(roles, names), _said(roles, [f" {name} " for name in names])
+    pairs = [*zip(roles, _names(roles), strict=True)]
+    bare = [{"role": role, "content": name} for role, name in pairs]
+    return bare, [{"role": role, "content": f" {name} "} for role, name in pairs]
 
 
 def chat_frame(
@@ -117,11 +118,6 @@ def chat_frame(
 
 def _names(roles: Sequence[str]) -> list[str]:
     return [f"@@{role}-{number}@@" for number, role in enumerate(roles)]
-
-
-def _said(roles: Sequence[str], contents: Sequence[str]) -> list[dict[str, str]]:
-    pairs = zip(roles, contents, strict=True)
-    return [{"role": role, "content": content} for role, content in pairs]
 
 
 def _pieces(text: str, names: Sequence[str]) -> list[str]:

@@ -167,14 +167,14 @@ class LlamaEngine:
             text: The text.
             special: Whether names of special tokens in it are these tokens.
         """
-        return self._tokens({"content": text, "parse_special": special})
+        return self._tokens(text, parse_special=special)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
         """Tokenise a text as a tokeniser of ``tokenizers`` does."""
         if not text and not add_special_tokens:
             return Encoding([], [])
         text.encode()  # The server would replace a lone surrogate.
-        tokens = self._tokens({"content": text, "add_special": add_special_tokens})
+        tokens = self._tokens(text, add_special=add_special_tokens)
         self._names.update(tokens)
         return Encoding.spread(text, [token for token, _ in tokens])
 
@@ -187,8 +187,11 @@ class LlamaEngine:
         """Return the text of a token that `encode` has returned."""
         return self._names[token_id]
 
-    def _tokens(self, body: dict[str, object]) -> list[tuple[int, str]]:
-        answer = self._request("/tokenize", {**body, "with_pieces": True})
+    def _tokens(
+        self, text: str, *, add_special: bool = False, parse_special: bool = False
+    ) -> list[tuple[int, str]]:
+        options = {"add_special": add_special, "parse_special": parse_special}
+        answer = self._request("/tokenize", {"content": text, "with_pieces": True, **options})
         # A token that is a part of a character is reported as bytes.
         return [
             (one["id"], piece if isinstance(piece := one["piece"], str) else bytes(piece).hex())
@@ -199,7 +202,7 @@ class LlamaEngine:
         """Apply the model's chat template to messages."""
         text = str(self._request("/apply-template", {"messages": messages})["prompt"])
         # The engine omits the start token, which its server adds later.
-        starts = bool(self._tokens({"content": "", "add_special": True}))
+        starts = bool(self._tokens("", add_special=True))
         return f"{self._bos}{text}" if starts and not text.startswith(self._bos) else text
 
     def _request(self, path: str, body: object = None) -> dict[str, Any]:

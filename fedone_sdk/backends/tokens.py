@@ -105,9 +105,9 @@ def fit(
     while True:
         spans = offsets(fitted)
         num_tokens = sum(map(len, spans))
-        starts = [*chain.from_iterable(map(token_starts, fitted, spans))]
         if num_tokens <= most:
             return fitted, num_tokens
+        starts = [*chain.from_iterable(map(_token_starts, fitted, spans))]
         if not any(starts):
             raise BackendError(
                 f"the input is {num_tokens} tokens without its text fields, {limit}: shorten the "
@@ -115,25 +115,22 @@ def fit(
             )
         # Truncation may change the tokens at the border, so the length is measured again.
         # Each iteration removes at least one character.
-        left = iter(shorten([*chain(*fitted)], starts, num_tokens - most))
+        left = iter(_shortened([*chain(*fitted)], starts, num_tokens - most))
         fitted = [tuple(islice(left, len(parts))) for parts in fitted]
 
 
-def token_starts(parts: Sequence[Part], offsets: Sequence[Span]) -> list[list[int]]:
+def _token_starts(parts: Sequence[Part], offsets: Sequence[Span]) -> list[list[int]]:
     """Return the starts of each field's tokens, relative to the field; empty for other parts."""
     starts: list[list[int]] = []
     end = 0
     for part in parts:
         begin, end = end, end + len(part.text)
-        starts.append(
-            [max(a - begin, 0) for a, b in offsets if a < end and b > begin]
-            if part.kind == "field" and part.text
-            else []
-        )
+        inside = [max(a - begin, 0) for a, b in offsets if a < end and b > begin]
+        starts.append(inside if part.kind == "field" and part.text else [])
     return starts
 
 
-def shorten(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: int) -> Rendered:
+def _shortened(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: int) -> Rendered:
     """Remove `excess` tokens from the ends of the fields, each from the longest field."""
     keep = [len(part_starts) for part_starts in starts]
     for _ in range(min(excess, sum(keep))):

@@ -29,10 +29,10 @@ def test_paid_api(tmp_path: Path) -> None:
     page = Tutorial("paid-api", tmp_path, changes={"8124": str(port)})
     log = page.root / "provider.jsonl"
     page.skip("python3 -m venv")
+    (page.root / "paid").mkdir()
     with page.start() as provider:
         provider.reaches(f"http://127.0.0.1:{port}/v1")
         page.shown(provider)
-        page.run()
         page.run()
         page.run()
         assert read_log(log) == []  # planning is free
@@ -44,7 +44,6 @@ def test_paid_api(tmp_path: Path) -> None:
         assert result(page.folder / "result.json").status == "stopped"
         page.run()
 
-        page.run()
         page.run()
         rows = read_log(log)
         run = result(page.folder / "result.json")

@@ -11,12 +11,9 @@ from tests.tutorials.tutorial import Tutorial
 def test_ten_thousand_clients(tmp_path: Path) -> None:
     page = Tutorial("ten-thousand-clients", tmp_path)
     page.skip("python3 -m venv")
-    page.run()
-    page.run()
-    page.run()
-    page.run()
-    page.run()
-    page.run()
+    (page.root / "many").mkdir()
+    for _ in range(4):
+        page.run()
     assert page.rest == []
     results = {
         name: RunResult.model_validate_json((page.folder / f"{name}.json").read_bytes())

@@ -85,22 +85,21 @@ async def shown_by_torch(folder: Path, task: TaskSpec, rows: list[Example]) -> l
     async with TransformersBackend(folder, device="cpu") as backend:
         inputs = query_for(task, PROMPT, rows, backend=backend).inputs
 
-        def look(model: Any) -> list[Any]:
-            found = []
-            for parts in inputs:
-                ids = model._torch.tensor([model.encoder.encode(parts)])
-                log_probs = model.module(input_ids=ids).logits[0, -1].log_softmax(-1)
-                values, tokens = (one.tolist() for one in log_probs.topk(20))
-                top = [
-                    Token(model.encoder.decode([token]), value)
-                    for token, value in zip(tokens, values, strict=True)
-                ]
-                row, _ = label_log_probs(top, None, words)
-                # A label that is not shown gets a bound, which the token that is written moves.
-                found.append([value if value > values[-1] else None for value in row])
-            return found
-
-        return await backend.with_model(look)
+        await backend.check(task.label_words, form_of(task))
+        model: Any = backend._loaded()
+        found = []
+        for parts in inputs:
+            ids = model._torch.tensor([model.encoder.encode(parts)])
+            log_probs = model.module(input_ids=ids).logits[0, -1].log_softmax(-1)
+            values, tokens = (one.tolist() for one in log_probs.topk(20))
+            top = [
+                Token(model.encoder.decode([token]), value)
+                for token, value in zip(tokens, values, strict=True)
+            ]
+            row, _ = label_log_probs(top, None, words)
+            # A label that is not shown gets a bound, which the token that is written moves.
+            found.append([value if value > values[-1] else None for value in row])
+        return found
 
 
 @pytest.mark.parametrize("form", ["asked", "prefilled"])

@@ -236,7 +236,7 @@ class ClientPool:
 
     def finish_work(self, client: int, now: float) -> bool:
         """Record a finished assignment; return whether the client left the pool for others."""
-        self._record_work(now)
+        self._rate, self._rate_at = self.rate(now) + 1.0 / _RATE_WINDOW_S, now
         self._expire(now)
         if not self._num_outside or client not in self._members:
             return False
@@ -261,10 +261,6 @@ class ClientPool:
         # The rate is only as reliable as the time over which it was observed.
         watched = now - (now if self._opened_at is None else self._opened_at) + 10.0
         return max(min(pause, watched, MAX_RETRY_AFTER_S / 1.5), _MIN_RETRY_AFTER_S)
-
-    def _record_work(self, now: float) -> None:
-        self._rate = self.rate(now) + 1.0 / _RATE_WINDOW_S
-        self._rate_at = now
 
     def rate(self, now: float) -> float:
         """Return the rate of finished assignments over about the last 30 s, per second."""

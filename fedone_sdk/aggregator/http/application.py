@@ -25,7 +25,6 @@ from fedone_sdk.aggregator.http.requests import (
     bearer_token,
     observing,
     problems,
-    stamp,
     stamp_headers,
 )
 from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, Handler, Route, openapi_document
@@ -88,7 +87,6 @@ def build_app(
     app[READINESS] = Readiness(service)
     app[METRICS] = observers.metrics
     app[guards.LIMITER] = limiter
-    app.on_response_prepare.append(stamp)
     app.on_response_prepare.append(stamp_headers)
     pages.install(app)
     app[DOCUMENTS] = {
@@ -152,13 +150,12 @@ async def listening(
     ssl_context: ssl.SSLContext | None = None,
     handler_cancellation: bool = False,
     grace_s: float = 1.0,
-    keepalive_s: float = 75.0,
-    first_request_s: float = 20.0,
+    limits: guards.Limits = guards.NO_LIMITS,
 ) -> AsyncIterator[str]:
     """Serve an application while the body runs; yield the base URL.
 
-    At the end, pending requests have `grace_s` to finish. `keepalive_s` and `first_request_s` are
-    as in `Limits`.
+    At the end, pending requests have `grace_s` to finish. The times of connections are those of
+    `limits`.
 
     Raises:
         OSError: The address is in use or does not belong to this machine.
@@ -168,7 +165,7 @@ async def listening(
         handler_cancellation=handler_cancellation,
         access_log=None,
         shutdown_timeout=grace_s,
-        keepalive_timeout=keepalive_s,
+        keepalive_timeout=limits.keepalive_s,
         # `body_of` refuses compressed bodies, so aiohttp must not decompress them.
         auto_decompress=False,
         max_headers=64,
@@ -183,7 +180,7 @@ async def listening(
         bound = runner.addresses[0][1]
         scheme = "http" if ssl_context is None else "https"
         sweeper = asyncio.create_task(
-            _close_silent(runner, first_request_s), name="slow connections"
+            _close_silent(runner, limits.first_request_s), name="slow connections"
         )
         try:
             yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{bound}"

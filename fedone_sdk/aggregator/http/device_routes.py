@@ -29,7 +29,6 @@ from fedone_sdk.messages import (
     Decline,
     Enrol,
     Enrolled,
-    LossesAssignment,
     Receipt,
     Reflect,
     Reflected,
@@ -94,7 +93,8 @@ async def claim(request: web.Request) -> web.Response:
         after_s = max(math.ceil(work.retry_after_s), 1)
         return web.Response(status=204, headers={"Retry-After": str(after_s)})
     CONTEXT.get().set_run(service.work.traffic_run(run_id=work.run_id))
-    return await _assigned(work)
+    array = work.alpha if isinstance(work, AlphaAssignment) else work.prompts
+    return await in_thread_if_large(_size(array), answer, work)
 
 
 @route(
@@ -131,11 +131,6 @@ async def renew(request: web.Request) -> web.Response:
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
     return answer(await service.work.renew(client, assignment_id))
-
-
-async def _assigned(work: AlphaAssignment | LossesAssignment) -> web.Response:
-    alpha = work.alpha if isinstance(work, AlphaAssignment) else work.prompts
-    return await in_thread_if_large(_size(alpha), answer, work)
 
 
 def _size(array: Tensor | None) -> int:

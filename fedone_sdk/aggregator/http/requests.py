@@ -162,13 +162,6 @@ def observing(observers: Observers) -> Middleware:
     return observe
 
 
-async def stamp(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request id to every response, including streamed ones."""
-    context = CONTEXT.get(None)
-    if context is not None:
-        response.headers[_HEADER] = context.request_id
-
-
 def _id_of(request: web.Request) -> str:
     """Return the caller's request id if it is short and safe to log, else a new one."""
     given = request.headers.get(_HEADER, "")
@@ -193,10 +186,8 @@ async def authorize(request: web.Request, route: Route) -> None:
     elif route.access == "member":
         context.person = access.authority.person(token)
     if route.access == "device" or (route.access == "member" and context.person is None):
-        wanted = "the credential of an enrolled client"
-        if route.access == "member":
-            wanted = f"an admin token, or {wanted}"
-        client = await access.client(token, wanted=wanted)
+        other = "an admin token, or " if route.access == "member" else ""
+        client = await access.client(token, wanted=f"{other}the credential of an enrolled client")
         context.set_client(client)
         request.app[LIMITER].client(client.index)
         await service.wait_until_open()
@@ -344,6 +335,9 @@ def problem(error: ProblemError) -> web.Response:
 
 async def stamp_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Set the common headers of all responses (``on_response_prepare``)."""
+    context = CONTEXT.get(None)
+    if context is not None:
+        response.headers[_HEADER] = context.request_id
     response.headers[PROTOCOL_HEADER] = str(PROTOCOL_VERSION)
     response.headers["Server"] = "FedOne"  # Without version numbers.
     response.headers["X-Content-Type-Options"] = "nosniff"

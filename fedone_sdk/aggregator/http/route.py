@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 from aiohttp import web
@@ -177,7 +178,8 @@ _PROBLEM_HEADERS = {
 
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
-_Key = tuple[Any, Literal["validation", "serialization"]]
+_Mode = Literal["validation", "serialization"]
+_Key = tuple[Any, _Mode]
 
 
 def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
@@ -285,10 +287,9 @@ def _messages(route: Route) -> Iterator[_Key]:
     yield Problem, "serialization"
     if _is_message(route.request):
         yield route.request, "validation"
-    for answer in route.answers.values():
-        for kind in _kinds(answer):
-            if _is_message(kind):
-                yield kind, "serialization"
+    for kind in chain(*map(_kinds, route.answers.values())):
+        if _is_message(kind):
+            yield kind, "serialization"
 
 
 def _kinds(answer: Any) -> tuple[Any, ...]:
@@ -299,6 +300,12 @@ def _kinds(answer: Any) -> tuple[Any, ...]:
 
 def _is_message(kind: object) -> bool:
     return kind is not None and not isinstance(kind, str)
+
+
+def _content(kind: Any, schemas: dict[_Key, Any], mode: _Mode) -> dict[str, Any]:
+    if _is_message(kind):
+        return {JSON: {"schema": schemas[kind, mode]}}
+    return {kind: {"schema": {"type": "string"}}}
 
 
 def _operation(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
@@ -322,9 +329,7 @@ def _operation(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
     if parameters:
         operation["parameters"] = parameters
     if route.request is not None:
-        content: dict[str, Any] = {str(route.request): {"schema": {"type": "string"}}}
-        if _is_message(route.request):
-            content = {JSON: {"schema": schemas[route.request, "validation"]}}
+        content = _content(route.request, schemas, "validation")
         operation["requestBody"] = {"required": True, "content": content}
     operation["responses"] = _responses(route, schemas)
     return operation
@@ -335,10 +340,7 @@ def _responses(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
     for status, model in route.answers.items():
         content: dict[str, Any] = {}
         for kind in _kinds(model):
-            if _is_message(kind):
-                content[JSON] = {"schema": schemas[kind, "serialization"]}
-            else:
-                content[kind] = {"schema": {"type": "string"}}
+            content |= _content(kind, schemas, "serialization")
         text = "Done" if status < 300 else "As before" if status == 304 else "Not now"
         responses[status] = _response(text, content)
         _add_headers(responses[status], route.headers.get(status, {}))

@@ -97,7 +97,7 @@ async def add_run(request: web.Request) -> web.Response:
                 allowed = "list" if spec.prompt.vocabulary else "list, instructions or labels"
                 raise SpecError(f"{key}.kind: must be {allowed} in a posted run", source="run")
         if isinstance(spec.method, OwnMethodSpec):
-            # It would import what a stranger names.
+            # It would import a module that the caller names.
             raise SpecError(
                 "method.name: cannot be own in a posted run; name the run file in the server's "
                 "config (runs)",

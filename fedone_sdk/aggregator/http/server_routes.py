@@ -87,7 +87,7 @@ class Readiness:
 
     The response also reports the gateway's model, which does not affect readiness: updates and
     devices with their own models are served without it, and all replicas share it. Simultaneous
-    probes share one check of the store, because anybody may send them.
+    probes share one check of the store, because probes need no token.
     """
 
     def __init__(self, service: Service) -> None:

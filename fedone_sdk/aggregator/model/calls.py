@@ -79,6 +79,15 @@ class CallBudget:
         """Id of the run."""
         return self._run.run_id
 
+    async def cover(
+        self, backend: LLMBackend, queries: Sequence[Query], count: Usage
+    ) -> list[Query]:
+        """Reserve one attempt at each query, which counts as `count`; return those to send."""
+        quotes = [await backend.quote(query) for query in queries]
+        worst = sum((quote.without_queries() for quote in quotes), NOTHING)
+        await self.grant(worst + count)
+        return [replace(query, payer=self) for query in queries]
+
     async def grant(self, worst: Usage) -> None:
         """Reserve an amount, or raise the refusal."""
         attempt = f"{self._run.replica}/{uuid.uuid4().hex}"
@@ -143,13 +152,11 @@ async def query_as_evaluation(
     call = CallBudget(
         run, lambda lease_id, worst: run.apply(reserve_evaluation, lease_id=lease_id, worst=worst)
     )
-    queries = [replace(query, scope=(run.run_id,), payer=call) for query in queries]
-    quotes = [await backend.quote(query) for query in queries]
-    worst = sum((quote.without_queries() for quote in quotes), NOTHING)
+    queries = [replace(query, scope=(run.run_id,)) for query in queries]
     count = Usage(queries=len(queries)) if payee is None else NOTHING
     asked = NOTHING
     try:
-        await call.grant(worst + count)
+        queries = await call.cover(backend, queries, count)
         asked = count
         return await score_all(backend, queries)
     except BudgetExhausted as exc:

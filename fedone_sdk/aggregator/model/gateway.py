@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from fedone_sdk.backends import (
     rows_of,
     score_all,
 )
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -52,9 +52,9 @@ _UNEXPECTED = (DataError, MissingExtraError)
 """Exceptions that indicate a bug in a backend."""
 
 
-_MOST_IN_VAIN = 8
-"""Calls of an assignment that may be sent and fail temporarily. A text on which a model always
-fails must not take more and more of the cap."""
+_MOST_FAILURES = 8
+"""Temporary failures of an assignment's calls, after which the model counts as refusing: a text on
+which it always fails must not use up the cap."""
 
 
 class Refused(NamedTuple):
@@ -73,13 +73,13 @@ class _Work:
     Attributes:
         calls: By the digest of their bodies, without those that failed.
         num_quoting: New queries of calls that are admitted, but not reserved yet.
-        num_in_vain: Calls that were sent and failed temporarily.
+        num_failures: Calls that were sent and failed temporarily.
     """
 
     run: ServedRun
     calls: dict[str, Call] = field(default_factory=dict)
     num_quoting: int = 0
-    num_in_vain: int = 0
+    num_failures: int = 0
 
 
 class ModelGateway:
@@ -88,7 +88,7 @@ class ModelGateway:
     The lease admits a call before its texts are rendered and counted, which happens in threads.
     A repeated request is answered from memory and its queries count once, also if the model refused
     it. After a restart or a temporary failure it goes to the backend again, within the same lease;
-    after `_MOST_IN_VAIN` such failures the model counts as refusing.
+    after `_MOST_FAILURES` such failures the model counts as refusing.
     """
 
     def __init__(self, backend: LLMBackend) -> None:
@@ -149,11 +149,6 @@ class ModelGateway:
         # the model again, and the traceback would hold the request's texts in memory.
         if _failed(call) and work.calls.get(body_sha256) is call:
             del work.calls[body_sha256]
-
-    async def _on_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
-        if not await self._bugs.add(run, bug):
-            return ProblemError("backend_failed", "the model's backend has a bug")
-        return ProblemError("run_conflict", "the run is paused")
 
     @staticmethod
     def _num_queries(run: ServedRun, seat: Seat, message: Score) -> int:
@@ -245,9 +240,7 @@ class ModelGateway:
             self._check(run, message)
             try:
                 queries = await self._admitted(work, seat, message, call, num_queries, call_budget)
-                answers = await score_all(
-                    self.backend, [replace(query, payer=call_budget) for query in queries]
-                )
+                answers = await score_all(self.backend, queries)
             except BackendBlocked:
                 await run.apply(
                     return_queries, assignment_id=assignment_id, call=call, queries=num_queries
@@ -262,8 +255,8 @@ class ModelGateway:
             model = self.backend.fingerprint
             scores = await in_thread_if_large(size, _scores, queries, answers, model)
         except BackendUnavailable as exc:
-            work.num_in_vain += bool(call_budget.spent.requests)
-            if work.num_in_vain >= _MOST_IN_VAIN:
+            work.num_failures += bool(call_budget.spent.requests)
+            if work.num_failures >= _MOST_FAILURES:
                 return Refused(exc.summary)
             raise ProblemError(
                 "backend_unavailable", exc.summary, retry_after_s=exc.retry_after_s
@@ -280,7 +273,9 @@ class ModelGateway:
         except Exception as exc:
             if isinstance(exc, FedOneError) and not isinstance(exc, _UNEXPECTED):
                 raise  # The store is unavailable, or the run refuses the reservation.
-            raise await self._on_bug(run, exc) from exc
+            if await self._bugs.add(run, exc):
+                raise ProblemError("run_conflict", "the run is paused") from exc
+            raise ProblemError("backend_failed", "the model's backend has a bug") from exc
         self._bugs.reset(run)
         await run.record_answers(answers)
         return scores
@@ -300,12 +295,9 @@ class ModelGateway:
                 rows = [rows[message.proposal.parent]]
             size = _rendered_size(run, message) * count
             queries = await in_thread_if_large(size, self._queries, run, seat, message, rows)
-            quotes = [await self.backend.quote(query) for query in queries]
-            worst = sum((quote.without_queries() for quote in quotes), NOTHING)
-            await payer.grant(worst + Usage(queries=count))
+            return await payer.cover(self.backend, queries, Usage(queries=count))
         finally:
             work.num_quoting -= new
-        return queries
 
 
 def _rendered_size(run: ServedRun, message: Score) -> int:

@@ -526,7 +526,7 @@ def invalid(detail: str) -> ProblemError:
     return ProblemError("invalid_message", detail)
 
 
-def working(state: RunState, assignment_id: str) -> Seat:
+def open_seat(state: RunState, assignment_id: str) -> Seat:
     """Return the seat of an open assignment, or refuse it (``assignment_expired``)."""
     seat = state.seat_with(assignment_id)
     if seat is None:

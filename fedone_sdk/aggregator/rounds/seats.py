@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from fedone_sdk.aggregator.rounds.lifecycle import close_seat, end_early
-from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
+from fedone_sdk.aggregator.rounds.machine import RoundMachine, open_seat
 from fedone_sdk.aggregator.rounds.privacy import count_releases, may_take_seat
 from fedone_sdk.aggregator.rounds.spending import release
 from fedone_sdk.aggregator.rounds.state import MOST_UNFIT, Result, RunState, Seat, Strikes
@@ -253,7 +253,7 @@ def renew(
     machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
 ) -> Result[Renewal]:
     """Give a client a full new deadline, up to `RoundMachine.MAX_RENEWALS` times."""
-    seat = working(state, assignment_id)
+    seat = open_seat(state, assignment_id)
     if seat.renewals >= machine.MAX_RENEWALS:
         raise ProblemError(
             "renewal_refused",
@@ -278,7 +278,7 @@ def decline(
     unfit: bool = False,
 ) -> Result[None]:
     """Take an assignment back from a client that declines it, or all work if it is unfit."""
-    seat = working(state, assignment_id)
+    seat = open_seat(state, assignment_id)
     if not state.running:
         status = "paused" if state.paused else state.status
         raise ProblemError("run_conflict", f"the run is {status}; the work is kept")

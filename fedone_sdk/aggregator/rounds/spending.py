@@ -6,7 +6,7 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import Literal
 
-from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
+from fedone_sdk.aggregator.rounds.machine import RoundMachine, open_seat
 from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
@@ -90,7 +90,7 @@ def reserve_call(
     Repetitions of a request have its `call` id, and its queries count once. `attempt` is unique and
     names the replica. `worst` comes on top of earlier reservations of the attempt.
     """
-    seat, lease = working(state, assignment_id), state.account.leases[assignment_id]
+    seat, lease = open_seat(state, assignment_id), state.account.leases[assignment_id]
     queries = new_queries(state, assignment_id, call, worst.queries)
     sent = seat.sent.get(attempt, NOTHING) + worst.without_queries()
     seat = replace(
@@ -112,7 +112,7 @@ def begin_reflection(
     machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
 ) -> Result[None]:
     """Record the one reflection of an assignment, on whichever replica."""
-    seat = working(state, assignment_id)
+    seat = open_seat(state, assignment_id)
     if _REFLECTION in seat.calls:
         raise ProblemError("run_conflict", "the assignment's reflection was asked for before")
     return Result(state=state.with_seat(replace(seat, calls=seat.calls | {_REFLECTION})))
@@ -126,7 +126,7 @@ def new_queries(
     A repeated request costs money again, but is no new query. `pending` queries of other calls are
     admitted, but not reserved yet.
     """
-    seat = working(state, assignment_id)
+    seat = open_seat(state, assignment_id)
     if not state.running:
         # Without the reason: a provider's text may quote another device's input.
         raise ProblemError(

@@ -103,7 +103,7 @@ class Seat:
 
 
 class Strikes(NamedTuple):
-    """What a client cost the run more often than it gave.
+    """Seats that a client lost; with too many of them it is set aside.
 
     Attributes:
         recent: The costliest seat that it lost since the run's last update: 1, and 1 per renewal,

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.aggregator.rounds.lifecycle import close_seat
-from fedone_sdk.aggregator.rounds.machine import RoundMachine, invalid, working
+from fedone_sdk.aggregator.rounds.machine import RoundMachine, invalid, open_seat
 from fedone_sdk.aggregator.rounds.seats import count_update, renew_offers, vacate
 from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
 from fedone_sdk.aggregator.rounds.state import Closed, Lineage, Result, RunState, Seat
@@ -33,7 +33,7 @@ def accept(
     unfit: bool = False,
 ) -> Result[Receipt]:
     """Accept a client's update, or refuse it; `unfit` if its proposal is no candidate."""
-    seat = working(state, assignment_id)
+    seat = open_seat(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
         why = "the device scores with another model"
@@ -41,7 +41,7 @@ def accept(
         refused: Result[Receipt] = lost.replying(cast(Receipt, None))
         return replace(refused, refusal=ProblemError("model_mismatch", other))
     _check_scored(update)
-    told = _step_result(machine, state, seat, update)
+    step = _step_result(machine, state, seat, update)
     tried = isinstance(update, LossesUpdate) and update.proposal is not None
     spent = lease_cost(machine, state, seat, update.usage, answered=True, proposed=tried)
     lease = state.account.leases[assignment_id]
@@ -65,11 +65,11 @@ def accept(
     seat = replace(
         seat.settled("done", spent),
         step=steps_done,
-        local=told.local,
-        losses=seat.losses + told.losses,
-        by_class=seat.by_class + told.by_class,
+        local=step.local,
+        losses=seat.losses + step.losses,
+        by_class=seat.by_class + step.by_class,
         weight=update.num_examples,
-        mean_loss=seat.mean_loss + (told.mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
+        mean_loss=seat.mean_loss + (step.mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
     )
     if machine.losses_exchange and steps_done < machine.spec.method.local_steps:
         # The next local step is a new assignment for the same client.

@@ -28,7 +28,7 @@ from fedone_sdk.evaluation.verdict import judge, not_measured, sentence, with_le
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import LogEntry, RunRecord, Store, log_pages
-from fedone_sdk.task import Bias, TaskSpec, TextPrompt
+from fedone_sdk.task import Bias, TextPrompt
 from fedone_sdk.vocabulary import Vocabulary
 
 _MAX_LOST = 200
@@ -217,10 +217,12 @@ class RunView:
     @property
     def task(self) -> messages.RunTask:
         """Description of the run for clients."""
-        method = self.spec.method
+        method, task = self.spec.method, self.spec.task
+        # Devices do not use the score, nor the description unless they reflect.
+        unused = {"score": None} | ({} if self.spec.prompt.reflects else {"description": None})
         return messages.RunTask(
-            task=self._task_for_devices,
-            task_crc32=self.spec.task.crc32,
+            task=task.model_copy(update=unused),
+            task_crc32=task.crc32,
             method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
             prompt_len=self.spec.prompt.length,
             vocab_size=self.machine.vocab_size,
@@ -235,13 +237,6 @@ class RunView:
             calibration=self.spec.calibration,
             reflection=self._reflection,
         )
-
-    @property
-    def _task_for_devices(self) -> TaskSpec:
-        """Return the task without what devices do not use: often the description, and the score."""
-        reflects = self.spec.prompt.reflects
-        description = self.spec.task.description if reflects else None
-        return self.spec.task.model_copy(update={"description": description, "score": None})
 
     @property
     def _reflection(self) -> messages.Reflection | None:
@@ -346,14 +341,14 @@ class RunView:
         self, outcomes: Mapping[Which, Outcomes], measure: MetricFunction | None = None
     ) -> messages.Verdict:
         """Return whether tuning improved the metric."""
+        method, bare = self.machine.method, no_prompt(self.spec.task, self.vocabulary)
         verdict = judge(
             self.spec.task,
             outcomes,
             plain_bias=self.machine.plain_bias(self.state),
-            empty=self._is_blank,
+            empty=self._deployable == bare,
             measure=measure,
         )
-        method, bare = self.machine.method, no_prompt(self.spec.task, self.vocabulary)
         prompts: dict[messages.Compared, TextPrompt] = {
             "no_prompt": bare,
             "no_prompt_biased": bare,
@@ -385,10 +380,6 @@ class RunView:
     @property
     def _deployable(self) -> TextPrompt:
         return self.shown(self.machine.method.prompt(self.state.method).tolist())
-
-    @property
-    def _is_blank(self) -> bool:
-        return self._deployable == no_prompt(self.spec.task, self.vocabulary)
 
     def _verdict(self) -> messages.Verdict | None:
         state = self.state

@@ -14,7 +14,6 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
-    Insert,
     Select,
     Table,
     bindparam,
@@ -375,15 +374,10 @@ def commit(connection: Connection, run_id: str, version: int, commit: Commit) ->
         _upsert(connection, t.memories, rows)
 
 
-def _insert(connection: Connection, table: Table) -> Insert:
-    if connection.dialect.name == "postgresql":
-        return postgresql.insert(table)
-    return sqlite.insert(table)
-
-
 def _upsert(connection: Connection, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
     """Insert rows, or replace those with the same primary key."""
-    statement: Any = _insert(connection, table)
+    dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(table)
     keys = list(table.primary_key)
     values = {c.name: statement.excluded[c.name] for c in table.c if not c.primary_key}
     statement = statement.on_conflict_do_update(index_elements=keys, set_=values)

@@ -22,6 +22,7 @@ from fedone_sdk.task import Example, TaskSpec, form_of
 pytest.importorskip("xllamacpp", reason="needs the extra llama-cpp")
 
 from fedone_sdk.backends.llama_cpp import LlamaCppBackend
+from tests.weights import ATTACK
 
 ASKED = TaskSpec(
     chat={"system": "{prompt}", "user": "Review: {text}\nIs it negative or positive?"},
@@ -100,6 +101,16 @@ async def test_what_would_be_sampled_does_not_matter(backend: LlamaCppBackend) -
         for number in range(2):
             answer = await backend.score(ask(backend, task, f"{number}日本", rows))
             assert None not in answer.log_probs
+
+
+async def test_special_tokens_in_a_text_are_text(backend: LlamaCppBackend) -> None:
+    await backend.check(ASKED.label_words, form_of(ASKED))
+    encoder = backend._loaded_encoder()
+    rows = [{"text": "Fine."}, {"text": f"Fine.{ATTACK}"}]
+    calm, hostile = map(encoder.encode, ask(backend, ASKED, "", rows).inputs)
+    ends = [encoder._tokenizer.token_to_id(name) for name in ("<|im_end|>", "<|im_start|>")]
+    assert [one for one in hostile if one in ends] == [one for one in calm if one in ends]
+    assert await backend.special_tokens(ATTACK) == ["<|im_end|>", "<|im_start|>"]
 
 
 class TestLabelWords:
