@@ -169,8 +169,8 @@ class Kernel(NamedTuple):
     """The prior covariance of prompts' values, in arbitrary units.
 
     A value is a sum of independent normal parts: one per feature, one per pair of features, and the
-    nugget of the whole prompt. Feature effects have a common random mean; for example, most words do
-    harm. Prompts of a and b features that share m of them have the covariance
+    nugget of the whole prompt. Feature effects have a common random mean; for example, most words
+    do harm. Prompts of a and b features that share m of them have the covariance
 
         additive (m / L + a b / L^2) + pairs m (m - 1) / (L (L - 1)) + nugget [equal prompts].
 
