@@ -87,8 +87,8 @@ def special_token(text: str) -> str | None:
 
     A tokeniser may normalise a text before it looks for them.
     """
-    found = _SPECIAL.search(text if text.isascii() else unicodedata.normalize("NFKC", text))
-    return None if found is None else found[0]
+    match = _SPECIAL.search(text if text.isascii() else unicodedata.normalize("NFKC", text))
+    return None if match is None else match[0]
 
 
 def _check_plain(text: str) -> str:

@@ -36,8 +36,8 @@ def misfit_of(task: TaskSpec, row: Example, *, most_chars: int | None = None) ->
     Labels are compared by `label_index`. `most_chars` bounds texts.
     """
     for field in task.fields:
-        if found := text_misfit(row, field, most_chars):
-            return found
+        if misfit := text_misfit(row, field, most_chars):
+            return misfit
     return label_misfit(task, row, most_chars)
 
 
@@ -47,9 +47,9 @@ def label_misfit(task: TaskSpec, row: Example, most_chars: int | None = None) ->
         return None
     field = task.label_field
     if task.generates:
-        found = text_misfit(row, field, most_chars)
-        if found or row[field]:
-            return found
+        misfit = text_misfit(row, field, most_chars)
+        if misfit or row[field]:
+            return misfit
         return Misfit(field, "is empty; a reference text has at least one character")
     if field not in row:
         return _missing(row, field)
