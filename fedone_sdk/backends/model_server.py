@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import json
 import math
 import os
 import re
 import ssl
-import time
 import urllib.request
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -20,6 +18,7 @@ from aiohttp import ClientConnectorCertificateError, ClientConnectorError
 
 from fedone_sdk.backends.base import P, PreparingBackend, RateLimits, setting_error
 from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.clock import wait_until_s
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -317,8 +316,7 @@ def retry_after_s(headers: Mapping[str, str], said: str = "") -> float | None:
     seconds = _number(value)
     if seconds is not None:
         return seconds
-    date = email.utils.parsedate_tz(value)
-    return None if date is None else max(0.0, email.utils.mktime_tz(date) - time.time())
+    return wait_until_s(value, headers.get("date"))
 
 
 def usage_of(usage: object, quoted: Usage, least: Usage) -> Usage:

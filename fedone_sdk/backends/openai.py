@@ -105,6 +105,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             max_bytes=_MAX_BYTES,
         )
         super().__init__(server)
+        self.takes_schema = api == "chat"
         self._path = "/chat/completions" if api == "chat" else "/completions"
         self._api = api
         self._log_probs = log_probs is True
@@ -304,7 +305,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         return [1 if want == "labels" else _CHOICE_TOKENS * samples]
 
     def _schema(self, query: Query) -> dict[str, Any] | None:
-        if query.want == "text" or self._log_probs:
+        if query.want == "text":
+            return json.loads(query.schema) if query.schema else None
+        if self._log_probs:
             return None
         words = [word.strip() for word in query.label_words]
         return {

@@ -217,13 +217,13 @@ class TestRuns:
                 rounds=8,
             )
             federation = federation_of(spec, vocabulary=Vocabulary(candidates=words))
-            planned = (await plan_run(federation, backend=ScriptedBackend())).evaluation_queries
+            plan = await plan_run(federation, backend=ScriptedBackend())
             result = await simulate(federation, backend=ScriptedBackend(answer))
             assert result.verdict is not None
             short = result.verdict.standing("cheapest")
             assert result.prompt.text == words[2]
-            assert planned == (12 if price else 9)
-            assert result.evaluation.queries == planned
+            assert plan.evaluation_queries == (12 if price else 9)
+            assert result.evaluation.queries == plan.evaluation_queries
             if price:
                 assert short is not None
                 assert short.prompt is not None

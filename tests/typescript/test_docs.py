@@ -29,6 +29,7 @@ declare global {
   const battery: () => Promise<{ charging: boolean }>;
   const tokenFromYourBackend: () => Promise<string>;
   const schedule: (seconds: number) => void;
+  const file: File, modelPath: string;
   const client: edge.EdgeClient;
   const model: { logProbs(texts: string[], words: readonly string[]): Promise<number[][]> };
 }
@@ -41,11 +42,12 @@ OPTIONS = {
 }
 
 
-def test_the_programs_compile(package: Path) -> None:
+def test_the_programs_compile(models: Path, package: Path) -> None:
     folder = package / "dist" / "pages"  # in the package, whose exports it then sees
     folder.mkdir(exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
+    (folder / "node_modules").symlink_to(models / "node_modules")  # the engines'
     (folder / "app.d.ts").write_text(APP)
     (folder / "tsconfig.json").write_text(json.dumps({"compilerOptions": OPTIONS}))
     count = 0

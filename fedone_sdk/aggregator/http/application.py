@@ -34,7 +34,7 @@ from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry import NO_OBSERVERS, Observers
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator.telemetry.metrics import Metrics
+    from fedone_sdk.aggregator.telemetry.prometheus import Metrics
 
 _PROBES = ("/healthz", "/readyz")
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import structlog
 
-from fedone_sdk.aggregator.rounds.state import Closed, FinishedRound, Result, RunState, offers
+from fedone_sdk.aggregator.rounds.run_state import Closed, FinishedRound, Result, RunState, offers
 from fedone_sdk.aggregator.runs.run_view import RunView
 from fedone_sdk.aggregator.signals import MAX_NAMED, RunChanged
 from fedone_sdk.messages import RoundReport
