@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, validate_call
+from pydantic import Field, JsonValue, ValidationError, validate_call
 
 from fedone_sdk.errors import BackendError, BackendRefused, BudgetError, ProblemError, SpecError
 from fedone_sdk.task import Example, LogProbs, Score, ScoreFunction, TaskSpec
@@ -222,14 +222,23 @@ def _common(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 @validate_call
-def json_fields(column: str, fields: tuple[str, ...] = ()) -> ScoreFunction:
+def json_fields(
+    column: str, fields: tuple[str, ...] = (), schema: Mapping[str, JsonValue] | None = None
+) -> ScoreFunction:
     """Score the share of fields of a JSON object that have their expected values.
 
     Args:
         column: The column with the expected object, as JSON or a mapping.
         fields: The fields to compare; empty for all of the expected object. Texts are compared
             apart from case and white space, numbers by value.
+        schema: JSON Schema of the object. The model's engine is held to it (`Query.schema`); an
+            object that breaks its `type`, `enum`, `required`, `properties`, `items` or
+            ``additionalProperties: false`` scores 0. Other keywords are the engine's alone.
     """
+    wrong_types = {*re.findall(r'"type": "(\w+)"', json.dumps(schema))} - _TYPES.keys()
+    if schema is not None and (schema.get("type") != "object" or wrong_types):
+        known = ", ".join(_TYPES)
+        raise ValueError(f"schema: must be of type object, and its types of {known}")
 
     def score(generated: str, example: Example) -> Score:
         wanted = example[column]
@@ -237,6 +246,8 @@ def json_fields(column: str, fields: tuple[str, ...] = ()) -> ScoreFunction:
         found = object_in(generated)
         if found is None:
             return Score(0.0, "the answer has no JSON object")
+        if schema is not None and (misfit := _misfit(found, schema, "the object")):
+            return Score(0.0, misfit)
         names = fields or tuple(wanted)
         wrong = [name for name in names if _value(found.get(name)) != _value(wanted.get(name))]
         said = [
@@ -248,6 +259,43 @@ def json_fields(column: str, fields: tuple[str, ...] = ()) -> ScoreFunction:
         return Score(1 - len(wrong) / len(names) if names else 1.0, "; ".join(said))
 
     return score
+
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "object": Mapping,
+    "array": list,
+    "string": str,
+    "number": (int, float),
+    "integer": int,
+    "boolean": bool,
+    "null": type(None),
+}
+
+
+def _misfit(value: Any, schema: Mapping[str, Any], where: str) -> str:
+    """Return how a value breaks a schema; empty if it does not."""
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    is_bool = isinstance(value, bool)
+    if kinds and not any(
+        isinstance(value, _TYPES[kind]) and (kind == "boolean" or not is_bool) for kind in kinds
+    ):
+        return f"{where} must be of type {' or '.join(kinds)}"
+    if "enum" in schema and value not in schema["enum"]:
+        return f"{where} must be one of {schema['enum']}"
+    inner: list[tuple[str, Any, Mapping[str, Any]]] = []
+    if isinstance(value, Mapping):
+        known = schema.get("properties", {})
+        if missing := [name for name in schema.get("required", ()) if name not in value]:
+            return f"{where} has no {missing[0]}"
+        more = [name for name in value if name not in known]
+        if more and schema.get("additionalProperties") is False:
+            return f"{where} must not have {more[0]}"
+        inner = [(name, value[name], known[name]) for name in value if name in known]
+    elif isinstance(value, list):
+        items = schema.get("items", {})
+        inner = [(f"{where}[{number}]", one, items) for number, one in enumerate(value)]
+    return next(filter(None, (_misfit(one, of, name) for name, one, of in inner)), "")
 
 
 def object_in(text: str) -> Mapping[str, Any] | None:

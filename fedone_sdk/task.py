@@ -422,6 +422,13 @@ class TaskSpec(BaseModel):
         return (f"\n{before.strip()}",) if before.strip() else ()
 
     @property
+    def answer_schema(self) -> Mapping[str, Any] | None:
+        """The JSON Schema of generated texts: that of the score ``json_fields``."""
+        options = {} if self.score is None or isinstance(self.score, str) else self.score
+        found = options.get("json_fields", {}).get("schema")
+        return found if isinstance(found, dict) else None
+
+    @property
     def _form(self) -> str:
         return "template" if self.chat is None else "chat"
 

@@ -118,7 +118,7 @@ class Replicas:
         gone = [member.client_index for member in members if member.until <= served_until]
         for member in members:
             if member.until > served_until:
-                until = max(member.until, self.clock.now() + MEMBER_TTL_S) if down else member.until
+                until = self.clock.now() + MEMBER_TTL_S if down else member.until
                 await self.dispatcher.add_member(replace(member, until=until))
         if down and gone:
             await self.store.leave(gone)

@@ -10,8 +10,8 @@ from itertools import chain
 
 import structlog
 
+from fedone_sdk.aggregator.access.authority import Authority
 from fedone_sdk.aggregator.access.clients import Access
-from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
 from fedone_sdk.aggregator.dispatch.open_work import OpenWork
 from fedone_sdk.aggregator.model.calls import (
@@ -35,7 +35,7 @@ from fedone_sdk.aggregator.runtime import in_thread, wait_pending
 from fedone_sdk.aggregator.signals import RunsChanged, publish
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
 from fedone_sdk.budget import Budget
-from fedone_sdk.clock import Clock
+from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.data import check_examples
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Removal
@@ -144,6 +144,8 @@ class Service:
         demand.
         """
         await self.store.open()
+        if isinstance(self.clock, SystemClock):
+            self.clock.set(await self.store.now())
         await self.access.open()
         await self.registry.read_heads()
         await self.replicas.start()

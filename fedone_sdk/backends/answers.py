@@ -177,6 +177,7 @@ def row_keys(
         apart: Whether the answer to an input does not depend on the others of its query.
     """
     shared = [fingerprint, query.scope, query.want, query.label_words, query.max_tokens, query.stop]
+    shared.append(query.schema)
     around = _dump(shared if apart else [*shared, query.inputs])
     references = query.references or (None,) * len(query.inputs)
     rows = zip(query.inputs, references, shortened, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -89,6 +90,12 @@ def query_for(
 ) -> Query:
     """Return the query of one prompt on one mini-batch."""
     want = want_of(task, backend.answers)
+    schema = task.answer_schema
+    if schema is not None and not backend.takes_schema:
+        raise SpecError(
+            "task.score.json_fields.schema: this backend holds no text to a JSON schema; kinds "
+            "llama_cpp, vllm and openai with api chat do"
+        )
     return Query(
         inputs=tuple(render(task, prompt, text) for text in texts),
         label_words=words_of(task, prompt),
@@ -96,16 +103,17 @@ def query_for(
         references=tuple(references) if want == "reference" else (),
         max_tokens=task.max_written,
         stop=task.stop,
+        schema="" if schema is None else json.dumps(schema),
         scope=scope,
         payer=payer,
     )
 
 
-def written_query(messages: Iterable[tuple[Role, str]], max_tokens: int) -> Query:
+def written_query(messages: Iterable[tuple[Role, str]], max_tokens: int, schema: str = "") -> Query:
     """Return the query of a text that a model writes after these messages."""
     parts = [part for role, text in messages for part in (Part("role", role), Part("text", text))]
     rendered = (*parts, Part("role", "assistant"))
-    return Query(inputs=(rendered,), want="text", max_tokens=max_tokens)
+    return Query(inputs=(rendered,), want="text", max_tokens=max_tokens, schema=schema)
 
 
 def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:

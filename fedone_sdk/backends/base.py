@@ -18,6 +18,7 @@ from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.task import LOG_ZERO, Rendered
 
 if TYPE_CHECKING:
+    from fedone_sdk.backends.encoders import CausalEncoder, ClozeEncoder
     from fedone_sdk.budget import Payer
 
 __all__ = ["Answer", "LLMBackend", "LOG_ZERO", "Query", "RateLimits", "Want", "Wrapper"]
@@ -48,6 +49,7 @@ class Query:
         samples: Answers to sample per input; a model may give fewer (``counts``).
         max_tokens: Limit of the generated text, in tokens (``text``).
         stop: A generated text ends before the first of these texts.
+        schema: JSON Schema of the generated text, as JSON; empty for any text.
         scope: The run and, at a gateway, the device that asks; empty for other callers. Cached
             answers are shared within a scope only, because their time and cost reveal that a text
             was asked before.
@@ -62,6 +64,7 @@ class Query:
     samples: int = 1
     max_tokens: int = 0
     stop: tuple[str, ...] = ()
+    schema: str = ""
     scope: tuple[str, ...] = ()
     payer: Payer | None = field(default=None, compare=False, repr=False)
 
@@ -134,6 +137,7 @@ class LLMBackend(ABC):
         bounds: The units that `worst_case` bounds. A run with a cap in another unit is refused at
             its start.
         answers: The supported kinds of queries.
+        takes_schema: Whether a generated text can be held to a JSON schema.
         max_inputs: Maximum number of inputs per request; None sends a whole query at once.
             `ModelClient` splits queries, so that each call of `score` is one request.
         apart: Whether the answer to an input does not depend on the other inputs of its query, so
@@ -146,6 +150,7 @@ class LLMBackend(ABC):
 
     bounds: frozenset[str] = frozenset({"queries", "requests"})
     answers: frozenset[Want] = frozenset({"labels"})
+    takes_schema: bool = False
     max_inputs: int | None = None
     apart: bool = True
     metered: bool = False
@@ -259,7 +264,8 @@ class Wrapper(LLMBackend):
         self._describe()
 
     def _describe(self) -> None:
-        for name in ("bounds", "answers", "max_inputs", "apart", "metered", "local"):
+        names = "bounds", "answers", "takes_schema", "max_inputs", "apart", "metered", "local"
+        for name in names:
             setattr(self, name, getattr(self.inner, name))
 
     @property
@@ -359,17 +365,7 @@ class PreparingBackend(LLMBackend, Generic[P]):
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
 
-class Encoder(Protocol):
-    """A tokeniser of a model in this process."""
-
-    def label_ids(self, label_words: Sequence[str], like: Rendered) -> list[list[int]]: ...
-
-    def encode(self, parts: Rendered) -> object: ...
-
-    def special_names(self, text: str) -> list[str]: ...
-
-
-E = TypeVar("E", bound=Encoder)
+E = TypeVar("E", bound="ClozeEncoder | CausalEncoder")
 M = TypeVar("M")
 
 

@@ -9,7 +9,7 @@ import struct
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -137,14 +137,28 @@ class LlamaEngine:
         return {one["id"]: one["logprob"] for one in shown}
 
     def write(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, stop: Sequence[str] = ()
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        schema: str = "",
     ) -> list[Written]:
-        """Generate greedily after each prompt, up to one of the stop texts."""
+        """Generate greedily after each prompt, up to one of the stop texts.
+
+        With a JSON schema the text is an object of that form, or the beginning of one.
+        """
+        form = {"json_schema": json.loads(schema)} if schema else {}
         written = []
         for prompt in prompts:
             # Without prefix reuse, so that a text does not depend on earlier ones.
             choice = self._complete(
-                prompt, fresh=True, n_predict=max_tokens, n_probs=1, temperature=0, stop=list(stop)
+                prompt,
+                fresh=True,
+                n_predict=max_tokens,
+                n_probs=1,
+                temperature=0,
+                stop=list(stop),
+                **form,
             )
             written.append(Written(choice["text"], len(choice["logprobs"]["content"])))
         return written
@@ -271,8 +285,8 @@ class GgufEncoder(CausalEncoder):
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 
-def read_gguf(file: Path, keys: Collection[str]) -> dict[str, object]:
-    """Return the values of these keys in a GGUF file's metadata, of those that the file has."""
+def read_gguf(file: Path) -> dict[str, object]:
+    """Return a GGUF file's metadata, without arrays."""
     try:
         with file.open("rb") as content:
             if content.read(4) != b"GGUF":
@@ -283,8 +297,7 @@ def read_gguf(file: Path, keys: Collection[str]) -> dict[str, object]:
             metadata: dict[str, object] = {}
             for _ in range(num_pairs):
                 key, (kind,) = _text(content), _numbers(content, "<I")
-                value = _value(content, kind)
-                if key in keys and value is not None:
+                if (value := _value(content, kind)) is not None:
                     metadata[key] = value
             return metadata
     except (EOFError, LookupError, TypeError, struct.error, UnicodeDecodeError) as exc:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import json
 import math
 import os
 import re
 import ssl
-import time
 import urllib.request
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -20,6 +18,7 @@ from aiohttp import ClientConnectorCertificateError, ClientConnectorError
 
 from fedone_sdk.backends.base import P, PreparingBackend, RateLimits, setting_error
 from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.clock import wait_until_s
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -130,7 +129,8 @@ class ModelServer:
         self._proxy = _proxy_for(self.url)
         self._max_bytes = max_bytes
         # An answer is never decompressed: a small answer stays small.
-        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        self._headers = {"User-Agent": "fedone-sdk", "Accept-Encoding": "identity"}
+        self._headers["Content-Type"] = "application/json"
         if api_key_env is not None:
             key = read_key(api_key_env)
             self._headers["Authorization"] = f"Bearer {key}"
@@ -317,8 +317,7 @@ def retry_after_s(headers: Mapping[str, str], said: str = "") -> float | None:
     seconds = _number(value)
     if seconds is not None:
         return seconds
-    date = email.utils.parsedate_tz(value)
-    return None if date is None else max(0.0, email.utils.mktime_tz(date) - time.time())
+    return wait_until_s(value, headers.get("date"))
 
 
 def usage_of(usage: object, quoted: Usage, least: Usage) -> Usage:

@@ -151,7 +151,7 @@ def _form_key(query: Query) -> object:
     parts = tuple(
         (kind, "" if kind in ("field", "prompt") else text) for kind, text in query.inputs[0]
     )
-    return parts, query.want, query.label_words, query.max_tokens, query.stop
+    return parts, query.want, query.label_words, query.max_tokens, query.stop, query.schema
 
 
 def _neutral(query: Query) -> Query:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ class VllmBackend(ServerBackend[_Request]):
 
     bounds = EVERY_UNIT
     answers = frozenset({"labels", "reference", "text"})
+    takes_schema = True
 
     def __init__(
         self,
@@ -249,8 +251,11 @@ class VllmBackend(ServerBackend[_Request]):
                 raise TypeError("a text is missing")
             return ((),) * len(ids), texts
 
-        stop = {"stop": query.stop} if query.stop else {}
-        return self._completion(ids, read, max_tokens=query.max_tokens, **stop)
+        more: dict[str, object] = {"stop": query.stop} if query.stop else {}
+        if query.schema:
+            answer = {"name": "answer", "schema": json.loads(query.schema)}
+            more["response_format"] = {"type": "json_schema", "json_schema": answer}
+        return self._completion(ids, read, max_tokens=query.max_tokens, **more)
 
     def _completion(
         self, ids: list[list[int]], read: _Read, *, max_tokens: int = 1, **options: object
@@ -299,8 +304,7 @@ class VllmBackend(ServerBackend[_Request]):
             return None
         if reply.is_error:
             raise self._server.error_of(reply)
-        ids = reply.body.get("tokens")
-        body = {"model": self._model, "tokens": ids}
+        body = {"model": self._model, "tokens": self._of_vllm(reply.body, "tokens", list)}
         return self._of_vllm(await self._server.call("/detokenize", body), "prompt", str)
 
     # The server
@@ -312,10 +316,10 @@ class VllmBackend(ServerBackend[_Request]):
             )
         return self._served
 
-    def _of_vllm(self, answer: dict[str, Any], name: str, kind: type[_T]) -> _T:
-        value = answer.get(name)
+    def _of_vllm(self, answer: Any, name: str, kind: type[_T]) -> _T:
+        value = answer.get(name) if isinstance(answer, dict) else None
         if not isinstance(value, kind):
-            raise BackendBlocked("this is not a vLLM server: change base_url", url=self._server.url)
+            raise self._server.blocked("this is not a vLLM server: change base_url")
         return value
 
     async def _describe(self) -> ServedModel:

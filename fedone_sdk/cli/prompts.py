@@ -256,7 +256,7 @@ async def _measured(
     measure: MetricFunction | None,
     *,
     pairs: bool,
-) -> tuple[Prediction, Preference | None, Usage | None]:
+) -> tuple[Prediction, Preference | None, tuple[Usage, bool] | None]:
     """Return a prompt's answers, with what a judge prefers and has cost."""
     from fedone_sdk.backends import predict
     from fedone_sdk.backends.judge import Judge
@@ -273,11 +273,16 @@ async def _measured(
         preferred = None
         if pairs:
             preferred = await _preferred(score, backend, task, asked, examples, size)
-        return answers, preferred, (await score.bill.account()).spent
+        spent = (await score.bill.account()).spent
+        return answers, preferred, (spent, "usd" in score.backend.bounds)
 
 
 def _results(
-    prediction: Prediction, preferred: Preference | None, judged: Usage | None, *, priced: bool
+    prediction: Prediction,
+    preferred: Preference | None,
+    judged: tuple[Usage, bool] | None,
+    *,
+    priced: bool,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the results as JSON, and as lines."""
     from fedone_sdk.evaluation import Outcomes, interval
@@ -300,8 +305,9 @@ def _results(
     if task.metric != "loss":
         facts = {task.metric: metric_text(prediction.metric, 4) + spread, "mean loss": loss}
     if judged is not None:
-        document["judge"] = bill(judged, priced=judged.usd > 0)
-        facts["judge"] = cost_text(judged, priced=judged.usd > 0)
+        spent, has_price = judged
+        document["judge"] = bill(spent, priced=has_price)
+        facts["judge"] = cost_text(spent, priced=has_price)
     if preferred is not None:
         document["preference"] = preferred.model_dump(mode="json")
         facts["judge in pairs"] = preferred.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import email.utils
 import ssl
 import urllib.request
 from abc import ABC, abstractmethod
@@ -19,6 +18,7 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 from yarl import URL
 
+from fedone_sdk.clock import wait_until_s
 from fedone_sdk.errors import (
     ArgumentError,
     MessageError,
@@ -480,11 +480,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float:
     try:
         seconds = float(asked)
     except ValueError:
-        # A date, as proxies may send; relative to the sender's clock, not this device's.
-        dated = email.utils.parsedate_to_datetime
-        try:
-            seconds = (dated(asked) - dated(headers.get("Date", ""))).total_seconds()
-        except (ValueError, TypeError, OverflowError):
-            return 1.0
+        found = wait_until_s(asked, headers.get("Date"))  # as proxies may send
+        seconds = 1.0 if found is None else found
     # Also keeps NaN out.
     return min(max(seconds, 0.0), _MAX_RETRY_AFTER_S) if seconds == seconds else 1.0

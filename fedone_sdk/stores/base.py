@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
@@ -40,6 +41,9 @@ class Store(Protocol):
 
     async def ping(self) -> None:
         """Raise an error if the store is not available."""
+
+    async def now(self) -> float:
+        """Return the time by which all processes of the store agree, seconds since the epoch."""
 
     # Tokens and clients
 
@@ -199,6 +203,10 @@ class Alone:
     def replica(self) -> str:
         """Id of this process; new at every `open`."""
         return self._replica
+
+    async def now(self) -> float:
+        """Return the machine's time."""
+        return time.time()
 
     async def alive(self) -> frozenset[str]:
         """Return only this process."""

@@ -1,6 +1,7 @@
 """The contract of every store: memory, SQLite, PostgreSQL."""
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ def kept(client_index: int, at_round: int, value: bytes) -> StoredMemory:
 
 
 class TestTokens:
+    async def test_it_knows_the_time(self, store: Store) -> None:
+        assert abs(await store.now() - time.time()) < 60
+
     async def test_tokens_come_back_in_order(self, store: Store) -> None:
         scoped = TokenRecord(
             name="a", token_sha256="1", runs=("acme-*", "é"), expires_at=9.5, created_at=2.0

@@ -16,7 +16,7 @@ def test_support_mails(tmp_path: Path) -> None:
     (page.root / "mails").mkdir()
     with page.start() as model:
         model.reaches("/v1")
-        for _ in range(3):
+        for _ in range(2):
             page.run()
         with page.start() as server:
             server.reaches('"event": "serving"')

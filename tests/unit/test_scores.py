@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedone_sdk import scores
+from fedone_sdk.backends import query_for
 from fedone_sdk.errors import BackendUnavailable, SpecError
 from fedone_sdk.local import load_score
 from fedone_sdk.losses import example_loss, feedback
 from fedone_sdk.scores import SCORES, graded, ready_score
 from fedone_sdk.task import Example, Score, ScoreFunction, TaskSpec
+from fedone_sdk.testing import ScriptedBackend
 
 
 def task_of(score: object = None) -> TaskSpec:
@@ -111,6 +113,17 @@ async def test_a_scoring_model_that_is_down_is_no_fault_of_a_row() -> None:
         await graded(task_of(), WRITTEN, ROWS, score)
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "string", "enum": ["x", "z"]},
+        "n": {"type": "array", "items": {"type": ["integer", "null"]}},
+    },
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
 def value_of(name: str, generated: str, answer: object, **options: Any) -> Score:
     found = ready_score(name, "answer", options)(generated, {"answer": answer})
     assert isinstance(found, (float, Score))
@@ -133,6 +146,11 @@ def value_of(name: str, generated: str, answer: object, **options: Any) -> Score
         ("json_fields", 'so {"a": 1, "c": 9}', '{"a": 1, "b": 2}', {}, 0.5),
         ("json_fields", '{"a": 1}', {"a": 1, "b": 2}, {"fields": ["a"]}, 1.0),
         ("json_fields", '{"a": 1', {"a": 1}, {}, 0.0),
+        ("json_fields", '{"a": "x", "n": [1]}', {"a": "X"}, {"schema": SCHEMA}, 1.0),
+        ("json_fields", '{"a": "y"}', {"a": "y"}, {"schema": SCHEMA}, 0.0),
+        ("json_fields", '{"n": [1]}', {"n": [1]}, {"schema": SCHEMA}, 0.0),
+        ("json_fields", '{"a": "x", "n": [true]}', {"a": "x"}, {"schema": SCHEMA}, 0.0),
+        ("json_fields", '{"a": "x", "b": 1}', {"a": "x"}, {"schema": SCHEMA}, 0.0),
         ("regex", "on 2024-05-01", "", {"pattern": r"\d{4}-\d\d"}, 1.0),
     ],
 )
@@ -181,6 +199,7 @@ def test_every_ready_score_is_in_range_and_best_for_its_own_reference(
         ({"regex": {}}, "task.score.regex.pattern: Missing required"),
         ({"regex": {"pattern": "("}}, "task.score.regex: pattern: missing"),
         ({"rouge_l": {"n": 2}}, "task.score.rouge_l: .*unexpected keyword argument 'n'"),
+        ({"json_fields": {"schema": {"type": "list"}}}, "json_fields: schema: must be of type obj"),
         ({"bleu": {}}, "task.score: 'bleu' is not one of exact_match, contains, number"),
     ],
 )
@@ -198,3 +217,9 @@ def test_a_run_names_a_ready_score_and_its_column() -> None:
         value = found(answer, {"answer": answer})
         assert (value.value if isinstance(value, Score) else value) == 1.0
     assert load_score(task_of("exact_match")) is not None
+
+
+def test_a_backend_without_schemas_is_refused_before_any_query() -> None:
+    task = task_of({"json_fields": {"schema": SCHEMA}})
+    with pytest.raises(SpecError, match="holds no text to a JSON schema; kinds llama_cpp, vllm"):
+        query_for(task, "", [{"text": "a"}], backend=ScriptedBackend(write=lambda *_: ""))

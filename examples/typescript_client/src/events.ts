@@ -2,7 +2,7 @@
 export type ClientEvent =
   /** The device has an identity. */
   | { readonly kind: "enrolled" }
-  /** The device waits for work; `retryAfterS` is the delay that the server requested. */
+  /** The device waits for work, and the server is there; `retryAfterS` is the delay it asked for. */
   | { readonly kind: "waiting"; readonly retryAfterS?: number }
   /** It has work. */
   | ({ readonly kind: "assigned" } & WorkFacts)

@@ -65,7 +65,9 @@ export async function lossesUpdate(work: Work, oracle: Oracle): Promise<LossesUp
   const rows = drawMinibatch(examples.length, run.method.batch_size!, assignment.minibatch_seed);
   const drawn = rows.map((row) => examples[row]!);
   const batch = await Minibatch.of(run.task, drawn, work.beforeSend, run.privacy != null);
-  const content = new TextEncoder().encode(JSON.stringify([prompts, batch.texts, batch.examples]));
+  // Some platforms hand out the keys of a row in any order.
+  const entries = batch.examples.map((row) => Object.entries(row).sort());
+  const content = new TextEncoder().encode(JSON.stringify([prompts, batch.texts, entries]));
   journal.open(`${content.length}.${crc32(content)}`);
   const { dtype } = assignment.prompts;
   const step = new Step(run, batch, prompts, dtype, journal, work.score, work.onScored);

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fedone_sdk.aggregator.rounds.machine import RoundMachine
+from fedone_sdk.aggregator.rounds.run_state import FinishedRound, Lineage, Result, RunState, Seat
 from fedone_sdk.aggregator.rounds.spending import charge_lost, release
-from fedone_sdk.aggregator.rounds.state import FinishedRound, Lineage, Result, RunState, Seat
 from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256
 from fedone_sdk.algorithms.defence import Admitted, Contribution, Defence, ledger
 from fedone_sdk.algorithms.gradient import drawn_advantage
@@ -154,7 +154,14 @@ def charge_lost_replicas(
     """
     state = charge_lost(state, alive)
     if down:
-        state = replace(state, seats=_with_new_deadlines(machine, state, now))
+        # By the clock of this start: an earlier one may have been set since.
+        latest = now + machine.LONGEST_ASIDE_S
+        strikes = {
+            client: known._replace(until=min(known.until, latest))
+            for client, known in state.strikes.items()
+        }
+        seats = _with_new_deadlines(machine, state, now)
+        state = replace(state, seats=seats, strikes=strikes)
     return Result(state=state)
 
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from fedone_sdk import messages
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.state import Lineage, RunState, decode
+from fedone_sdk.aggregator.rounds.run_state import Lineage, RunState, decode
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.algorithms.observations import standings
@@ -218,8 +218,9 @@ class RunView:
     def task(self) -> messages.RunTask:
         """Description of the run for clients."""
         method, task = self.spec.method, self.spec.task
-        # Devices do not use the score, nor the description unless they reflect.
-        unused = {"score": None} | ({} if self.spec.prompt.reflects else {"description": None})
+        # Devices use only the schema of the score, and the description if they reflect.
+        unused = {} if self.spec.prompt.reflects else {"description": None}
+        unused |= {"score": None} if task.answer_schema is None else {}
         return messages.RunTask(
             task=task.model_copy(update=unused),
             task_crc32=task.crc32,

@@ -67,20 +67,18 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
             error = exc.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, ("data", *error["loc"])))
             raise ValueError(f"{where}: {error['msg']}") from None
-        for index, ids in enumerate(request.token_ids):
-            where = f"data.token_ids.{index}"
-            self._check_ids(where, ids)
+        inputs = {f"data.token_ids.{row}": ids for row, ids in enumerate(request.token_ids)}
+        for where, ids in {**inputs, "data.label_token_ids": request.label_token_ids}.items():
+            if wrong := [token for token in ids if not 0 <= token < self._vocab_size]:
+                last = self._vocab_size - 1
+                raise ValueError(f"{where}: {wrong[0]} is not a token id, they are 0 to {last}")
+        for where, ids in inputs.items():
             if len(ids) > self._max_length:
-                raise ValueError(
-                    f"{where}: is {len(ids)} tokens, the server takes {self._max_length}"
-                )
-            num_masks = ids.count(self._mask)
-            if num_masks != 1:
-                raise ValueError(
-                    f"{where}: needs the mask token, id {self._mask}, exactly once, "
-                    f"and has it {num_masks} times"
-                )
-        self._check_ids("data.label_token_ids", request.label_token_ids)
+                problem = f"is {len(ids)} tokens, the server takes {self._max_length}"
+                raise ValueError(f"{where}: {problem}")
+            if (num_masks := ids.count(self._mask)) != 1:
+                problem = f"needs the mask token, id {self._mask}, exactly once"
+                raise ValueError(f"{where}: {problem}, and has it {num_masks} times")
         return request
 
     def pre_process(
@@ -105,20 +103,8 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Return ``log_probs`` (nats of the labels, per input) and ``prompt_tokens``."""
-        log_probs = []
-        for output in model_output:
-            rows = output.outputs.data.tolist()
-            if len(rows) != 1:
-                raise ValueError("the mask was cut off: send no truncate_prompt_tokens")
-            log_probs += rows
-        return {
-            "log_probs": log_probs,
-            "prompt_tokens": sum(len(output.prompt_token_ids) for output in model_output),
-        }
-
-    def _check_ids(self, where: str, ids: list[int]) -> None:
-        for token_id in ids:
-            if not 0 <= token_id < self._vocab_size:
-                raise ValueError(
-                    f"{where}: {token_id} is not a token id, they are 0 to {self._vocab_size - 1}"
-                )
+        rows = [output.outputs.data.tolist() for output in model_output]
+        if any(len(row) != 1 for row in rows):
+            raise ValueError("the mask was cut off: send no truncate_prompt_tokens")
+        num_tokens = sum(len(output.prompt_token_ids) for output in model_output)
+        return {"log_probs": [log_probs for (log_probs,) in rows], "prompt_tokens": num_tokens}

@@ -26,7 +26,7 @@ from fedone_sdk.errors import FedOneError, MissingExtraError, StoreUnavailable, 
 from fedone_sdk.stores.base import Signals, run_shielded
 from fedone_sdk.stores.records import Commit, VersionConflict, check_run_of
 from fedone_sdk.stores.sql import schema, statements
-from fedone_sdk.stores.sql.session import CHANNEL, REPLICAS, Session
+from fedone_sdk.stores.sql.replica_session import CHANNEL, REPLICAS, Session
 from fedone_sdk.stores.sql.store import SqlStore
 
 _log = structlog.get_logger(__name__)
@@ -208,6 +208,10 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         with self._translate_errors():
             async with self._connection() as connection:
                 await connection.run_sync(statements.ping)
+
+    async def now(self) -> float:
+        """Return the database's time."""
+        return await self._read(statements.now)
 
     async def _write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
         """Run `work` and its signals in a transaction; retry if its outcome is unknown."""

@@ -59,6 +59,13 @@ def ping(connection: Connection) -> None:
     connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=t.meta.c.value))
 
 
+def now(connection: Connection) -> float:
+    """Return PostgreSQL's time, seconds since the epoch."""
+    return float(
+        connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one()
+    )
+
+
 # Tokens and clients
 
 _NUM_CLIENTS = t.meta.c.key == "num_clients"

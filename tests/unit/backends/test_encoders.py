@@ -202,16 +202,18 @@ def test_what_is_too_long_without_its_fields_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
-    [({"max_position_embeddings": 64, "pad_token_id": None}, 64), ({"n_positions": 1024}, 1024)],
+    ("stated", "config", "causal", "expected"),
+    [
+        (None, {"max_position_embeddings": 64, "pad_token_id": None}, True, 64),
+        (None, {"n_positions": 1024}, True, 1024),
+        (100, {}, False, 100),
+        (int(1e30), {"max_position_embeddings": 514, "pad_token_id": 1}, False, 512),
+        (512, {"max_position_embeddings": 130}, False, 128),
+    ],
 )
-def test_a_causal_model_uses_all_its_positions(
-    tmp_path: Path, config: object, expected: int
+def test_the_maximum_length(
+    tmp_path: Path, stated: int | None, config: object, causal: bool, expected: int
 ) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": stated}))
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_max_length(tmp_path, causal=True) == expected
-
-
-def test_no_known_length(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="maximum length is unknown"):
-        read_max_length(tmp_path, causal=True)
+    assert read_max_length(tmp_path, causal=causal) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import subprocess
 import sys
@@ -151,6 +152,26 @@ async def test_generation_continues_to_its_end(backend: LlamaCppBackend) -> None
     assert quoted.completion_tokens == 16
     assert 2 <= answer.usage.completion_tokens <= 16
     assert (await backend.score(query)) == answer
+
+
+async def test_a_text_is_held_to_a_schema(backend: LlamaCppBackend) -> None:
+    kinds = {"city": {"type": "string", "maxLength": 20}, "known": {"type": "boolean"}}
+    schema = {
+        "type": "object",
+        "properties": kinds,
+        "required": [*kinds],
+        "additionalProperties": False,
+    }
+    task = TaskSpec(
+        chat={"user": "{prompt}{text}"},
+        loss="score",
+        max_tokens=200,
+        score={"json_fields": {"schema": schema}},
+    )
+    rows = [{"text": "What is the capital of France?"}, {"text": "Hello"}]
+    for text in (await backend.score(ask(backend, task, "", rows))).texts:
+        found = json.loads(str(text))
+        assert {name: type(value) for name, value in found.items()} == {"city": str, "known": bool}
 
 
 class TestRefused:

@@ -145,12 +145,14 @@ async def test_references_are_scored_whole(server: FakeVllm, backend: VllmBacken
 
 
 async def test_texts_are_generated(server: FakeVllm, backend: VllmBackend) -> None:
-    query = ask(" a film", " bad" * 99, want="text", max_tokens=20)
+    query = ask(" a film", " bad" * 99, want="text", max_tokens=20, schema='{"type": "object"}')
     answer = await backend.score(query)
     assert answer.texts == (" text 0", " text 1")
     assert answer.log_probs == ((), ())
     (body,) = server.asked("/v1/completions")
     assert body["max_tokens"] == 20
+    held = {"name": "answer", "schema": {"type": "object"}}
+    assert body["response_format"] == {"type": "json_schema", "json_schema": held}
     assert body["temperature"] == 0
     quoted = await backend.quote(query)
     assert quoted.completion_tokens == 40

@@ -126,23 +126,21 @@ def lengths() -> Iterator[str]:
 
 
 def toy() -> Iterator[str]:
-    """Queries to a test accuracy, seed by seed."""
+    """Queries to a test accuracy: the median over seeds, the least and the most."""
     for count in (1, 5, 10, 20, 40):
         runs, cells = results("figure-toy", f"iid_k{count}"), []
         for target in (0.7, 0.8, 0.9):
-            firsts = (
-                next(
-                    (
-                        q
-                        for q, a in zip(run["queries"], run["accuracy"], strict=True)
-                        if a >= target
-                    ),
-                    None,
-                )
+            firsts = sorted(
+                next((q for q, a in points if a >= target), math.inf)
                 for run in runs
+                for points in [zip(run["queries"], run["accuracy"], strict=True)]
             )
-            cells.append(", ".join("never" if first is None else f"{first:,}" for first in firsts))
-        ends = ", ".join(f"{100 * run['accuracy'][-1]:.1f}" for run in runs)
+            least, value, most = (
+                "never" if math.isinf(one) else f"{one:,}"
+                for one in (firsts[0], firsts[(len(firsts) - 1) // 2], firsts[-1])
+            )
+            cells.append(value if least == most else f"{value} ({least} to {most})")
+        ends = mean_sd([100 * run["accuracy"][-1] for run in runs])
         yield f"| {count} | {' | '.join(cells)} | {ends} |"
 
 
