@@ -185,10 +185,12 @@ class Session:
         """Enrol the device unless it has an identity.
 
         Raises:
+            DataError: Another process uses the state folder.
             ProblemError: The token is not valid.
             SpecError: There is neither an identity nor a token, or the URL has no enrolment.
             TransportError: The server cannot be reached.
         """
+        self._state.acquire()
         if not self.credential:
             token = self._token
             if token is None:
