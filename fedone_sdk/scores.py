@@ -80,11 +80,11 @@ async def graded(
     texts = {index: row for index, row in enumerate(rows) if isinstance(row, str)}
     calls = [one(text, examples[index]) for index, text in texts.items()]
     scores = dict(zip(texts, await asyncio.gather(*calls), strict=True))
-    failures = [found for found in scores.values() if isinstance(found, SpecError)]
+    failures = [one for one in scores.values() if isinstance(one, SpecError)]
     if len(failures) > most_failed * len(texts):
         raise failures[0]
-    found = [scores.get(index, row) for index, row in enumerate(rows)]
-    return tuple(None if isinstance(one, (SpecError, str)) else one for one in found)
+    answers = [scores.get(index, row) for index, row in enumerate(rows)]
+    return tuple(None if isinstance(one, (SpecError, str)) else one for one in answers)
 
 
 async def _called(
@@ -94,8 +94,8 @@ async def _called(
         raise SpecError("task.score: loss score needs a score function")
     try:
         async with asyncio.timeout(SCORE_TIMEOUT_S):
-            found = await asyncio.to_thread(score, written, example)
-            given = await found if inspect.isawaitable(found) else found
+            returned = await asyncio.to_thread(score, written, example)
+            given = await returned if inspect.isawaitable(returned) else returned
         given = given if isinstance(given, Score) else Score(float(given))
         value, said = float(given.value), str(given.feedback)
     except Exception as exc:
@@ -152,8 +152,8 @@ _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)
 
 
 def _last_number(text: str) -> float | None:
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    numbers = _NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
 
 
 @validate_call

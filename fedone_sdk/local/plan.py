@@ -430,8 +430,6 @@ class _Planner:
     def _warnings(self, affordable: int, planned: int) -> list[str]:
         spec, clients = self.spec, len(self.federation.shards)
         size, smallest = self.size, min(map(len, self.federation.shards))
-        wanted = getattr(spec.prompt.vocabulary, "size", None) or 0
-        built = len(self.federation.vocabulary)
         needed = spec.participation.min_clients or 0
         pays = (
             f"pays {affordable} of {planned} rounds"
@@ -444,7 +442,6 @@ class _Planner:
             f"participation.min_clients: {needed} are waited for, there are only {clients} "
             "clients": needed > clients,
             "data.dev: is missing, so the run has no evaluation": not self.federation.dev,
-            f"prompt.vocabulary.size: {wanted} asked, only {built} found": built < wanted,
             "data: clients share rows, there are too few for disjoint shards": (
                 self.federation.reused_rows
             ),
