@@ -202,7 +202,11 @@ def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
         f"{plural(plan.rounds_planned, 'round')}, {plan.rounds_affordable} at worst",
         "evaluation queries": f"{plan.evaluation_queries}",
         "proposals": f"{plan.proposals} at most" if plan.proposals else "",
-        "judge": "" if plan.judge is None else f"about {cost_text(plan.judge, priced=plan.priced)}",
+        **{
+            name: f"about {cost_text(cost, priced=plan.priced)}"
+            for name, cost in (("proposer", plan.proposer), ("judge", plan.judge))
+            if cost is not None
+        },
         "requests": f"about {expected.requests} ({plan.distinct_share:.0%} of the training's rows "
         f"are new), {most.requests} at most",
         "prompt tokens": f"about {expected.prompt_tokens} ({plan.per_query.prompt_tokens} per "
