@@ -30,9 +30,6 @@ _CONTEXT_LENGTH = 4096
 _WORTH = 0.9
 """Share of the time that a pass with more threads takes at most to be chosen."""
 
-_TEMPLATE = "tokenizer.chat_template"
-_ARCHITECTURE = "general.architecture"
-_FILE_TYPE = "general.file_type"
 _NOT_QUANTISED = (0, 1, 32)  # float32, float16, bfloat16
 
 
@@ -68,15 +65,11 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
     ) -> None:
         if find_spec("xllamacpp") is None:
             raise MissingExtraError("a GGUF model", extra="llama-cpp")
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads must be at least 1, not {threads}")
         self._file = user_path(model)
         if not self._file.is_file():
             raise SpecError(f"there is no file {str(model)!r}")
-        name = read_gguf(self._file, {_ARCHITECTURE}).get(_ARCHITECTURE)
-        length = f"{name}.context_length"
-        metadata = read_gguf(self._file, {_TEMPLATE, _FILE_TYPE, length})
-        trained = metadata.get(length)
+        metadata = read_gguf(self._file)
+        trained = metadata.get(f"{metadata.get('general.architecture')}.context_length")
         if not isinstance(trained, int):
             raise SpecError("holds no language model", source=str(self._file))
         if max_input_tokens is not None and not 16 <= max_input_tokens <= trained:
@@ -84,8 +77,8 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
                 f"max_input_tokens: must be from 16 to {trained} for this model, not "
                 f"{max_input_tokens}"
             )
-        self._has_template = _TEMPLATE in metadata
-        self._exact = metadata.get(_FILE_TYPE) in _NOT_QUANTISED
+        self._has_template = "tokenizer.chat_template" in metadata
+        self._exact = metadata.get("general.file_type") in _NOT_QUANTISED
         self.max_length = max_input_tokens or min(_CONTEXT_LENGTH, trained)
         self._settings = "" if max_input_tokens is None else f":context={max_input_tokens}"
         self._threads = threads

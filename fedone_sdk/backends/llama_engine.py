@@ -9,7 +9,7 @@ import struct
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -285,8 +285,8 @@ class GgufEncoder(CausalEncoder):
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 
-def read_gguf(file: Path, keys: Collection[str]) -> dict[str, object]:
-    """Return the values of these keys in a GGUF file's metadata, of those that the file has."""
+def read_gguf(file: Path) -> dict[str, object]:
+    """Return a GGUF file's metadata, without arrays."""
     try:
         with file.open("rb") as content:
             if content.read(4) != b"GGUF":
@@ -297,8 +297,7 @@ def read_gguf(file: Path, keys: Collection[str]) -> dict[str, object]:
             metadata: dict[str, object] = {}
             for _ in range(num_pairs):
                 key, (kind,) = _text(content), _numbers(content, "<I")
-                value = _value(content, kind)
-                if key in keys and value is not None:
+                if (value := _value(content, kind)) is not None:
                     metadata[key] = value
             return metadata
     except (EOFError, LookupError, TypeError, struct.error, UnicodeDecodeError) as exc:

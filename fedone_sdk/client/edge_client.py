@@ -34,7 +34,7 @@ from fedone_sdk.client.session import (
     retry_after_s,
 )
 from fedone_sdk.client.state import DeviceState
-from fedone_sdk.client.transport import HttpTransport, Idle, Network, token_of
+from fedone_sdk.client.transport import Idle, Network, token_of
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import Worker
 from fedone_sdk.errors import FedOneError, MessageError, ProblemError, TransportError, is_retryable
@@ -73,13 +73,13 @@ class EdgeClient:
         token: Enrolment token, required until the device has an identity. Surrounding whitespace
             is removed.
         backend: The device's own model; None scores through the gateway.
-        state_dir: Folder of identity, unsent updates and paid losses, for one process at a time;
-            None keeps them in memory.
+        state_dir: Folder of identity, unsent updates and paid losses, which another process cannot
+            use until the end of ``async with``; None keeps them in memory.
         network: Proxy, trust, and how the device identifies itself.
 
     Raises:
-        DataError: `data` is empty, the state folder cannot be created, or its count of epsilon
-            cannot be read.
+        DataError: `data` is empty, the state folder cannot be created, another process uses it, or
+            its count of epsilon cannot be read.
         MissingExtraError: `policy` requires privacy without the extra ``privacy``.
         SpecError: `policy` requires privacy without `label` and `fields`; or the URL, the proxy, a
             certificate or another argument cannot be used.
@@ -110,18 +110,11 @@ class EdgeClient:
         self._wait_s = network.wait_s
         self._stop = StopSignal()
         events = EventSink(hooks.on_event)
-        state = DeviceState(state_dir, server)
+        state = DeviceState(state_dir, server, locks=network.transport is None)
         privacy = None
         if policy.privacy is not None:
             privacy = PrivacyAccount(policy.privacy, state, own_model=backend is not None)
-        self._session = Session(
-            network.transport or HttpTransport(server, network=network),
-            state,
-            token=token,
-            name=network.name,
-            events=events,
-            stop=self._stop,
-        )
+        self._session = Session(network, state, token=token, events=events, stop=self._stop)
         self._device = Device(
             state=state,
             session=self._session,
@@ -156,7 +149,7 @@ class EdgeClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self._session.transport.aclose()
-        self._device.state.close()
+        self._device.state.release()
 
     # Turns
 
@@ -218,6 +211,8 @@ class EdgeClient:
             ProblemError: The failure is permanent.
         """
         if isinstance(exc, ProblemError) and not is_retryable(exc):
+            if exc.code == "run_ended":
+                return Turn(outcome="ended", run_id=self._run_id)
             if exc.code != "unauthorized" or not self._session.may_enrol_again:
                 raise exc
             # The server has lost its clients or revoked this one: enrol as a new client.
@@ -235,47 +230,40 @@ class EdgeClient:
         await self._session.enrol()
         await self._worker.send_unsent()
         try:
-            held = await self._source.held()
+            rows = await self._source.rows()
         except Exception as exc:
             # Only the type of an app's own exception: its text may quote private data.
             reason = str(exc) if isinstance(exc, FedOneError) else type(exc).__name__
             _log.error("the rows cannot be read", reason=reason)
             return Turn(outcome="idle", next_turn_s=self._backoff.next_s())
-        if not held:
+        if not rows:
             if not self._has_no_data:
                 _log.warning("data: this client has no examples now; it needs at least one")
             self._has_no_data = True
             return Turn(outcome="idle", next_turn_s=self._wait_s)
         self._has_no_data = False
-        if self._worker.fits_more(held):
-            self._changed = True
-        claimed = await self._claim(held)
+        self._changed |= self._worker.fits_more(rows)
+        claimed = await self._claim(rows)
         if isinstance(claimed, Turn):
             return claimed
-        turn = await self._worker.work(claimed, held)
+        turn = await self._worker.work(claimed, rows)
         if turn.outcome == "worked":
             self._backoff.reset()
         return turn
 
-    async def _claim(self, held: Sequence[Example]) -> Assigned | Turn:
+    async def _claim(self, rows: Sequence[Example]) -> Assigned | Turn:
         """Claim work; return the turn that ends without any."""
         message = Claim(
-            num_examples=len(held) if self._device.privacy is None else 1,
+            num_examples=len(rows) if self._device.privacy is None else 1,
             # The first poll after an outage does not wait, so that `online` is reported at once.
-            wait_s=0.0 if self._session.is_offline else self._wait_s,
+            wait_s=0.0 if self._session.offline_since else self._wait_s,
             run_id=self._run_id,
             own_model=self._device.backend is not None,
             changed=self._changed,
         )
         self._device.events.emit("waiting", run_id=self._run_id)
-        try:
-            claimed = await self._stop.cancel_on(
-                self._session.call(self._session.transport.claim, message)
-            )
-        except ProblemError as exc:
-            if exc.code == "run_ended":
-                return Turn(outcome="ended", run_id=self._run_id)
-            raise
+        call = self._session.call(self._session.transport.claim, message)
+        claimed = await self._stop.cancel_on(call)
         if claimed is None:
             return Turn(outcome="idle")
         self._changed = False
@@ -330,11 +318,11 @@ class EdgeClient:
         """
         async with self._turns:
             await self._session.enrol()
-            held = await self._source.held()
+            rows = await self._source.rows()
             listed = await self._session.call(self._session.transport.runs)
             listed = [run for run in listed if self._run_id in (None, run.run_id)]
             if not listed and self._run_id is not None:
                 raise ProblemError("not_found", f"there is no run {self._run_id!r} for this device")
             runs = KnownRuns(self._device)
             running = [run.run_id for run in listed if run.status == "running"]
-            return tuple([await runs.fit(run_id, held) for run_id in running])
+            return tuple([await runs.fit(run_id, rows) for run_id in running])

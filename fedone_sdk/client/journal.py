@@ -121,7 +121,7 @@ class Journal:
         self,
         keys: Sequence[str],
         draw: Callable[[], Sequence[float]],
-        charge: Callable[[], Precision | None] = lambda: None,
+        charge: Callable[[], Precision] | None = None,
     ) -> tuple[float, ...]:
         """Return numbers with noise: drawn once, the same after a restart.
 
@@ -134,7 +134,8 @@ class Journal:
         name = _digest("".join(keys))
         released: tuple[float, ...] | None = self._get(tuple[FiniteFloat, ...], "released", name)
         if released is None:
-            counted, released = charge(), tuple(draw())
+            counted = None if charge is None else charge()
+            released = tuple(draw())
             entries = {self._key("released", name): json.dumps(released), self._noised: "true"}
             if not self._state.write(entries, counted=counted, durable=True):
                 raise Declining("the noise cannot be stored")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import structlog
 
@@ -78,14 +79,9 @@ class OwnModel:
             changed = {reflection.slot: step.proposal.text}
         indices = [int(index) for index in step.prompts.rows()[place]]
         prompt = prompt_of(task, await self._work.vocabulary(), indices, changed)
-        return query_for(
-            task,
-            prompt,
-            step.batch.texts,
-            backend=self._backend,
-            references=step.batch.references,
-            payer=self._bill,
-        )
+        references = step.batch.references
+        options: Any = {"backend": self._backend, "references": references, "payer": self._bill}
+        return query_for(task, prompt, step.batch.texts, **options)
 
 
 class _Recorded(Wrapper):
@@ -95,16 +91,10 @@ class _Recorded(Wrapper):
     """
 
     def __init__(
-        self,
-        inner: LLMBackend,
-        step: Step,
-        queries: Mapping[Query, Sequence[int]],
-        bill: BudgetGuard,
+        self, inner: LLMBackend, step: Step, queries: Mapping[Query, list[int]], bill: BudgetGuard
     ) -> None:
         super().__init__(inner)
-        self._step = step
-        self._queries = queries
-        self._bill = bill
+        self._step, self._queries, self._bill = step, queries, bill
         self._journal = step.work.journal
         num_queries = Usage(queries=len(step.keys))
         self._before = self._journal.spent(step.number).without_queries() + num_queries
@@ -181,13 +171,9 @@ async def _better(step: Step, parent: int, slot: str) -> Proposal | None:
     if candidate is None or not await _may_leave(candidate, work, vocabulary):
         return None
     proposal = Proposal(parent=parent, text=candidate)
-    trial = replace(
-        step,
-        number=step.number + 1,
-        prompts=step.prompts.part(row),
-        biases=None if step.biases is None else step.biases.part(row),
-        proposal=proposal,
-    )
+    prompts, biases = step.prompts.part(row), step.biases and step.biases.part(row)
+    number = step.number + 1
+    trial = replace(step, number=number, prompts=prompts, biases=biases, proposal=proposal)
     if trial.missing:
         await work.ask(trial, trial.missing)
     pairs = zip(step.losses(parent), trial.losses(0), strict=True)
@@ -201,9 +187,8 @@ async def _written(
     """Return the text that the app's model writes, or the run's through the gateway."""
     device = work.device
     if device.reflect == "gateway" or device.reflect is None:
-        message = Reflect(
-            assignment_id=work.assignment.assignment_id, parent=parent, cases=tuple(cases)
-        )
+        assignment_id = work.assignment.assignment_id
+        message = Reflect(assignment_id=assignment_id, parent=parent, cases=tuple(cases))
         return (await device.session.call(device.session.transport.reflect, message)).text
     shown = [(case.example, case.feedback) for case in cases]
     query = written_query(reflection_messages(work.run.task, slot, current, shown), _MAX_TOKENS)
@@ -242,7 +227,7 @@ def _is_right(task: TaskSpec, answer: Score | LogProbs, example: Example) -> boo
 
 async def _may_leave(text: str, work: Work, vocabulary: Vocabulary) -> bool:
     """Return whether a text quotes no row of the device, and passes the app's own check."""
-    rows = (value for row in work.held for value in row.values() if isinstance(value, str))
+    rows = (value for row in work.all_rows for value in row.values() if isinstance(value, str))
     public = [*chain.from_iterable(slot.candidates for slot in vocabulary.slots)]
     public += [template for _, template in work.run.task.messages]
     if (description := work.run.task.description) is not None:

@@ -53,45 +53,37 @@ class Source:
     """
 
     def __init__(self, data: Data) -> None:
-        self._data = data
         self._is_cut = False
-        self._examples = [] if callable(data) else self._taken(data)
-        if not callable(data) and not self._examples:
+        self._data = data if callable(data) else self._taken(data)
+        if self._data == []:
             raise DataError("data: this client has no examples; it needs at least one")
 
-    async def held(self) -> Sequence[Example]:
+    async def rows(self) -> Sequence[Example]:
         """Return the current examples.
 
         Raises:
             Exception: Any exception of the app's own function.
         """
         if not callable(self._data):
-            return self._examples
-        found: Any = self._data()
-        if inspect.isawaitable(found):
-            found = await found
-        return self._taken(found)
+            return self._data
+        data: Any = self._data()
+        return self._taken(await data if inspect.isawaitable(data) else data)
 
-    def _taken(self, found: Any) -> list[Example]:
-        rows = _examples(found)
+    def _taken(self, data: Any) -> list[Example]:
+        if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
+            hint = "; load_examples reads a file" if isinstance(data, str) else ""
+            raise DataError(f"data: is {type(data).__name__}; it must be an iterable of rows{hint}")
+        rows = [*itertools.islice(data, _MOST + 1)]
+        for number, row in enumerate(rows, 1):
+            if not isinstance(row, Mapping):
+                raise DataError(
+                    f"data: row {number} is {type(row).__name__}; it must map fields to values, "
+                    "such as {'text': ..., 'label': ...}"
+                )
         if len(rows) > _MOST and not self._is_cut:
             self._is_cut = True
             _log.warning(f"data: only the first {_MOST} rows are used; the others are left out")
         return rows[:_MOST]
-
-
-def _examples(data: Any) -> list[Example]:
-    if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
-        hint = "; load_examples reads a file" if isinstance(data, str) else ""
-        raise DataError(f"data: is {type(data).__name__}; it must be an iterable of rows{hint}")
-    rows = [*itertools.islice(data, _MOST + 1)]
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, Mapping):
-            raise DataError(
-                f"data: row {number} is {type(row).__name__}; it must map fields to values, such "
-                "as {'text': ..., 'label': ...}"
-            )
-    return rows
 
 
 class Declining(FedOneError):
@@ -125,12 +117,12 @@ def reason_of(failure: Exception) -> str:
 
     A model's error may quote the request, so its text stays in the device's log.
     """
-    for kind, words in _KINDS.items():
-        if isinstance(failure, kind):
-            return words
+    if isinstance(failure, Declining):
+        return failure.reason
+    told = str(failure)
     if not isinstance(failure, FedOneError):
-        return f"the client failed with {type(failure).__name__}"
-    return failure.reason if isinstance(failure, Declining) else str(failure)
+        told = f"the client failed with {type(failure).__name__}"
+    return next((words for kind, words in _KINDS.items() if isinstance(failure, kind)), told)
 
 
 WITHHELD = "the run does not fit this device"
@@ -198,14 +190,14 @@ class Consent:
             private=private,
         )
 
-    def admit(self, run: RunTask, held: Sequence[Example], *, gateway: bool) -> Admitted:
+    def admit(self, run: RunTask, all_rows: Sequence[Example], *, gateway: bool) -> Admitted:
         """Return the rows that take part in a run, scored by the `gateway` or on the device."""
         task = run.task
         if refusal := self._refused(task, gateway=gateway):
             return Admitted(rows=(), reason=refusal, refusal=refusal)
         rows, first = list[Example](), None
         named = task.fields if self.fields is None else sorted(self.fields - {self.label})
-        for row in held:
+        for row in all_rows:
             misfit = self._incomplete(task, row, named)
             if misfit is None:
                 rows.append(row)
@@ -307,8 +299,7 @@ class Minibatch:
         content = [self.texts, self.examples]
         try:
             text = json.dumps(content, sort_keys=True, default=repr, ensure_ascii=False)
-        except (TypeError, ValueError):
-            # Keys that are not text, as csv.DictReader creates, or a row that contains itself.
+        except (TypeError, ValueError):  # Keys of csv.DictReader, or a row that contains itself.
             text = repr(content)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 

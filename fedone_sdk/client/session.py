@@ -17,7 +17,7 @@ import tenacity
 from fedone_sdk.client.options import EventSink, OnlyWhen
 from fedone_sdk.client.rows import Declining
 from fedone_sdk.client.state import DeviceState, Identity
-from fedone_sdk.client.transport import Transport
+from fedone_sdk.client.transport import HttpTransport, Network
 from fedone_sdk.errors import (
     ArgumentError,
     FedOneError,
@@ -26,7 +26,7 @@ from fedone_sdk.errors import (
     TransportError,
     is_retryable,
 )
-from fedone_sdk.messages import Enrol, Renewal
+from fedone_sdk.messages import Enrol, Enrolled, Renewal
 
 _log = structlog.get_logger(__name__)
 
@@ -138,24 +138,24 @@ class Session:
 
     A call is retried a few times within seconds, for blips; longer outages are left to the turns.
     After the stop signal nothing is retried.
+
+    Attributes:
+        offline_since: When the server could not be reached any more, seconds since the epoch; None
+            if the last call reached it.
     """
 
     def __init__(
         self,
-        transport: Transport,
+        network: Network,
         state: DeviceState,
         *,
         token: str | None,
-        name: str | None,
         events: EventSink,
         stop: StopSignal,
     ) -> None:
-        self.transport = transport
-        self._state = state
-        self._token = token
-        self._name = name
-        self._events = events
-        self._offline_since: float | None = None
+        self.transport = network.transport or HttpTransport(state.server, network=network)
+        self._state, self._token, self._name, self._events = state, token, network.name, events
+        self.offline_since: float | None = None
         # Shared by concurrent calls, which mix only its statistics.
         self._retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(_passes_soon),
@@ -171,11 +171,6 @@ class Session:
         return self._token is not None and bool(self.credential)
 
     @property
-    def is_offline(self) -> bool:
-        """Whether the last call did not reach the server."""
-        return self._offline_since is not None
-
-    @property
     def credential(self) -> str:
         """The device's credential; empty until it has enrolled."""
         return self._state.identity.credential or ""
@@ -184,16 +179,18 @@ class Session:
         self, method: Callable[Concatenate[str, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Call a method of the transport, which raises its errors, with the device's credential."""
-        return await self._retried(lambda: method(self.credential, *args, **kwargs))
+        return await self._retrying(self._once, lambda: method(self.credential, *args, **kwargs))
 
     async def enrol(self) -> None:
         """Enrol the device unless it has an identity.
 
         Raises:
+            DataError: Another process uses the state folder.
             ProblemError: The token is not valid.
             SpecError: There is neither an identity nor a token, or the URL has no enrolment.
             TransportError: The server cannot be reached.
         """
+        self._state.acquire()
         if not self.credential:
             token = self._token
             if token is None:
@@ -202,7 +199,9 @@ class Session:
             self._state.identity = Identity(nonce=nonce)
             message = Enrol(name=self._name, nonce=nonce)
             try:
-                enrolled = await self._retried(lambda: self.transport.enrol(token, message))
+                enrolled: Enrolled = await self._retrying(
+                    self._once, lambda: self.transport.enrol(token, message)
+                )
             except ProblemError as exc:
                 if exc.code != "not_found":
                     raise
@@ -220,19 +219,10 @@ class Session:
 
     def set_offline(self, reason: Exception) -> None:
         """Log and report that the server cannot be reached, once per outage."""
-        if self._offline_since is None:
-            self._offline_since = time.time()
-            _log.warning(f"offline since {_hour(self._offline_since)}", reason=str(reason))
+        if self.offline_since is None:
+            self.offline_since = time.time()
+            _log.warning(f"offline since {_hour(self.offline_since)}", reason=str(reason))
             self._events.emit("offline", reason=str(reason))
-
-    def _set_online(self) -> None:
-        if self._offline_since is not None:
-            _log.info("online again", offline_since=_hour(self._offline_since))
-            self._offline_since = None
-            self._events.emit("online")
-
-    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await self._retrying(self._once, call)
 
     async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -240,7 +230,10 @@ class Session:
         except TransportError as exc:
             self.set_offline(exc)
             raise
-        self._set_online()
+        if self.offline_since is not None:
+            _log.info("online again", offline_since=_hour(self.offline_since))
+            self.offline_since = None
+            self._events.emit("online")
         return result
 
 
@@ -285,9 +278,8 @@ class Lease:
         self._renewing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Lease:
-        self._renewing = asyncio.create_task(
-            self._renew_until_refused(), name="edge client renewal"
-        )
+        renewing = self._renew_until_refused()
+        self._renewing = asyncio.create_task(renewing, name="edge client renewal")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -341,11 +333,8 @@ class Condition:
     """
 
     def __init__(self, only_when: OnlyWhen | None, events: EventSink, stop: StopSignal) -> None:
-        self._only_when = only_when
-        self._events = events
-        self._stop = stop
-        self._held = True
-        self._failing = False
+        self._only_when, self._events, self._stop = only_when, events, stop
+        self._holds, self._failing = True, False
         self._waiting = asyncio.Lock()
 
     async def holds(self) -> bool:
@@ -353,17 +342,17 @@ class Condition:
         if self._only_when is None:
             return True
         try:
-            found = self._only_when()
-            held = bool(await found if inspect.isawaitable(found) else found)
+            answer = self._only_when()
+            holds = bool(await answer if inspect.isawaitable(answer) else answer)
             self._failing = False
         except Exception as exc:
             if not self._failing:
                 _log.warning("only_when failed: no work until it answers", error=type(exc).__name__)
-            held, self._failing = False, True
-        if held != self._held:
-            self._held = held
-            self._events.emit("resumed" if held else "paused")
-        return held
+            holds, self._failing = False, True
+        if holds != self._holds:
+            self._holds = holds
+            self._events.emit("resumed" if holds else "paused")
+        return holds
 
     async def wait(self, lease: Lease) -> None:
         """Wait until a request for scores may be sent under a lease.

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import structlog
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedone_sdk.errors import DataError, system_errors
-from fedone_sdk.files import erase_log, sync_path, transaction
+from fedone_sdk.files import erase_log, lock_file, sync_path, transaction
 from fedone_sdk.messages import Message, Secret, encode
 
 _log = structlog.get_logger(__name__)
@@ -89,16 +89,23 @@ class DeviceState:
     damaged file is renamed with the suffix ``.damaged``, and a new one is started. A missing folder
     is created, readable by its owner only.
 
+    Args:
+        locks: Whether the file is for this process alone until `release`.
+
     Attributes:
         file: The database; None without a folder.
 
     Raises:
-        DataError: The folder cannot be created.
+        DataError: The folder cannot be created, or another process uses it.
     """
 
-    def __init__(self, folder: str | Path | None, server: str) -> None:
+    _locks: ClassVar[dict[Path, tuple[int, int]]] = {}
+    """File -> descriptor of its lock, number of its holders in this process."""
+
+    def __init__(self, folder: str | Path | None, server: str, *, locks: bool = False) -> None:
         self.server = server
-        self.file = None if folder is None else Path(folder) / _FILE
+        self.file = None if folder is None else Path(folder).absolute() / _FILE
+        self._locks_file, self._has_read, self._holds_lock = locks, False, False
         self._db: sqlite3.Connection | None = None
         self._fails = False
         self._entries: dict[str, dict[tuple[str, str], str]] = {"": {}}
@@ -110,17 +117,57 @@ class DeviceState:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(OSError):  # A disk that fails is reported with the file.
             sync_path(folder.parent)  # the folder's name
+        self.acquire()
+
+    def acquire(self) -> None:
+        """Lock the file and read its entries, unless that is done.
+
+        Raises:
+            DataError: Another process uses it.
+        """
+        if self.file is None or self._has_read:
+            return
+        if self._locks_file:
+            with suppress(OSError):  # A disk that fails is reported with the entries.
+                self._lock(self.file)
+        self._has_read = True
         query = (
             "SELECT assignment_id, kind, name, value FROM entries WHERE server = ? ORDER BY rowid"
         )
         try:
-            for assignment_id, kind, name, value in self._read(query, server):
-                self._apply((assignment_id, kind, name), value)
+            found = self._read(query, self.server)
         except DataError as exc:
             self._warn("device state cannot be read", exc)
+            return
+        for assignment_id, kind, name, value in found:
+            self._apply((assignment_id, kind, name), value)
+
+    def _lock(self, file: Path) -> None:
+        descriptor, holders = self._locks.get(file, (-1, 0))
+        if not holders:
+            try:
+                descriptor = lock_file(f"{file}.lock")
+            except BlockingIOError:
+                raise DataError(
+                    f"{file.parent}: another process works with this state folder; end it, or give "
+                    "each device a folder of its own"
+                ) from None
+        self._locks[file], self._holds_lock = (descriptor, holders + 1), True
+
+    def release(self) -> None:
+        """Close the file, and let another process use it."""
+        self.close()
+        self._has_read = False
+        if self.file is not None and self._holds_lock:
+            descriptor, holders = self._locks.pop(self.file)
+            self._holds_lock = False
+            if holders > 1:
+                self._locks[self.file] = descriptor, holders - 1
+            else:
+                os.close(descriptor)
 
     def __del__(self) -> None:
-        self.close()
+        self.release()
 
     @property
     def assignments(self) -> tuple[str, ...]:

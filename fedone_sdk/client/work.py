@@ -161,13 +161,11 @@ class Step:
             raise Declining(reason_of(exc)) from exc
         except SpecError as exc:
             cause = exc.__cause__
+            failed = f"failed with {type(cause).__name__}"
+            what = "returned a value outside [0, 1]" if cause is None else failed
             # Neither a text nor a value leaves the device: they may quote private data.
-            raise Declining(
-                "task.score: the score function returned a value outside [0, 1]"
-                if cause is None
-                else f"task.score: the score function failed with {type(cause).__name__}",
-                shown=exc.problems[0],
-            ) from exc
+            reason = f"task.score: the score function {what}"
+            raise Declining(reason, shown=exc.problems[0]) from exc
         return tuple(tuple(one) if isinstance(one, Sequence) else one for one in scored)
 
 
@@ -184,7 +182,7 @@ class Work:
 
     Attributes:
         rows: The rows that take part.
-        held: All rows of the device.
+        all_rows: All rows of the device.
         ask_model: Asks the device's own model; None asks the gateway.
         propose: None for a device that proposes nothing.
         memory: The method's memory on this device; after the work, the one to keep.
@@ -195,7 +193,7 @@ class Work:
     run: RunTask
     assignment: Assigned
     rows: Sequence[Example]
-    held: Sequence[Example]
+    all_rows: Sequence[Example]
     lease: Lease
     ask_model: Ask | None = None
     propose: Propose | None = None
@@ -219,30 +217,23 @@ class Work:
         return await self.runs.vocabulary(given.run_id, given.vocabulary_version)
 
     async def ready(self) -> None:
-        """Wait until a query may be sent.
-
-        Raises:
-            Declining: The lease ends before the app's condition holds.
-            Paused: The client stops.
-        """
+        """Wait until a query may be sent, as `Condition.wait`."""
         await self.device.condition.wait(self.lease)
 
     def report(self, num_scored: int) -> None:
         """Report to the app that further prompts have their losses."""
         self._num_scored += num_scored
         if num_scored:
-            done, total = self._num_scored, self.num_prompts
-            facts = facts_of(self.assignment)
-            self.device.events.emit("scored", done=done, total=total, **facts)
+            facts = {"done": self._num_scored, "total": self.num_prompts}
+            self.device.events.emit("scored", **facts, **facts_of(self.assignment))
 
     def release(
         self, keys: Sequence[str], draw: Callable[[], Sequence[float]]
     ) -> tuple[float, ...]:
         """Return numbers with noise, which the device's requirements allow and count."""
         account, privacy = self.device.privacy, self.run.privacy
-        if account is None or privacy is None:
-            return self.journal.release(keys, draw)
-        return self.journal.release(keys, draw, partial(account.charge, privacy))
+        charge = None if account is None or privacy is None else partial(account.charge, privacy)
+        return self.journal.release(keys, draw, charge)
 
     def check(self) -> None:
         """Check that the assignment fits the run; the server is not trusted.
@@ -250,35 +241,25 @@ class Work:
         Raises:
             Declining: It does not.
         """
-        run, assignment = self.run, self.assignment
-        if isinstance(assignment, AlphaAssignment):
-            alpha = assignment.alpha
-            fits = (
-                alpha.shape == (run.prompt_len, run.vocab_size)
-                and alpha.dtype == "float32"
-                # The server runs searches, and a message loads no code.
-                and run.method.exchange == "alpha"
-            )
-            biases = None
+        run, given, biases = self.run, self.assignment, None
+        shape = run.prompt_len, run.vocab_size
+        if isinstance(given, AlphaAssignment):
+            # The server runs searches, and a message loads no code.
+            fits = run.method.exchange == "alpha"
+            fits &= (given.alpha.dtype, given.alpha.shape) == ("float32", shape)
         else:
-            prompts, biases = assignment.prompts, assignment.biases
-            fits = (
-                not prompts.dtype.startswith("float")
-                and len(prompts.shape) == 2
-                and prompts.shape[1] == run.prompt_len
-                and math.prod(prompts.shape) > 0
-                and are_prompts(
-                    prompts.rows(), run.layout or ((run.prompt_len, run.vocab_size, run.blank),)
-                )
-            )
+            prompts, biases = given.prompts, given.biases
+            fits = not prompts.dtype.startswith("float") and len(prompts.shape) == 2
+            fits = fits and math.prod(prompts.shape) > 0
+            fits = fits and are_prompts(prompts.rows(), run.layout or ((*shape, run.blank),))
         if not fits or (run.calibration.kind == "labels") != (biases is not None):
             raise Declining("the assignment does not fit its run")
-        if self.num_prompts > assignment.leased_queries:
+        if self.num_prompts > given.leased_queries:
             raise Declining(
                 f"the assignment names {self.num_prompts} prompts, and leases "
-                f"{assignment.leased_queries} queries"
+                f"{given.leased_queries} queries"
             )
-        if isinstance(assignment, LossesAssignment) and run.privacy and not self._noise:
+        if isinstance(given, LossesAssignment) and run.privacy and not self._noise:
             raise Declining("the run's privacy does not fit its exchange")  # no loss has noise
         if biases is not None and not self._fits(biases):
             raise Declining("the run's calibration does not fit its task")
@@ -339,9 +320,8 @@ class Work:
             with _declining("no prompts can be drawn"):
                 candidates = method.ask(state, stream(step.prompt_seed), step.num_samples)
             prompts = prompts_to_wire(candidates.prompts, run.vocab_size)
-            updates.append(
-                await self._losses_update(await self._step(number, step.minibatch_seed, prompts))
-            )
+            batch = await self._step(number, step.minibatch_seed, prompts)
+            updates.append(await self._losses_update(batch))
             with _declining("the method cannot use the losses"):
                 clipped = clip_losses(np.array(updates[-1].losses), run.loss_clip)
                 state = method.tell(state, candidates, clipped)
@@ -385,12 +365,8 @@ class Work:
     ) -> Step:
         run = self.run
         drawn = draw_minibatch(len(self.rows), run.method.batch_size, minibatch_seed)
-        batch = await Minibatch.of(
-            run.task,
-            [self.rows[index] for index in drawn],
-            self.device.hooks.before_send,
-            private=run.privacy is not None,
-        )
+        rows, private = [self.rows[index] for index in drawn], run.privacy is not None
+        batch = await Minibatch.of(run.task, rows, self.device.hooks.before_send, private=private)
         return Step(work=self, number=number, batch=batch, prompts=prompts, biases=biases)
 
     # Losses of a step
@@ -448,15 +424,8 @@ class Work:
         targets = [int(target_of(task, examples[index])) for index in kept]
         terms = []
         for place, row in enumerate(rows):
-            biased, pairs = step.task_at(place), zip(kept, targets, strict=True)
-            log_probs = ((row[index], label) for index, label in pairs)
-            terms.append(
-                [
-                    loss_terms(biased, one, label)
-                    for one, label in log_probs
-                    if isinstance(one, tuple)
-                ]
-            )
+            at, pairs = step.task_at(place), zip([row[each] for each in kept], targets, strict=True)
+            terms.append([loss_terms(at, one, of) for one, of in pairs if isinstance(one, tuple)])
         labels = len(task.labels)
         groups = num_groups(labels, private=self._noise is not None)
         if self._noise is not None:

@@ -59,16 +59,13 @@ class Worker:
         """
         self._runs.forget()
 
-    def fits_more(self, held: Sequence[Example]) -> bool:
+    def fits_more(self, all_rows: Sequence[Example]) -> bool:
         """Return whether the examples fit a run that no earlier ones did."""
-        fitting = [
-            run_id for run_id, run in self._unfit.items() if self._device.admit(run, held).rows
-        ]
-        for run_id in fitting:
-            del self._unfit[run_id]
-        return bool(fitting)
+        before, admit = len(self._unfit), self._device.admit
+        self._unfit = {id: run for id, run in self._unfit.items() if not admit(run, all_rows).rows}
+        return len(self._unfit) < before
 
-    async def work(self, assignment: Assigned, held: Sequence[Example]) -> Turn:
+    async def work(self, assignment: Assigned, all_rows: Sequence[Example]) -> Turn:
         """Do one assignment and send its update, or decline it.
 
         Raises:
@@ -85,8 +82,8 @@ class Worker:
             try:
                 unsent = journal.unsent
                 if unsent is None:
-                    run = await self._checked_run(assignment, held)
-                    unsent = await self._done(run, assignment, held, lease)
+                    run = await self._checked_run(assignment, all_rows)
+                    unsent = await self._done(run, assignment, all_rows, lease)
             except Exception as exc:
                 private = run is not None and run.privacy is not None
                 return await self._failed(assignment, exc, private=private)
@@ -102,14 +99,14 @@ class Worker:
         for unsent in unsent_updates(self._device.state):
             await self._send(unsent)
 
-    async def _checked_run(self, assignment: Assigned, held: Sequence[Example]) -> RunTask:
+    async def _checked_run(self, assignment: Assigned, all_rows: Sequence[Example]) -> RunTask:
         """Return an assignment's run after the checks that do not depend on rows."""
         device, run_id, journal = self._device, assignment.run_id, self._journal(assignment)
         journal.check()
         is_known = run_id in self._runs
         run = await self._runs.task(run_id, assignment.vocabulary_version)
         if device.logs_fit and not is_known:
-            fit = await self._runs.fit(run_id, held)
+            fit = await self._runs.fit(run_id, all_rows)
             (_log.info if fit.reason is None else _log.warning)(f"your rows fit {fit}")
         device.check(run)
         if device.privacy is not None:
@@ -117,10 +114,10 @@ class Worker:
         return run
 
     async def _done(
-        self, run: RunTask, assignment: Assigned, held: Sequence[Example], lease: Lease
+        self, run: RunTask, assignment: Assigned, all_rows: Sequence[Example], lease: Lease
     ) -> Unsent:
         """Do the work, and store the update until it is sent."""
-        admitted = self._device.admit(run, held)
+        admitted = self._device.admit(run, all_rows)
         if admitted.refusal is not None:
             self._unfit[assignment.run_id] = run
             raise Unfit(admitted.refusal, shown=admitted.reason)
@@ -131,7 +128,7 @@ class Worker:
             run=run,
             assignment=assignment,
             rows=admitted.rows,
-            held=held,
+            all_rows=all_rows,
             lease=lease,
         )
         if device.backend is not None or device.reflect is not None:

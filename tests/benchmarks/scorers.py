@@ -29,13 +29,23 @@ ITEMS = ("kettle", "lamp", "radio", "printer", "heater", "scale")
 FAULTS = ("does not switch on", "smells of smoke", "makes a loud noise", "lost its colour")
 RUBRIC = "It names the product and its fault, and adds nothing."
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"item": {"type": "string"}, "price": {"type": "integer"}},
+    "required": ["item", "price"],
+}
+
 TASKS: dict[str, dict[str, Any]] = {
     "exact_match": {"ask": "Which product is it? One word.", "label_field": "item"},
     "contains": {"ask": "Say what is broken, and how.", "label_field": "words"},
     "number": {"ask": "How many euros did it cost? A number.", "label_field": "price"},
     "token_f1": {"ask": "Name the product and its fault.", "label_field": "summary"},
     "rouge_l": {"ask": "Name the product and its fault.", "label_field": "summary"},
-    "json_fields": {"ask": 'Answer as JSON: {"item": ..., "price": ...}', "label_field": "fields"},
+    "json_fields": {
+        "ask": "Which product is it, and its price in euros? Answer as JSON.",
+        "label_field": "fields",
+        "options": {"schema": SCHEMA},
+    },
     "regex": {"ask": "Which product is it? One word.", "options": {"pattern": r"^\s*\w+\W*$"}},
     "judge": {"ask": "Say what is broken, and how.", "label_field": "summary"},
 }
@@ -119,17 +129,17 @@ def main() -> None:
     for name in args.only:
         begin = time.monotonic()
         result = asyncio.run(run(spec_of(name, model, args.queries), args.folder))
-        standing = {one.name: one.value for one in result.standings}
-        scores = (1 - (standing.get(one) or 0.0) for one in ("no_prompt", "tuned"))
-        judged = result.judge.requests if result.judge else 0
-        cells = (
-            *(name, *(f"{score:.2f}" for score in scores), result.status),
-            *(f"{result.spent.requests - judged}", f"{judged or ''}"),
-            f"{time.monotonic() - begin:.0f}",
-        )
-        print(f"| {' | '.join(cells)} |", flush=True)
-        if result.verdict is not None and (found := result.verdict.preference) is not None:
-            print(f"\nin pairs: {found}", flush=True)
+        values = {one.name: one.value for one in result.standings}
+        found = (values.get(name) for name in ("no_prompt", "tuned"))
+        shown = ("-" if value is None else f"{1 - value:.2f}" for value in found)
+        judged = 0 if result.judge is None else result.judge.requests
+        counts = f"{result.spent.requests - judged}", f"{judged or '-'}"
+        seconds = f"{time.monotonic() - begin:.0f}"
+        print(f"| {' | '.join((name, *shown, result.status, *counts, seconds))} |", flush=True)
+        if result.reason is not None and result.status == "stopped":
+            print(result.reason)
+        if result.verdict is not None and result.verdict.preference is not None:
+            print(f"\nin pairs: {result.verdict.preference}", flush=True)
 
 
 if __name__ == "__main__":

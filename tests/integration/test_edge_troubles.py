@@ -143,7 +143,7 @@ class TestOddData:
         rows = [{"text": "a", "label": 0}] * 100_001
         with capture_logs() as logs:
             source = Source((lambda: iter(rows)) if called else rows)
-            assert [len(await source.held()) for _ in range(2)] == [100_000] * 2
+            assert [len(await source.rows()) for _ in range(2)] == [100_000] * 2
         assert [line["event"] for line in logs] == [
             "data: only the first 100000 rows are used; the others are left out"
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from fedone_sdk.budget import Usage
+from fedone_sdk.client import EdgeClient
 from fedone_sdk.client.journal import Journal, Unsent, memory_of, unsent_updates
 from fedone_sdk.client.rows import Declining
 from fedone_sdk.client.state import DeviceState, Identity
@@ -251,6 +253,35 @@ class TestDisks:
         DeviceState(tmp_path, SERVER)
         assert stored(tmp_path, "SELECT * FROM privacy") == []
         assert (tmp_path / "state.sqlite3.damaged").exists()
+
+
+_WORKS = """
+import sys
+from fedone_sdk.client import EdgeClient
+from fedone_sdk.errors import DataError
+try:
+    client = EdgeClient(sys.argv[2], token="x", data=[{"text": "a"}], state_dir=sys.argv[1])
+    print("works")
+except DataError as exc:
+    print(exc)
+"""
+
+
+async def test_a_folder_is_for_one_process(tmp_path: Path) -> None:
+    """Until its last client there has ended; clients of one process share it."""
+    options = {"token": "x", "data": [{"text": "a"}], "state_dir": tmp_path}
+    async with EdgeClient("http://a.example", **options):
+        async with EdgeClient("http://b.example", **options):
+            for server in ("http://a.example", "http://b.example", "http://c.example"):
+                assert "another process works with this state folder; end it" in await _ran(
+                    tmp_path, server
+                )
+        assert "another process" in await _ran(tmp_path, "http://b.example")
+    assert await _ran(tmp_path, "http://a.example") == "works"
+
+
+async def _ran(folder: Path, server: str) -> str:
+    return await asyncio.to_thread(_output, _WORKS, str(folder), server)
 
 
 def _output(program: str, *arguments: str) -> str:

@@ -7,7 +7,7 @@ import type { TaskSpec } from "../src/messages.js";
 import { quotes, readReflection, reflectionMessages } from "../src/proposals.js";
 import { feedback, reflection } from "../src/reflect.js";
 import { Task } from "../src/task.js";
-import { assignment, json, lost, ManualClock, problem, RUN } from "./server.js";
+import { assignment, json, ManualClock, problem, RUN } from "./server.js";
 import { ScriptedServer, taskOf } from "./server.js";
 import type { Reaction } from "./server.js";
 import { vectors } from "./vectors.js";
@@ -162,14 +162,16 @@ test("a model on the device reads the rows, only its text leaves, and at most tw
 
 for (const [name, text, trials, options] of [
   ["no better than its parent", TEXT, 1, {}],
-  ["quotes a row", "Miriam is late.", 0, {}],
-  ["is held back by the app", TEXT, 0, { beforePropose: () => null }],
-  ["has a field", "see {text}", 0, {}],
+  ["like a row", "Miriam is late.", 0, {}],
+  ["held back by the app", TEXT, 0, { beforePropose: () => null }],
+  ["a template", "see {text}", 0, {}],
+  ["beyond the device's budget", TEXT, 0, { queries: 2 }],
 ] as const) {
   test(`a candidate that is ${name} stays on the device`, async () => {
     const server = serverOf(name.startsWith("no better") ? 0.5 : 0.9);
     const { model, asked } = writer(JSON.stringify([text]));
-    const policy = { reflect: reflection(model, options) };
+    const more = "queries" in options ? { budget: options } : {};
+    const policy = { reflect: reflection(model, "queries" in options ? {} : options), ...more };
     assert.equal(await clientOf(server, { policy }).runOnce(), "worked");
     assert.equal(asked.length, 1);
     assert.equal(server.bodies("score").length, 1 + trials);
@@ -192,16 +194,23 @@ test("a reflection that fails costs its candidate, and not the work", async () =
   for (const one of [server, refusing]) assert.equal(updates(one)[0].losses.length, 2);
 });
 
-test("after a restart no reflection and no trial is paid for twice", async () => {
+test("after a kill no reflection and no trial is paid for twice", async () => {
   const storage = new MemoryStorage();
-  const server = serverOf(0.9, answered, ["a1", "a1"]).next("update", ...Array(5).fill(lost));
+  const dying = { ...methodsOf(storage), set: (key: string, value: string) => die(key, value) };
+  const die = (key: string, value: string): void => {
+    if (value.includes("unsent")) throw new Error("killed");
+    storage.set(key, value);
+  };
+  const server = serverOf(0.9, answered, ["a1", "a1"]);
   const { model, asked } = writer(JSON.stringify([TEXT]));
   const policy = { reflect: reflection(model) };
-  const stop = new AbortController();
-  const stopping = { reflect: reflection(model, { beforePropose: () => (stop.abort(), TEXT) }) };
-  const first = clientOf(server, { storage, policy: stopping });
-  assert.equal(await first.runOnce({ signal: stop.signal }), "stopped");
-  assert.equal(await clientOf(server, { storage, policy }).runOnce(), "offline");
+  await assert.rejects(clientOf(server, { storage: dying, policy }).runOnce(), /killed/);
+  assert.equal(await clientOf(server, { storage, policy }).runOnce(), "worked");
   assert.equal(asked.length, 1);
   assert.equal(server.bodies("score").length, 2);
+  assert.deepEqual(updates(server)[0].proposal, { parent: 1, text: TEXT });
 });
+
+function methodsOf(storage: MemoryStorage) {
+  return { get: (key: string) => storage.get(key), remove: (key: string) => storage.remove(key) };
+}

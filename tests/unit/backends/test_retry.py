@@ -332,17 +332,3 @@ async def test_what_was_sent_before_the_breaker_opened_does_not_move_it() -> Non
     with pytest.raises(BackendBlocked, match="revoked"):
         await later
     assert len(model.sent) == 4
-
-
-@on_virtual_time
-async def test_a_cancelled_caller_leaves_its_pause() -> None:
-    model = Model(down_until(1))
-    backend = retrying(model)
-    task = asyncio.create_task(backend.score(ask()))
-    while not backend._retries._pauses:
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert not backend._retries._pauses
-    assert (await backend.score(ask())).usage == ONE
