@@ -233,6 +233,8 @@ class Companion(ABC):
         """Wait until the work is done and charged."""
         if self._tasks:
             await asyncio.wait(self._tasks)
+        if self._main is not None:
+            await asyncio.shield(self._main)
 
     async def aclose(self) -> None:
         """Cancel the work; pending calls are charged in full."""
