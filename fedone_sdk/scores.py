@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import math
 import re
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue, ValidationError, validate_call
 
+from fedone_sdk.clock import answer_of
 from fedone_sdk.errors import BackendError, BackendRefused, BudgetError, ProblemError, SpecError
 from fedone_sdk.task import Example, LogProbs, Score, ScoreFunction, TaskSpec
 
@@ -92,7 +92,7 @@ async def _called(
     try:
         async with asyncio.timeout(SCORE_TIMEOUT_S):
             found = await asyncio.to_thread(score, written, example)
-            given = await found if inspect.isawaitable(found) else found
+            given = await answer_of(found)
         given = given if isinstance(given, Score) else Score(float(given))
         value, said = float(given.value), str(given.feedback)
     except Exception as exc:
