@@ -125,7 +125,7 @@ class EdgeClient:
             hooks=hooks,
             consent=Consent.of(label, fields, policy.labels, private=privacy is not None),
             backend=backend,
-            reflect=policy.checked_reflect(),
+            reflect=policy.reflect,
             budget=budget_guard(policy.budget, state_dir, backend),
             privacy=privacy,
             # A process that simulates many clients has compared their rows already.

@@ -118,9 +118,7 @@ class Backoff:
     """
 
     def __init__(self, first_s: float = 1.0, max_s: float = 300.0) -> None:
-        self._first_s = first_s
-        self._max_s = max_s
-        self._failures = 0
+        self._first_s, self._max_s, self._failures = first_s, max_s, 0
 
     def reset(self) -> None:
         """Start again with the first wait, after a success."""
@@ -258,7 +256,6 @@ def _passes_soon(failure: BaseException) -> bool:
 
 
 def _hour(at: float) -> str:
-    """Return the local time of day."""
     return time.strftime("%H:%M", time.localtime(at))
 
 
@@ -376,11 +373,7 @@ class Condition:
         return holds
 
     async def wait(self) -> None:
-        """Wait until a request for scores may be sent.
-
-        Raises:
-            Paused: The client stops.
-        """
+        """Wait until a request for scores may be sent."""
         async with self._waiting:  # concurrent queries share one wait
             while not await self.holds():
                 if self._stop.is_set():

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import structlog
 
+from fedone_sdk.aggregator.access.authority import may_see
 from fedone_sdk.aggregator.access.clients import Access
-from fedone_sdk.aggregator.access.tokens import may_see
 from fedone_sdk.aggregator.dispatch.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
 from fedone_sdk.aggregator.model.calls import ModelChecks
 from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
