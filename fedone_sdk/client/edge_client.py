@@ -73,13 +73,13 @@ class EdgeClient:
         token: Enrolment token, required until the device has an identity. Surrounding whitespace
             is removed.
         backend: The device's own model; None scores through the gateway.
-        state_dir: Folder of identity, unsent updates and paid losses, for one process at a time;
-            None keeps them in memory.
+        state_dir: Folder of identity, unsent updates and paid losses, which another process cannot
+            use until the end of ``async with``; None keeps them in memory.
         network: Proxy, trust, and how the device identifies itself.
 
     Raises:
-        DataError: `data` is empty, the state folder cannot be created, or its count of epsilon
-            cannot be read.
+        DataError: `data` is empty, the state folder cannot be created, another process uses it, or
+            its count of epsilon cannot be read.
         MissingExtraError: `policy` requires privacy without the extra ``privacy``.
         SpecError: `policy` requires privacy without `label` and `fields`; or the URL, the proxy, a
             certificate or another argument cannot be used.
@@ -110,7 +110,7 @@ class EdgeClient:
         self._wait_s = network.wait_s
         self._stop = StopSignal()
         events = EventSink(hooks.on_event)
-        state = DeviceState(state_dir, server)
+        state = DeviceState(state_dir, server, locks=network.transport is None)
         privacy = None
         if policy.privacy is not None:
             privacy = PrivacyAccount(policy.privacy, state, own_model=backend is not None)
@@ -123,7 +123,7 @@ class EdgeClient:
             hooks=hooks,
             consent=Consent.of(label, fields, policy.labels, private=privacy is not None),
             backend=backend,
-            reflect=policy.checked_reflect(),
+            reflect=policy.reflect,
             budget=budget_guard(policy.budget, state_dir, backend),
             privacy=privacy,
             # A process that simulates many clients has compared their rows already.
@@ -149,7 +149,7 @@ class EdgeClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self._session.transport.aclose()
-        self._device.state.close()
+        self._device.state.release()
 
     # Turns
 

@@ -114,9 +114,7 @@ class Backoff:
     """
 
     def __init__(self, first_s: float = 1.0, max_s: float = 300.0) -> None:
-        self._first_s = first_s
-        self._max_s = max_s
-        self._failures = 0
+        self._first_s, self._max_s, self._failures = first_s, max_s, 0
 
     def reset(self) -> None:
         """Start again with the first wait, after a success."""
@@ -185,10 +183,12 @@ class Session:
         """Enrol the device unless it has an identity.
 
         Raises:
+            DataError: Another process uses the state folder.
             ProblemError: The token is not valid.
             SpecError: There is neither an identity nor a token, or the URL has no enrolment.
             TransportError: The server cannot be reached.
         """
+        self._state.acquire()
         if not self.credential:
             token = self._token
             if token is None:
@@ -250,7 +250,6 @@ def _passes_soon(failure: BaseException) -> bool:
 
 
 def _hour(at: float) -> str:
-    """Return the local time of day."""
     return time.strftime("%H:%M", time.localtime(at))
 
 
@@ -353,12 +352,7 @@ class Condition:
         return holds
 
     async def wait(self, lease: Lease) -> None:
-        """Wait until a request for scores may be sent under a lease.
-
-        Raises:
-            Declining: The deadline comes first.
-            Paused: The client stops.
-        """
+        """Wait until a request for scores may be sent under a lease."""
         async with self._waiting:  # concurrent queries share one wait
             while not await self.holds():
                 if self._stop.is_set():

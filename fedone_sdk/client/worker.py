@@ -116,7 +116,6 @@ class Worker:
     async def _done(
         self, run: RunTask, assignment: Assigned, all_rows: Sequence[Example], lease: Lease
     ) -> Unsent:
-        """Do the work, and store the update until it is sent."""
         admitted = self._device.admit(run, all_rows)
         if admitted.refusal is not None:
             self._unfit[assignment.run_id] = run

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy.engine import make_url
+from structlog.testing import capture_logs
 
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
@@ -431,6 +432,23 @@ class TestHangUps:
                 while not await store.members():
                     await asyncio.sleep(0.005)
             assert [member.client_index for member in await store.members()] == [client.index]
+
+    @pytest.mark.parametrize(("polls", "warnings"), [(10, 0), (13, 1)])
+    async def test_the_operator_is_told_of_copies_of_a_device(
+        self, polls: int, warnings: int
+    ) -> None:
+        async with serving(MemoryStore()) as (service,):
+            await service.add_run(spec_of(min_clients=2), WORDS)
+            (client,) = await enrol(service)
+            with capture_logs() as logs:
+                asking = [
+                    asyncio.create_task(claim(service, client, wait_s=30)) for _ in range(polls)
+                ]
+                await until(lambda: sum(task.done() for task in asking) == polls - 1)
+                asking[-1].cancel()
+                await asyncio.gather(*asking, return_exceptions=True)
+            told = [log["client_id"] for log in logs if "one identity" in log["event"]]
+            assert told == [client.client_id] * warnings
 
     @pytest.mark.parametrize("after", range(24))
     async def test_a_client_s_exit_at_any_time_loses_nothing(self, after: int) -> None:

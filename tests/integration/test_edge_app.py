@@ -318,13 +318,6 @@ class TestThread:
             # Work in progress is finished.
             assert served.run.state.round == (0 if how == "outside" else 3)
 
-    async def test_stop_without_a_loop(self) -> None:
-        """The next `run_forever` returns at once; a stop after the end changes nothing."""
-        client = edge_client("http://127.0.0.1:9", token=TOKEN, data=DATA)
-        await asyncio.to_thread(client.stop)
-        await client.run_forever()
-        assert not client._stop.is_set()
-
 
 def in_thread(client: EdgeClient) -> threading.Thread:
     async def work() -> None:

@@ -13,7 +13,7 @@ from aiohttp import web
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from fedone_sdk.aggregator.access.tokens import AdminToken
+from fedone_sdk.aggregator.access.authority import AdminToken
 from fedone_sdk.aggregator.http.requests import (
     CONTEXT,
     SERVICE,
@@ -27,7 +27,7 @@ from fedone_sdk.aggregator.http.requests import (
 )
 from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, RouteTable
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.state import RunState
+from fedone_sdk.aggregator.rounds.run_state import RunState
 from fedone_sdk.aggregator.runs.changes import Feed
 from fedone_sdk.aggregator.runs.run_view import export_run
 from fedone_sdk.aggregator.runs.served_run import ServedRun

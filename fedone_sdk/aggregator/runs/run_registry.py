@@ -11,7 +11,7 @@ from typing import Self
 
 import structlog
 
-from fedone_sdk.aggregator.access.tokens import may_see
+from fedone_sdk.aggregator.access.authority import may_see
 from fedone_sdk.aggregator.runs.run_view import RunView
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread_if_large
