@@ -131,8 +131,8 @@ class Standing:
     @property
     def queries_to_target(self) -> float | None:
         """The lower median over the seeds, infinite if most did not reach it; None: no trial."""
-        found = sorted(math.inf if one is None else one for one in self.reached.values())
-        return found[(len(found) - 1) // 2] if found else None
+        queries = sorted(math.inf if one is None else one for one in self.reached.values())
+        return queries[(len(queries) - 1) // 2] if queries else None
 
     @property
     def spent(self) -> Usage:
@@ -141,8 +141,8 @@ class Standing:
 
     def mean(self, name: str) -> float | None:
         """Return the mean of a number over the seeds; None without trials."""
-        found = [float(getattr(one, name)) for one in self.trials.values()]
-        return math.fsum(found) / len(found) if found else None
+        values = [float(getattr(one, name)) for one in self.trials.values()]
+        return math.fsum(values) / len(values) if values else None
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
@@ -264,15 +264,15 @@ class Results:
     def _by_loss(self, names: Sequence[str]) -> str:
         parts = []
         for verdict, word in ("less", "lower"), ("more", "higher"):
-            found = [
+            apart = [
                 one.entrant.name
                 for one in self.standings
                 if one.entrant.name in names
                 and one.loss_difference is not None
                 and one.loss_difference.verdict == verdict
             ]
-            if found:
-                parts.append(f"of {_names(found)} is {word}")
+            if apart:
+                parts.append(f"of {_names(apart)} is {word}")
         return f" The loss {' and that '.join(parts)}." if parts else ""
 
     def _side(self, estimate: Interval) -> str:
@@ -385,5 +385,5 @@ def _count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def _estimate(found: Interval | None) -> str:
-    return "-" if found is None else f"{found.value:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+def _estimate(one: Interval | None) -> str:
+    return "-" if one is None else f"{one.value:+.4f} [{one.low:+.4f}, {one.high:+.4f}]"
