@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import math
 import re
@@ -16,6 +15,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, validate_call
 from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
 
+from fedone_sdk.clock import answer_of
 from fedone_sdk.errors import BackendError, BackendRefused, BudgetError, ProblemError, SpecError
 from fedone_sdk.task import Example, LogProbs, Score, ScoreFunction, TaskSpec
 
@@ -95,7 +95,7 @@ async def _called(
     try:
         async with asyncio.timeout(SCORE_TIMEOUT_S):
             returned = await asyncio.to_thread(score, written, example)
-            given = await returned if inspect.isawaitable(returned) else returned
+            given = await answer_of(returned)
         given = given if isinstance(given, Score) else Score(float(given))
         value, said = float(given.value), str(given.feedback)
     except Exception as exc:

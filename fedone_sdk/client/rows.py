@@ -7,7 +7,6 @@ neither select rows nor count them. A run that cannot use all of these rows does
 from __future__ import annotations
 
 import hashlib
-import inspect
 import itertools
 import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Self
 
 import structlog
 
+from fedone_sdk.clock import answer_of
 from fedone_sdk.data.misfit import (
     Misfit,
     label_misfit,
@@ -66,8 +66,7 @@ class Source:
         """
         if not callable(self._data):
             return self._data
-        data: Any = self._data()
-        return self._taken(await data if inspect.isawaitable(data) else data)
+        return self._taken(await answer_of(self._data()))
 
     def _taken(self, data: Any) -> list[Example]:
         if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
@@ -313,8 +312,7 @@ class Minibatch:
 async def passed(hook: BeforeSend, text: Any, name: str = "before_send") -> str | None:
     """Return what the app's hook makes of a text; None holds it back."""
     try:
-        result = hook(text)
-        passing = await result if inspect.isawaitable(result) else result
+        passing: str | None = await answer_of(hook(text))
     except Exception as exc:
         # Only the type of an app's exception: its text may quote private data.
         _log.warning(f"{name} failed", error=type(exc).__name__)

@@ -18,7 +18,6 @@ from fedone_sdk.client.device import Device, KnownRuns
 from fedone_sdk.client.journal import Journal, Row, Unsent, key_of, memory_of
 from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.client.rows import Declining, Minibatch, reason_of
-from fedone_sdk.client.session import Lease
 from fedone_sdk.data.splitmix import draw_minibatch
 from fedone_sdk.errors import (
     BackendError,
@@ -176,7 +175,7 @@ Propose = Callable[[Step, Sequence[float]], Awaitable[Proposal | None]]
 
 @dataclass(kw_only=True)
 class Work:
-    """One assignment of a device, under its lease.
+    """One assignment of a device.
 
     Attributes:
         rows: The rows that take part.
@@ -192,7 +191,6 @@ class Work:
     assignment: Assigned
     rows: Sequence[Example]
     all_rows: Sequence[Example]
-    lease: Lease
     ask_model: Ask | None = None
     propose: Propose | None = None
     memory: bytes = b""
@@ -216,7 +214,7 @@ class Work:
 
     async def ready(self) -> None:
         """Wait until a query may be sent, as `Condition.wait`."""
-        await self.device.condition.wait(self.lease)
+        await self.device.condition.wait()
 
     def report(self, num_scored: int) -> None:
         """Report to the app that further prompts have their losses."""

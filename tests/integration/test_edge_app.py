@@ -235,7 +235,7 @@ class TestOnlyWhen:
             client = client_of(service, only_when=lambda: not backend.asked, on_event=events.append)
             async with client:
                 assert (await client.run_once()).outcome == "declined"
-            assert events[-1].reason == "the device may not work now, and its time is over"
+            assert events[-1].reason == "the work took longer than its deadline"
             # Two renewals at half time, and the whole of the last deadline but a moment.
             assert now() == pytest.approx(50 + 50 + 100 - 2, abs=1)
             assert service.runs["run"].state.account.spent.queries == len(backend.asked) == 100

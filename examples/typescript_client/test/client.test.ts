@@ -289,6 +289,16 @@ for (const [name, options] of Object.entries(HANGING)) {
   });
 }
 
+test("a burst ends in its time, whatever hangs: a turn of the same client", async () => {
+  const stop = new AbortController();
+  const { client } = clientOf(new ScriptedServer(), { backend: hang, clock: systemClock });
+  const running = client.run({ signal: stop.signal });
+  assert.equal(await burst(client, { seconds: 0.03 }), "stopped");
+  stop.abort();
+  await running;
+  assert.equal(client.status().outcome, "stopped");
+});
+
 test("an app's function has a time limit of its own, and a model that of its seat", async () => {
   for (const what of ["data", "storage.set", "onlyWhen"] as const) {
     const { client } = clientOf(new ScriptedServer(), { ...HANGING[what], timeoutS: 0.03 });
