@@ -26,7 +26,6 @@ import {
   json,
   lost,
   ManualClock,
-  never,
   problem,
   RUN,
   ScriptedServer,
@@ -437,17 +436,6 @@ test("nothing is claimed while the app's condition does not hold", async () => {
     events.slice(0, 2).map(({ kind }) => kind),
     ["paused", "resumed"],
   );
-});
-
-test("a request for work ends with the signal", async () => {
-  const stop = new AbortController();
-  const server = new ScriptedServer().next("claim", (received) => {
-    setTimeout(() => stop.abort());
-    return never(received);
-  });
-  const { client } = clientOf(server);
-  await client.run({ signal: stop.signal });
-  assert.equal(client.status().outcome, "stopped");
 });
 
 test("candidates that were added are fetched, and nothing else", async () => {
