@@ -38,6 +38,22 @@ _TEXTS = {**_RUNS, "runs": {"reviews": yaml.safe_dump(_MAPPED, sort_keys=False)}
 _KEY = {"name": "keys", "key": "model"}
 _VLLM = {"enabled": True, "model": "Qwen/Qwen2.5-0.5B-Instruct"}
 
+
+def _container(name: str) -> dict[str, Any]:
+    """A container that the restricted Pod Security Standard allows."""
+    return {
+        "name": name,
+        "image": "proxy:1",
+        "resources": {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"memory": "64Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+
+
 CASES: Mapping[str, dict[str, Any]] = {
     "nothing": {},
     "sqlite with a run and an ingress": {
@@ -156,6 +172,53 @@ CASES: Mapping[str, dict[str, Any]] = {
             "podDisruptionBudget": {"enabled": False},
             "extraEnv": [{"name": "FEDONE_LOG__LEVEL", "value": "debug"}],
         },
+    },
+    "a platform with rules of its own": {
+        "global": {"imageRegistry": "mirror.example/", "imagePullSecrets": [{"name": "mirror"}]},
+        "imagePullSecrets": [{"name": "mirror"}, {"name": "own"}],
+        "store": {"kind": "postgresql"},
+        "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
+        "postgresql": {
+            "enabled": True,
+            "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
+        },
+        "aggregator": {
+            "tls": {"secretName": "fedone-tls", "clientCertificates": True},
+            "strategy": {"type": "Recreate"},
+            "terminationGracePeriodSeconds": 300,
+            "startupProbe": {"failureThreshold": 300},
+            "readinessProbe": {"exec": {"command": ["healthy"]}, "periodSeconds": 7},
+            "annotations": {"reloader.stakater.com/auto": "true"},
+            "extraEnvFrom": [{"secretRef": {"name": "more"}}],
+            "initContainers": [_container("wait")],
+            "extraContainers": [_container("proxy")],
+            "service": {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]},
+            "autoscaling": {
+                "enabled": True,
+                "behavior": {"scaleDown": {"stabilizationWindowSeconds": 600}},
+            },
+        },
+        "httpRoute": {
+            "enabled": True,
+            "parentRefs": [{"name": "gateway", "namespace": "infra"}],
+            "hostnames": ["fedone.example"],
+        },
+        "monitoring": {
+            "serviceMonitor": {
+                "enabled": True,
+                "relabelings": [{"targetLabel": "cluster", "replacement": "a"}],
+                "metricRelabelings": [{"action": "labeldrop", "regex": "pod"}],
+            }
+        },
+        "extraObjects": [
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": '{{ include "fedone.fullname" . }}-more'},
+                "data": {"a": "b"},
+            },
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: text}\ndata: {a: b}\n",
+        ],
     },
 }
 """Values that go together, by what they are for."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fedone_sdk import __version__
 from fedone_sdk.aggregator.access.authority import AuthConfig
 from fedone_sdk.aggregator.config import ServeConfig
 from fedone_sdk.aggregator.http.application import ROUTES
@@ -112,6 +113,11 @@ VLLM = {"enabled": True, "model": "m"}
             "vllm.cache.accessModes: several replicas share the cache",
         ),
         ({"aggregator": {"backend": {"record": "a"}}}, "aggregator.backend.record: must begin"),
+        ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs: needs the gateway"),
+        (
+            {"aggregator": {"tls": {"clientCertificates": True}}},
+            "aggregator.tls.clientCertificates: needs aggregator.tls.secretName",
+        ),
         ({"ingress": {"enabled": True}}, "ingress.hosts: needs at least one"),
         (
             {"ingress": {"certManager": {"clusterIssuer": "a", "issuer": "b"}}},
@@ -179,6 +185,62 @@ def _key_is_there(backend: dict[str, Any], container: dict[str, Any]) -> None:
     assert backend.get("api_key_env") is None or backend["api_key_env"] in names
 
 
+def test_a_platform_has_rules_of_its_own() -> None:
+    manifests = render(CASES["a platform with rules of its own"])
+    workload = manifests.get("Deployment", "fedone-aggregator")
+    assert workload["metadata"]["annotations"] == {"reloader.stakater.com/auto": "true"}
+    assert workload["spec"]["strategy"] == {"type": "Recreate"}
+    pod = manifests.pod("aggregator")
+    assert pod["terminationGracePeriodSeconds"] == 300
+    assert pod["imagePullSecrets"] == [{"name": "mirror"}, {"name": "own"}]
+    assert [one["name"] for one in pod["initContainers"]] == ["wait"]
+    main, sidecar = pod["containers"]
+    assert sidecar["name"] == "proxy"
+    assert main["image"] == f"mirror.example/fedone/server:{__version__}"
+    assert main["envFrom"] == [{"secretRef": {"name": "more"}}]
+    # The kubelet has no client certificate.
+    assert main["startupProbe"] == {
+        "tcpSocket": {"port": "http"},
+        "periodSeconds": 2,
+        "failureThreshold": 300,
+    }
+    assert "tcpSocket" not in main["readinessProbe"]
+    assert main["readinessProbe"]["exec"] == {"command": ["healthy"]}
+    assert {"name": "tls", "mountPath": "/etc/fedone-tls", "readOnly": True} in main["volumeMounts"]
+    config = yaml.safe_load(manifests.get("ConfigMap", "fedone-aggregator")["data"]["server.yaml"])
+    assert config["tls"]["client_ca"] == "/etc/fedone-tls/ca.crt"
+    assert manifests.of_kind("Pod") == []  # `helm test` has no certificate
+    for component in ("aggregator", "postgresql"):  # OpenShift's restricted SCC assigns users
+        assert manifests.pod(component)["securityContext"] == {
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+    service = manifests.get("Service", "fedone-aggregator")["spec"]
+    assert (service["ipFamilyPolicy"], service["ipFamilies"]) == (
+        "RequireDualStack",
+        ["IPv6", "IPv4"],
+    )
+    (scaler,) = manifests.of_kind("HorizontalPodAutoscaler")
+    assert scaler["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 600
+    (monitor,) = manifests.of_kind("ServiceMonitor")
+    assert {"relabelings", "metricRelabelings"} <= monitor["spec"]["endpoints"][0].keys()
+    (way,) = manifests.of_kind("HTTPRoute")
+    assert way["spec"]["rules"][0]["backendRefs"] == [{"name": "fedone-aggregator", "port": 8080}]
+    assert manifests.get("ConfigMap", "fedone-more")
+    assert manifests.get("ConfigMap", "text")
+
+
+def test_tls_alone_is_probed_by_https() -> None:
+    container = render({"aggregator": {"tls": {"secretName": "a"}}}).pod("aggregator")[
+        "containers"
+    ][0]
+    assert container["readinessProbe"]["httpGet"] == {
+        "path": "/readyz",
+        "port": "http",
+        "scheme": "HTTPS",
+    }
+
+
 def test_pods_are_spread_unless_values_say_how() -> None:
     constraints = render({}).pod("aggregator")["topologySpreadConstraints"]
     keys = [constraint["topologyKey"] for constraint in constraints]
@@ -211,11 +273,10 @@ def _schema(*path: str) -> dict[str, Any]:
 
 def test_every_key_of_the_programs_is_given_or_taken() -> None:
     """A key that CONFIG.yaml gets must be one of the chart's, or one of `config`'s."""
-    ours = {"listen", "store", "auth", "backend", "runs", "metrics"}
-    left_out = {"tls"}  # TLS ends at the Ingress
+    ours = {"listen", "store", "auth", "backend", "runs", "metrics", "tls"}
     given = _schema("aggregator", "config")["properties"].keys()
-    assert ours | left_out | given == ServeConfig.model_fields.keys()
-    assert not (ours | left_out) & given
+    assert ours | given == ServeConfig.model_fields.keys()
+    assert not ours & given
     assert AuthConfig.model_fields.keys() == {"enrolment_tokens", "admin_token", "admin_tokens"}
     required = {name for name, field in RunSpec.model_fields.items() if field.is_required()}
     runs = _schema("aggregator", "runs")["additionalProperties"]
@@ -231,10 +292,11 @@ def test_probes_are_routes() -> None:
 
 def _leaves(schema: dict[str, Any], values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every value with its default: mappings with fixed keys are opened, all others are leaves."""
-    if schema.get("additionalProperties") is not False or path in OPEN:
+    fixed = schema.get("additionalProperties") is False or path == "global"  # others' keys, too
+    if not fixed or path in OPEN:
         yield path, values
         return
-    assert values.keys() == schema["properties"].keys() - {"global"}, path
+    assert values.keys() == schema["properties"].keys(), path
     for name, part in values.items():
         yield from _leaves(schema["properties"][name], part, f"{path}.{name}" if path else name)
 

@@ -39,6 +39,9 @@ spec:
       resource:
         name: cpu
         target: {type: Utilization, averageUtilization: {{ .targetCPUUtilizationPercentage }}}
+  {{- with .behavior }}
+  behavior: {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- end }}
 {{- end }}
 {{- end -}}

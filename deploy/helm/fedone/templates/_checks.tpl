@@ -41,6 +41,12 @@
 {{- fail (printf "aggregator.backend.%s: must begin with /, such as /var/lib/fedone/answers.db; the config's folder cannot be written" $name) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .httpRoute.enabled (not .httpRoute.parentRefs) -}}
+{{- fail "httpRoute.parentRefs: needs the gateway, such as [{name: gateway, namespace: infra}]" -}}
+{{- end -}}
+{{- if and .aggregator.tls.clientCertificates (not .aggregator.tls.secretName) -}}
+{{- fail "aggregator.tls.clientCertificates: needs aggregator.tls.secretName, a Secret with tls.crt, tls.key and ca.crt" -}}
+{{- end -}}
 {{- if and .ingress.enabled (not .ingress.hosts) -}}
 {{- fail "ingress.hosts: needs at least one, such as fedone.example" -}}
 {{- end -}}

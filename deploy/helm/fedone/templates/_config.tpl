@@ -73,6 +73,11 @@ null
   "metrics" $metrics
 -}}
 {{- if not (hasKey .Values.aggregator "backend") -}}{{- $_ := set $config "backend" nil -}}{{- end -}}
+{{- if .Values.aggregator.tls.secretName -}}
+{{- $tls := dict "certificate" "/etc/fedone-tls/tls.crt" "key" "/etc/fedone-tls/tls.key" -}}
+{{- if .Values.aggregator.tls.clientCertificates -}}{{- $_ := set $tls "client_ca" "/etc/fedone-tls/ca.crt" -}}{{- end -}}
+{{- $_ := set $config "tls" $tls -}}
+{{- end -}}
 {{- toYaml (merge $config $given) -}}
 {{- end -}}
 

@@ -45,9 +45,13 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{/* An image by digest, else by tag: (list $ image). */}}
 {{- define "fedone.image" -}}
 {{- $root := index . 0 -}}{{- $image := index . 1 -}}
+{{- $repository := $image.repository -}}
+{{- with $root.Values.global.imageRegistry -}}
+{{- $repository = printf "%s/%s" (trimSuffix "/" .) $repository -}}
+{{- end -}}
 {{- if $image.digest -}}
-{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- printf "%s@%s" $repository $image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" $image.repository (default $root.Chart.AppVersion $image.tag) -}}
+{{- printf "%s:%s" $repository (default $root.Chart.AppVersion $image.tag) -}}
 {{- end -}}
 {{- end -}}

@@ -31,9 +31,34 @@ priorityClassName: {{ . }}
 serviceAccountName: {{ include "fedone.serviceAccount" . }}
 automountServiceAccountToken: false
 enableServiceLinks: false
-{{- with .Values.imagePullSecrets }}
+{{- include "fedone.pullSecrets" . }}
+{{- end -}}
+
+{{- define "fedone.pullSecrets" -}}
+{{- with concat (default list .Values.global.imagePullSecrets) .Values.imagePullSecrets | uniq }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end -}}
+
+{{/* A probe of the aggregator with a component's changes: (list $ path own changes). With client
+     certificates the kubelet, which has none, can only open a connection. */}}
+{{- define "fedone.probe" -}}
+{{- $root := index . 0 -}}
+{{- $path := index . 1 -}}
+{{- $probe := merge (deepCopy (index . 3)) (index . 2) -}}
+{{- $keys := keys $probe -}}
+{{- if not (or (has "httpGet" $keys) (has "exec" $keys) (has "tcpSocket" $keys) (has "grpc" $keys)) -}}
+{{- with $root.Values.aggregator.tls -}}
+{{- if and .secretName .clientCertificates -}}
+{{- $_ := set $probe "tcpSocket" (dict "port" "http") -}}
+{{- else -}}
+{{- $get := dict "path" $path "port" "http" -}}
+{{- if .secretName -}}{{- $_ := set $get "scheme" "HTTPS" -}}{{- end -}}
+{{- $_ := set $probe "httpGet" $get -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $probe -}}
 {{- end -}}
 
 {{/* A variable from a Secret: (list "NAME" secret). */}}
