@@ -1,12 +1,17 @@
-"""The clock protocol: time as an argument, so that tests of deadlines do not wait."""
+"""Time as an argument, so that tests of deadlines do not wait; and waits with a limit."""
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
+import inspect
 import time
-from typing import Protocol
+from collections.abc import Awaitable
+from typing import Any, Protocol, TypeVar
 
-__all__ = ["Clock", "SystemClock", "wait_until_s"]
+__all__ = ["Clock", "SystemClock", "answer_of", "end", "wait_until_s", "within"]
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -52,3 +57,32 @@ def wait_until_s(then: str, now: str | None) -> float | None:
         return max((until - at).total_seconds(), 0.0)
     except (ValueError, TypeError, OverflowError):
         return None
+
+
+async def within(call: Awaitable[T], seconds: float | None = None, *, grace_s: float = 1.0) -> T:
+    """Return the result of a call, which ends with its time or with the caller, by `end`.
+
+    Raises:
+        TimeoutError: Its time is over.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+    finally:
+        await end(task, grace_s)
+
+
+async def end(task: asyncio.Future[Any], grace_s: float = 1.0) -> None:
+    """Cancel a task; one that ignores it for `grace_s` seconds is left behind."""
+    if not task.done():
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        task.cancel()
+        await asyncio.wait({task}, timeout=grace_s)
+
+
+async def answer_of(given: Any) -> Any:
+    """Return the answer of an app's function, plain or async, which cannot hold up the caller."""
+    return await within(given, grace_s=0.1) if inspect.isawaitable(given) else given

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +60,24 @@ def sync_path(path: Path) -> None:
     except OSError as exc:
         if exc.errno not in _NOT_OFFERED:
             raise
+
+
+def lock_file(path: str | Path) -> int:
+    """Create a file and lock it until the returned descriptor is closed or the process ends.
+
+    Raises:
+        BlockingIOError: It is locked.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    if sys.platform != "win32":  # Python has no equivalent there.
+        import fcntl
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+    return descriptor
 
 
 def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:

@@ -35,18 +35,18 @@ def load_object(key: str, name: str, folder: str | Path = ".", *, group: str | N
             if place not in sys.path:
                 sys.path.append(place)
             module, _, path = name.partition(":")
-            found: Any = import_module(module)
+            target: Any = import_module(module)
             for part in path.split("."):
-                found = getattr(found, part)
+                target = getattr(target, part)
         else:
-            found = _entry_point(key, name, group)
+            target = _entry_point(key, name, group)
     except SpecError:
         raise
     except Exception as exc:  # A user's module can raise any error.
         raise SpecError(f"{key}: cannot import {name!r}: {type(exc).__name__}: {exc}") from exc
-    if not callable(found):
+    if not callable(target):
         raise SpecError(f"{key}: {name!r} is not a function or class")
-    return found
+    return target
 
 
 def _entry_point(key: str, name: str, group: str | None) -> Any:

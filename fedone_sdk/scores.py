@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, JsonValue, ValidationError, validate_call
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, validate_call
+from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
 
+from fedone_sdk.clock import answer_of
 from fedone_sdk.errors import BackendError, BackendRefused, BudgetError, ProblemError, SpecError
 from fedone_sdk.task import Example, LogProbs, Score, ScoreFunction, TaskSpec
 
@@ -77,11 +80,11 @@ async def graded(
     texts = {index: row for index, row in enumerate(rows) if isinstance(row, str)}
     calls = [one(text, examples[index]) for index, text in texts.items()]
     scores = dict(zip(texts, await asyncio.gather(*calls), strict=True))
-    failures = [found for found in scores.values() if isinstance(found, SpecError)]
+    failures = [one for one in scores.values() if isinstance(one, SpecError)]
     if len(failures) > most_failed * len(texts):
         raise failures[0]
-    found = [scores.get(index, row) for index, row in enumerate(rows)]
-    return tuple(None if isinstance(one, (SpecError, str)) else one for one in found)
+    answers = [scores.get(index, row) for index, row in enumerate(rows)]
+    return tuple(None if isinstance(one, (SpecError, str)) else one for one in answers)
 
 
 async def _called(
@@ -91,8 +94,8 @@ async def _called(
         raise SpecError("task.score: loss score needs a score function")
     try:
         async with asyncio.timeout(SCORE_TIMEOUT_S):
-            found = await asyncio.to_thread(score, written, example)
-            given = await found if inspect.isawaitable(found) else found
+            returned = await asyncio.to_thread(score, written, example)
+            given = await answer_of(returned)
         given = given if isinstance(given, Score) else Score(float(given))
         value, said = float(given.value), str(given.feedback)
     except Exception as exc:
@@ -149,8 +152,8 @@ _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)
 
 
 def _last_number(text: str) -> float | None:
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    numbers = _NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
 
 
 @validate_call
@@ -235,10 +238,12 @@ def json_fields(
             object that breaks its `type`, `enum`, `required`, `properties`, `items` or
             ``additionalProperties: false`` scores 0. Other keywords are the engine's alone.
     """
-    wrong_types = {*re.findall(r'"type": "(\w+)"', json.dumps(schema))} - _TYPES.keys()
-    if schema is not None and (schema.get("type") != "object" or wrong_types):
-        known = ", ".join(_TYPES)
-        raise ValueError(f"schema: must be of type object, and its types of {known}")
+    form: TypeAdapter[Any] | None = None
+    if schema is not None:
+        try:
+            form = TypeAdapter(_form(schema))
+        except (KeyError, TypeError, AttributeError) as exc:
+            raise ValueError(f"schema: {exc}; its types are {', '.join(_TYPES)}") from None
 
     def score(generated: str, example: Example) -> Score:
         wanted = example[column]
@@ -246,8 +251,12 @@ def json_fields(
         found = object_in(generated)
         if found is None:
             return Score(0.0, "the answer has no JSON object")
-        if schema is not None and (misfit := _misfit(found, schema, "the object")):
-            return Score(0.0, misfit)
+        try:
+            if form is not None:
+                form.validate_python(found)
+        except ValidationError as exc:
+            problem = exc.errors()[0]
+            return Score(0.0, f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}")
         names = fields or tuple(wanted)
         wrong = [name for name in names if _value(found.get(name)) != _value(wanted.get(name))]
         said = [
@@ -261,41 +270,37 @@ def json_fields(
     return score
 
 
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "object": Mapping,
-    "array": list,
+_TYPES: Mapping[str, Any] = {
+    "object": dict[str, Any],
+    "array": list[Any],
     "string": str,
-    "number": (int, float),
+    "number": float,
     "integer": int,
     "boolean": bool,
-    "null": type(None),
+    "null": None,
 }
 
 
-def _misfit(value: Any, schema: Mapping[str, Any], where: str) -> str:
-    """Return how a value breaks a schema; empty if it does not."""
+def _form(schema: Mapping[str, Any]) -> Any:
+    """Return the type of the values that fit a JSON Schema, as far as `json_fields` checks it."""
+    if "enum" in schema:
+        return Literal[tuple(schema["enum"])]
+    if "items" in schema:
+        return list[_form(schema["items"])]  # type: ignore[misc]
+    if "properties" in schema:
+        needed = schema.get("required", ())
+        fields = {
+            name: _form(of) if name in needed else NotRequired[_form(of)]
+            for name, of in schema["properties"].items()
+        }
+        closed = schema.get("additionalProperties") is False
+        make: Any = TypedDict  # A type checker takes a literal only.
+        form = make("form", fields)
+        form.__pydantic_config__ = ConfigDict(strict=True, extra="forbid" if closed else "allow")
+        return form
     kinds = schema.get("type", [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    is_bool = isinstance(value, bool)
-    if kinds and not any(
-        isinstance(value, _TYPES[kind]) and (kind == "boolean" or not is_bool) for kind in kinds
-    ):
-        return f"{where} must be of type {' or '.join(kinds)}"
-    if "enum" in schema and value not in schema["enum"]:
-        return f"{where} must be one of {schema['enum']}"
-    inner: list[tuple[str, Any, Mapping[str, Any]]] = []
-    if isinstance(value, Mapping):
-        known = schema.get("properties", {})
-        if missing := [name for name in schema.get("required", ()) if name not in value]:
-            return f"{where} has no {missing[0]}"
-        more = [name for name in value if name not in known]
-        if more and schema.get("additionalProperties") is False:
-            return f"{where} must not have {more[0]}"
-        inner = [(name, value[name], known[name]) for name in value if name in known]
-    elif isinstance(value, list):
-        items = schema.get("items", {})
-        inner = [(f"{where}[{number}]", one, items) for number, one in enumerate(value)]
-    return next(filter(None, (_misfit(one, of, name) for name, one, of in inner)), "")
+    found = [_TYPES[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds)]
+    return reduce(or_, found) if found else Any
 
 
 def object_in(text: str) -> Mapping[str, Any] | None:

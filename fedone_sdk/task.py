@@ -200,12 +200,12 @@ _Template = Annotated[str, Field(max_length=4000), AfterValidator(lambda text: _
 
 def _parsed(template: str) -> str:
     try:
-        found = list(string.Formatter().parse(template))
+        fields = list(string.Formatter().parse(template))
     except ValueError as exc:
         raise ValueError(f"not a template: {exc}") from None
-    if any(conversion or not _CUT.fullmatch(spec or "") for _, _, spec, conversion in found):
+    if any(conversion or not _CUT.fullmatch(spec or "") for _, _, spec, conversion in fields):
         raise ValueError("a {field} may have a length, such as {text:.400}, and nothing else")
-    if any(not name.isidentifier() for _, name, _, _ in found if name is not None):
+    if any(not name.isidentifier() for _, name, _, _ in fields if name is not None):
         raise ValueError("every {field} must be a plain name")
     return template
 
@@ -534,8 +534,8 @@ def answer_word(word: str, before: str) -> str:
 def _field(example: Example, name: str) -> str:
     value = example.get(name)
     if not isinstance(value, str):
-        found = "is missing" if name not in example else f"is {type(value).__name__}"
-        raise DataError(f"example field {name!r} {found}; it must be text")
+        problem = "is missing" if name not in example else f"is {type(value).__name__}"
+        raise DataError(f"example field {name!r} {problem}; it must be text")
     return value
 
 

@@ -105,9 +105,9 @@ class ScriptedBackend(LLMBackend):
             raise ValueError(f"this backend answers {sorted(self.answers)}, not {query.want!r}")
         self.asked.append(query)
         if self._gate is not None:
-            held = self._gate(query)
-            if asyncio.iscoroutine(held):
-                await held
+            waiting = self._gate(query)
+            if asyncio.iscoroutine(waiting):
+                await waiting
         usage = Usage(requests=1, prompt_tokens=len(query.inputs))
         if query.want == "text":
             texts = tuple(self._write(rendered, query.max_tokens) for rendered in query.inputs)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, assert_never
+from typing import Annotated, Literal, Self, assert_never
 
 from pydantic import (
     AfterValidator,
@@ -87,8 +87,8 @@ def special_token(text: str) -> str | None:
 
     A tokeniser may normalise a text before it looks for them.
     """
-    found = _SPECIAL.search(text if text.isascii() else unicodedata.normalize("NFKC", text))
-    return None if found is None else found[0]
+    match = _SPECIAL.search(text if text.isascii() else unicodedata.normalize("NFKC", text))
+    return None if match is None else match[0]
 
 
 def _check_plain(text: str) -> str:
@@ -247,18 +247,17 @@ class Vocabulary(_Frozen):
 
     def of_position(self, position: int) -> tuple[str, ...]:
         """Return the candidates of a position, in index order."""
-        if not self.slots:
-            return self.candidates
-        rows = [slot.candidates for slot in self.slots for _ in range(slot.repeat)]
-        return rows[position]
+        return self._rows[position] if self.slots else self.candidates
+
+    @cached_property
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [slot.candidates for slot in self.slots for _ in range(slot.repeat)]
 
     def tokens(self, indices: Iterable[int]) -> list[str]:
         """Return the candidates at these indices, one per position."""
-        rows = [slot.candidates for slot in self.slots for _ in range(slot.repeat)]
-        alike = self.candidates
         chosen = []
         for position, index in enumerate(indices):
-            candidates = rows[position] if rows else alike
+            candidates = self.of_position(position)
             # Python would accept -1 as the last candidate and hide the error.
             if not 0 <= index < len(candidates):
                 raise IndexError(f"candidate {index} is not in [0, {len(candidates)})")
@@ -320,8 +319,7 @@ class FileVocabulary(_Frozen):
 
     Attributes:
         path: A text file with one candidate per line, used verbatim; or a ``.json`` file with an
-            array of texts, or with an object whose ``vocab`` is an array of texts or of objects
-            with a ``text``. A relative path is relative to the run file's folder.
+            array of texts. A relative path is relative to the run file's folder.
         blank: Whether to include the blank candidate, as index 0.
     """
 
@@ -498,16 +496,6 @@ def _read_candidates(path: Path) -> list[str]:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise DataError(f"{path}: bad JSON: {exc}") from exc
-    entries = value.get("vocab") if isinstance(value, dict) else value
-    candidates = [_text_of(entry) for entry in entries] if isinstance(entries, list) else [None]
-    if None in candidates:
-        raise DataError(
-            f"{path}: must be a JSON array of texts, or an object whose 'vocab' is an array of "
-            "texts or of objects with a 'text'"
-        )
-    return [candidate for candidate in candidates if candidate is not None]
-
-
-def _text_of(entry: Any) -> str | None:
-    text = entry.get("text") if isinstance(entry, dict) else entry
-    return text if isinstance(text, str) else None
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise DataError(f"{path}: must be a JSON array of texts")
+    return value

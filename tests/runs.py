@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fedone_sdk.aggregator import ServedRun, Service
-from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.access.authority import Authority
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import EdgeClient, Idle
 from fedone_sdk.clock import Clock
@@ -137,21 +137,17 @@ class RecordingTransport(MemoryTransport):
 
 
 class DyingTransport(RecordingTransport):
-    """End the device at a request for scores, which the server has answered or not."""
+    """End the device at a request for scores."""
 
-    def __init__(self, service: Service, *, dies_at: int, answered: bool = False) -> None:
+    def __init__(self, service: Service, *, dies_at: int) -> None:
         super().__init__(service)
-        self._dies_at, self._answered = dies_at, answered
+        self._dies_at = dies_at
 
     async def score(self, credential: str, message: Score) -> Scores:
-        dies = len(self.scores) + 1 == self._dies_at
-        if dies and not self._answered:
+        if len(self.scores) + 1 == self._dies_at:
             self.scores.append(message)
             raise asyncio.CancelledError
-        answer = await super().score(credential, message)
-        if dies:
-            raise asyncio.CancelledError
-        return answer
+        return await super().score(credential, message)
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:

@@ -7,7 +7,7 @@ from fedone_sdk.aggregator.aggregator import Aggregator, RunHandle
 from fedone_sdk.aggregator.config import RunToServe, ServeConfig
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.state import snapshot_sha256
+from fedone_sdk.aggregator.rounds.run_state import snapshot_sha256
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.run_view import exported_run
 from fedone_sdk.aggregator.runs.served_run import ServedRun

@@ -10,8 +10,8 @@ from itertools import chain
 
 import structlog
 
+from fedone_sdk.aggregator.access.authority import Authority
 from fedone_sdk.aggregator.access.clients import Access
-from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
 from fedone_sdk.aggregator.dispatch.open_work import OpenWork
 from fedone_sdk.aggregator.model.calls import (

@@ -34,13 +34,13 @@ from numpy.typing import NDArray
 from .calibration import PRIOR_STD, UNKNOWN_TRACE, expanded, lowest
 from .gaussian_process import (
     Comparisons,
-    Contrasts,
     Features,
     Hyperparameters,
     Kernel,
     Likelihood,
     MiniBatches,
     Posterior,
+    RemlNoise,
     inverted,
     posterior,
     typical_length,
@@ -126,7 +126,7 @@ class Evaluator:
     kernel: Kernel
     inverse: NDArray[np.float64]
     batches: MiniBatches
-    contrasts: Contrasts
+    reml: RemlNoise
     classes: tuple[Posterior | None, ...]
     reference: int | None
 
@@ -144,7 +144,7 @@ class Evaluator:
             kernel=parts.kernel,
             inverse=parts.inverse,
             batches=parts.batches,
-            contrasts=parts.contrasts,
+            reml=parts.reml,
             classes=parts.posteriors(observed, parts.batches.centred(observed.losses)),
             reference=observed.row(features.space.reference),
         )
@@ -180,7 +180,7 @@ class Evaluator:
     ) -> NDArray[np.float64]:
         """Return D = `count` joint posterior draws of values, shape (D, P + Q).
 
-        The draws are of the P observed prompts, then of the Q others without their own parts,
+        The draws are of the P observed prompts, then of the Q others without their nuggets,
         about which nothing is known.
 
         Args:
@@ -191,7 +191,7 @@ class Evaluator:
         observed = np.arange(len(self.present))
         prior = self.kernel.matrix(np.concatenate([self.present, self.features.present(prompts)]))
         unknown = np.arange(len(observed), len(prior))
-        prior[unknown, unknown] -= self.kernel.same
+        prior[unknown, unknown] -= self.kernel.nugget
         # Per class the covariance is noise (prior - gain (K - unit) gain'), and K = prior[P, P].
         gain = prior[:, observed] @ self.inverse
         mean, explained, scale = np.zeros(len(observed)), np.zeros_like(self.inverse), 0.0
@@ -236,7 +236,7 @@ class _Parts(NamedTuple):
     kernel: Kernel
     inverse: NDArray[np.float64]
     batches: MiniBatches
-    contrasts: Contrasts
+    reml: RemlNoise
 
     @classmethod
     def of(cls, observed: Observations, features: Features, values: Hyperparameters) -> _Parts:
@@ -244,8 +244,8 @@ class _Parts(NamedTuple):
         kernel = values.kernel(_typical_examples(observed), typical_length(present))
         covariance = kernel.matrix(present)
         batches = MiniBatches.of(observed.rows, observed.batches, len(observed.prompts))
-        contrasts = Contrasts.of(batches, unit_covariance(covariance), values.part)
-        return cls(present, kernel, inverted(covariance), batches, contrasts)
+        reml = RemlNoise.of(batches, unit_covariance(covariance), values.part)
+        return cls(present, kernel, inverted(covariance), batches, reml)
 
     def posteriors(
         self, observed: Observations, losses: NDArray[np.float64]
@@ -258,7 +258,7 @@ class _Parts(NamedTuple):
         weights = observed.trust[:, None] * observed.examples
         found = tuple(
             posterior(
-                Comparisons(self.batches, self.contrasts, losses[:, :, c], weights[:, c]),
+                Comparisons(self.batches, self.reml, losses[:, :, c], weights[:, c]),
                 self.inverse,
             )
             if weights[:, c].any()
@@ -334,10 +334,10 @@ def _best_biases(
     weights = observed.trust[:, None] * observed.examples
     smooth = np.zeros((len(observed.prompts), *numbers.shape[1:]))
     for c in np.flatnonzero(observed.seen):
-        own = Comparisons(parts.batches, parts.contrasts, padded[:, :, c], weights[:, c])
+        own = Comparisons(parts.batches, parts.reml, padded[:, :, c], weights[:, c])
         mean = np.linalg.solve(prior + own.precision(), own.weighted())
         residuals = padded[:, :, c] - mean[parts.batches.members]
-        intercepts = np.einsum("ji,jig->jg", parts.contrasts.level, residuals)
+        intercepts = np.einsum("ji,jig->jg", parts.reml.level, residuals)
         smooth[:, c] = mean + np.average(intercepts, axis=0, weights=weights[:, c])
     totals = np.where(observed.seen, weights.sum(axis=0), 1.0)
     targets = np.einsum("jk,jkc->kc", weights, observed.targets) / totals[:, None]
@@ -400,7 +400,7 @@ def _trust_of(
     found: tuple[Posterior | None, ...],
 ) -> NDArray[np.float64]:
     """Return the trust in each mini-batch, from its agreement with the others, shape (J,)."""
-    batches, contrasts = parts.batches, parts.contrasts
+    batches, reml = parts.batches, parts.reml
     squares = np.zeros(len(observed.examples))
     degrees = np.zeros(len(observed.examples))
     for c, own in enumerate(found):
@@ -408,11 +408,11 @@ def _trust_of(
             continue
         examples = observed.examples[:, c]
         residuals = np.where(batches.present, losses[:, :, c] - own.mean[batches.members], 0.0)
-        square = np.einsum("ji,jik,jk->j", residuals, contrasts.precision, residuals)
+        square = np.einsum("ji,jik,jk->j", residuals, reml.precision, residuals)
         squares += examples * square / own.noise
         # The posterior is fitted to these losses, which uses some of the degrees of freedom.
-        fitted = np.einsum("jik,jik->j", contrasts.precision, batches.blocks(own.unit))
+        fitted = np.einsum("jik,jik->j", reml.precision, batches.blocks(own.unit))
         fitted *= observed.trust * examples
-        degrees += np.where(examples > 0, np.maximum(contrasts.degrees - fitted, 0.0), 0.0)
+        degrees += np.where(examples > 0, np.maximum(reml.degrees - fitted, 0.0), 0.0)
     trust: NDArray[np.float64] = (_DEGREES_OF_FREEDOM + degrees) / (_DEGREES_OF_FREEDOM + squares)
     return np.minimum(trust, 1.0)

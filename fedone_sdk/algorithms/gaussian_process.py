@@ -78,11 +78,12 @@ class MiniBatches:
         return matrix[self.members[:, :, None], self.members[:, None, :]]
 
 
-class Contrasts(NamedTuple):
+class RemlNoise(NamedTuple):
     """The noise of a mini-batch of one example, after its random intercept is integrated out.
 
-    With the noise covariance R of the prompts' losses and a flat prior for the intercept, their
-    precision is R^-1 - R^-1 1 1' R^-1 / (1' R^-1 1). Only differences between prompts count.
+    As in restricted maximum likelihood (REML, Patterson and Thompson 1971), only differences
+    between prompts count: with the noise covariance R of the prompts' losses and a flat prior for
+    the intercept, their precision is R^-1 - R^-1 1 1' R^-1 / (1' R^-1 1).
 
     Attributes:
         precision: Shape (J, I, I), 0 where there is no prompt.
@@ -99,8 +100,8 @@ class Contrasts(NamedTuple):
     @classmethod
     def of(
         cls, batches: MiniBatches, unit_covariance: NDArray[np.float64], shared_noise: float
-    ) -> Contrasts:
-        """Return the contrasts of mini-batches.
+    ) -> RemlNoise:
+        """Return the noise of mini-batches.
 
         The effect of a prompt varies between examples, and similar prompts vary together. A part of
         the noise therefore has the covariance of the values.
@@ -167,24 +168,24 @@ class Features:
 class Kernel(NamedTuple):
     """The prior covariance of prompts' values, in arbitrary units.
 
-    A value is a sum of independent normal parts: one per feature, one per pair of features and one
-    for the whole prompt. Feature effects have a common random mean; for example, most words do
-    harm. Prompts of a and b features that share m of them have the covariance
+    A value is a sum of independent normal parts: one per feature, one per pair of features, and the
+    nugget of the whole prompt. Feature effects have a common random mean; for example, most words
+    do harm. Prompts of a and b features that share m of them have the covariance
 
-        additive (m / L + a b / L^2) + pairs m (m - 1) / (L (L - 1)) + same [equal prompts].
+        additive (m / L + a b / L^2) + pairs m (m - 1) / (L (L - 1)) + nugget [equal prompts].
 
     If all prompts have the same number of features, the mean is part of the intercepts.
 
     Attributes:
         additive: Variance of the first part of a prompt of L features.
         pairs: Variance of the second.
-        same: Variance of the third.
+        nugget: Variance of the third.
         length: L, the number of features of a typical prompt, at least 2.
     """
 
     additive: float
     pairs: float
-    same: float
+    nugget: float
     length: float
 
     @property
@@ -212,7 +213,7 @@ class Kernel(NamedTuple):
         counts = np.diagonal(both)
         matrix = both * (self.one + 0.5 * self.pair * (both - 1.0))
         matrix += self.common * counts[:, None] * counts
-        matrix[np.diag_indices(len(matrix))] += self.same
+        matrix[np.diag_indices(len(matrix))] += self.nugget
         return matrix
 
 
@@ -233,13 +234,13 @@ class Comparisons(NamedTuple):
     """
 
     batches: MiniBatches
-    contrasts: Contrasts
+    reml: RemlNoise
     losses: NDArray[np.float64]
     weights: NDArray[np.float64]
 
     def precision(self) -> NDArray[np.float64]:
         """Return the precision of the values, (P, P), in units of one example's noise."""
-        return self.batches.matrix(self.weights[:, None, None] * self.contrasts.precision)
+        return self.batches.matrix(self.weights[:, None, None] * self.reml.precision)
 
     def weighted(self) -> NDArray[np.float64]:
         """Return the losses times that precision, summed per prompt, shape (P,) or (P, G)."""
@@ -252,11 +253,11 @@ class Comparisons(NamedTuple):
     def degrees(self) -> float:
         """Return the number of independent differences, with full trust in all mini-batches."""
         present = self.weights > 0.0
-        return float(self.contrasts.degrees[present].sum())
+        return float(self.reml.degrees[present].sum())
 
     def _weighted(self) -> NDArray[np.float64]:
         flat = self.losses.reshape(*self.losses.shape[:2], -1)
-        result = self.weights[:, None, None] * (self.contrasts.precision @ flat)
+        result = self.weights[:, None, None] * (self.reml.precision @ flat)
         return result.reshape(self.losses.shape)
 
 
@@ -305,9 +306,9 @@ def inverted(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 _STEP = math.log(2.0)
 """Largest step of a hyperparameter, on a log scale."""
 
-_LEAST_OWN = 1e-3
-"""Least variance of a prompt's own part, relative to the other parts: keeps the covariance of
-prompts well conditioned."""
+_LEAST_NUGGET = 1e-3
+"""Least nugget, relative to the other variances: keeps the covariance of prompts well
+conditioned."""
 
 _LEAST_VARIANCE = 1e-12
 
@@ -321,14 +322,14 @@ class Hyperparameters(NamedTuple):
     Attributes:
         additive: The kernel's variance of the same name.
         pairs: Likewise.
-        same: Likewise.
+        nugget: Likewise.
         shared_noise: Log-odds of the part of the noise that has the kernel's covariance.
         curves: Prior variance at a fixed label bias, relative to that at each prompt's best bias.
     """
 
     additive: float
     pairs: float
-    same: float
+    nugget: float
     shared_noise: float
     curves: float
 
@@ -344,8 +345,8 @@ class Hyperparameters(NamedTuple):
             examples: Of a typical mini-batch.
             length: Features of a typical prompt.
         """
-        one, pairs, same = (math.exp(value) / examples for value in self[:3])
-        return Kernel(one, pairs, same + _LEAST_OWN * (one + pairs), length)
+        one, pairs, nugget = (math.exp(value) / examples for value in self[:3])
+        return Kernel(one, pairs, nugget + _LEAST_NUGGET * (one + pairs), length)
 
 
 PRIOR = Hyperparameters(math.log(0.5), math.log(0.25), math.log(0.25), 0.0, math.log(4.0))
@@ -385,12 +386,12 @@ class Likelihood:
             self._loss, list(values), [at for at in coordinates if at < _CURVES_INDEX]
         )
         if self.unbiased is not None and _CURVES_INDEX in coordinates:
-            inverse, contrasts = self._of(Hyperparameters(*found))
+            inverse, reml = self._of(Hyperparameters(*found))
 
             def loss(tried: list[float]) -> float:
                 wide = math.exp(tried[_CURVES_INDEX])
                 assert self.unbiased is not None
-                deviance = self._deviance(self.unbiased, inverse / wide, contrasts)
+                deviance = self._deviance(self.unbiased, inverse / wide, reml)
                 return deviance + _prior_deviance(Hyperparameters(*tried))
 
             found = _coordinate_step(loss, found, [_CURVES_INDEX])
@@ -398,21 +399,21 @@ class Likelihood:
 
     def loss(self, values: Hyperparameters) -> float:
         """Return -2 log of likelihood times prior, up to a constant."""
-        inverse, contrasts = self._of(values)
-        return self._deviance(self.losses, inverse, contrasts) + _prior_deviance(values)
+        inverse, reml = self._of(values)
+        return self._deviance(self.losses, inverse, reml) + _prior_deviance(values)
 
     def _loss(self, values: list[float]) -> float:
         return self.loss(Hyperparameters(*values))
 
-    def _of(self, values: Hyperparameters) -> tuple[NDArray[np.float64], Contrasts]:
-        """Return the inverse of the prior covariance, and the contrasts."""
+    def _of(self, values: Hyperparameters) -> tuple[NDArray[np.float64], RemlNoise]:
+        """Return the inverse of the prior covariance, and the noise."""
         length = typical_length(self.present)
         covariance = values.kernel(self.examples, length).matrix(self.present)
-        contrasts = Contrasts.of(self.batches, unit_covariance(covariance), values.part)
-        return inverted(covariance), contrasts
+        reml = RemlNoise.of(self.batches, unit_covariance(covariance), values.part)
+        return inverted(covariance), reml
 
     def _deviance(
-        self, losses: NDArray[np.float64], inverse: NDArray[np.float64], contrasts: Contrasts
+        self, losses: NDArray[np.float64], inverse: NDArray[np.float64], reml: RemlNoise
     ) -> float:
         prior = -2.0 * float(np.log(np.diagonal(np.linalg.cholesky(inverse))).sum())
         total = 0.0
@@ -421,13 +422,13 @@ class Likelihood:
             present = weights > 0.0
             if not present.any():
                 continue
-            own = Comparisons(self.batches, contrasts, losses[:, :, c], weights)
+            own = Comparisons(self.batches, reml, losses[:, :, c], weights)
             root = np.linalg.cholesky(inverse + own.precision())
             weighted = np.linalg.solve(root, own.weighted())
             square = max(own.square() - float(weighted @ weighted), _LEAST_VARIANCE)
             total += own.degrees() * math.log(square) + prior
             total += 2.0 * float(np.log(np.diagonal(root)).sum())
-            total += float(contrasts.log_det[present].sum())
+            total += float(reml.log_det[present].sum())
         return total
 
 

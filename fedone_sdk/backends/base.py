@@ -18,6 +18,7 @@ from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.task import LOG_ZERO, Rendered
 
 if TYPE_CHECKING:
+    from fedone_sdk.backends.encoders import CausalEncoder, ClozeEncoder
     from fedone_sdk.budget import Payer
 
 __all__ = ["Answer", "LLMBackend", "LOG_ZERO", "Query", "RateLimits", "Want", "Wrapper"]
@@ -364,17 +365,7 @@ class PreparingBackend(LLMBackend, Generic[P]):
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
 
-class Encoder(Protocol):
-    """A tokeniser of a model in this process."""
-
-    def label_ids(self, label_words: Sequence[str], like: Rendered) -> list[list[int]]: ...
-
-    def encode(self, parts: Rendered) -> object: ...
-
-    def special_names(self, text: str) -> list[str]: ...
-
-
-E = TypeVar("E", bound=Encoder)
+E = TypeVar("E", bound="ClozeEncoder | CausalEncoder")
 M = TypeVar("M")
 
 

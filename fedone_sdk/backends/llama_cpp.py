@@ -65,8 +65,6 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
     ) -> None:
         if find_spec("xllamacpp") is None:
             raise MissingExtraError("a GGUF model", extra="llama-cpp")
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads must be at least 1, not {threads}")
         self._file = user_path(model)
         if not self._file.is_file():
             raise SpecError(f"there is no file {str(model)!r}")

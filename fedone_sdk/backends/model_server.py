@@ -129,7 +129,8 @@ class ModelServer:
         self._proxy = _proxy_for(self.url)
         self._max_bytes = max_bytes
         # An answer is never decompressed: a small answer stays small.
-        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        self._headers = {"User-Agent": "fedone-sdk", "Accept-Encoding": "identity"}
+        self._headers["Content-Type"] = "application/json"
         if api_key_env is not None:
             key = read_key(api_key_env)
             self._headers["Authorization"] = f"Bearer {key}"

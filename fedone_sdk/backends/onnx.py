@@ -51,22 +51,17 @@ class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
     def __init__(self, model: str | Path | None = None, *, threads: int | None = None) -> None:
         if any(find_spec(name) is None for name in ("numpy", "onnxruntime", "tokenizers")):
             raise MissingExtraError("a local ONNX model", extra="local")
-        if threads is None:
-            threads = min(4, os.cpu_count() or 1)
-        if threads < 1:
-            raise ValueError(f"threads must be at least 1, not {threads}")
         folder = assets.path("roberta_mini") if model is None else user_path(model)
         self._name = folder.resolve().name
         self._model_file, self._tokenizer_file = _files(folder)
         self.max_length = read_max_length(folder)
-        super().__init__("onnx", self._name, threads=threads)
+        super().__init__("onnx", self._name, threads=threads or min(4, os.cpu_count() or 1))
 
     @cached_property
     def fingerprint(self) -> str:
         """``onnx:<folder name>:<sha256>``, the first 16 hex digits over model and tokenizer."""
-        digest = sha256(self._model_file.read_bytes())
-        digest.update(self._tokenizer_file.read_bytes())
-        return f"onnx:{self._name}:{digest.hexdigest()[:16]}"
+        content = self._model_file.read_bytes() + self._tokenizer_file.read_bytes()
+        return f"onnx:{self._name}:{sha256(content).hexdigest()[:16]}"
 
     def _load_encoder(self) -> ClozeEncoder:
         return ClozeEncoder(self._tokenizer_file, self.max_length)

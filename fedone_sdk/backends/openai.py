@@ -11,24 +11,12 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import ValidationError
 
-from fedone_sdk.backends import tokens
+from fedone_sdk.backends import completions, model_server, tokens
 from fedone_sdk.backends.base import Answer, Query, Want, one_query
 from fedone_sdk.backends.chat import Message, is_chat, messages_of, refuse_mask
-from fedone_sdk.backends.completions import (
-    Choice,
-    Completion,
-    chosen_label,
-    label_log_probs,
-    spellings,
-)
+from fedone_sdk.backends.completions import Choice, Completion
 from fedone_sdk.backends.label_watch import LabelWatch
-from fedone_sdk.backends.model_server import (
-    ModelServer,
-    ServerBackend,
-    cached_tokens,
-    rate_limits,
-    usage_of,
-)
+from fedone_sdk.backends.model_server import ModelServer, ServerBackend
 from fedone_sdk.backends.request_form import WITHOUT, Contents, RequestForm
 from fedone_sdk.backends.sampled import requests_of
 from fedone_sdk.budget import NOTHING, Usage
@@ -178,7 +166,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         self.check_query(query)
         if len(query.inputs) != 1:
             raise ValueError(f"one input at a time, not {len(query.inputs)}")
-        words = spellings(query.label_words)
+        words = completions.spellings(query.label_words)
         if query.want != "text":
             self._watch.admit(query.label_words)
         prepared = await self._prepared(query)
@@ -202,14 +190,14 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         return replace(
             answer,
             usage=usage,
-            cached_tokens=cached_tokens(completion.usage, usage.prompt_tokens),
+            cached_tokens=model_server.cached_tokens(completion.usage, usage.prompt_tokens),
             model=completion.version,
-            limits=rate_limits(reply.headers),
+            limits=model_server.rate_limits(reply.headers),
         )
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Check label words, form, and that the server lists the model, at no cost."""
-        words = spellings(label_words)
+        words = completions.spellings(label_words)
         counter = await self._in(self._token_thread, self._loaded)
         if self._log_probs and counter.exact:
             for given, word in zip(label_words, words, strict=True):
@@ -328,7 +316,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             counter = await self._in(self._token_thread, self._loaded)
             num_written = counter.least(counter.count(choices[0].written or ""))
         least = Usage(prompt_tokens=prepared.least, completion_tokens=num_written)
-        return usage_of(completion.usage, prepared.worst, least)
+        return model_server.usage_of(completion.usage, prepared.worst, least)
 
     def _check_served(self, completion: Completion) -> None:
         if self._pinned and completion.system_fingerprint != self._pinned:
@@ -376,7 +364,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if not top:
             return None, 0
         try:
-            row, censored = label_log_probs(top, choice.first_token(), words)
+            row, censored = completions.label_log_probs(top, choice.first_token(), words)
         except ValueError as exc:
             raise BackendRefused(
                 f"{exc}, so they are no probabilities: {WITHOUT}, or take another server"
@@ -389,7 +377,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     def _chosen(
         self, query: Query, choice: Choice, words: Sequence[str]
     ) -> tuple[float, ...] | None:
-        row = None if choice.written is None else chosen_label(choice.written, words)
+        row = None if choice.written is None else completions.chosen_label(choice.written, words)
         if row is not None:
             label = words[row.index(0.0)] if 0.0 in row else choice.written or ""
             self._watch.note(query.label_words, [label], device=query.device)

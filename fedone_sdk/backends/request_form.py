@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -41,6 +42,16 @@ the extra fields that their requests need."""
 
 Contents = Sequence[tuple[str, str]]
 """One input as messages: (role, text) pairs."""
+
+
+def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the field of a request that holds an answer to a JSON Schema.
+
+    OpenAI's strict form takes closed objects only, and not every keyword.
+    """
+    strict = schema.get("additionalProperties") is False and "maxLength" not in json.dumps(schema)
+    answer = {"name": "answer", "strict": strict, "schema": schema}
+    return {"type": "json_schema", "json_schema": answer}
 
 
 class RequestForm:
@@ -105,12 +116,7 @@ class RequestForm:
             if contents[-1][0] == "assistant":
                 body |= self.continuing or {}
             if schema is not None and "schema" not in self._changes:
-                # OpenAI's strict form takes only some keywords.
-                strict = schema.get("additionalProperties") is False and "maxLength" not in str(
-                    schema
-                )
-                answer = {"name": "answer", "strict": strict, "schema": schema}
-                body["response_format"] = {"type": "json_schema", "json_schema": answer}
+                body["response_format"] = response_format(schema)
         return {name: value for name, value in body.items() if value is not None}
 
     def _messages(self, contents: Contents) -> list[dict[str, Any]]:

@@ -186,6 +186,6 @@ def asked(
 ) -> tuple[Output, T]:
     """Return what `use` does with a client of the server, which the JSON file gets."""
     output = Output(json_file)
-    found = call(server, token, use)
-    output.write_json(found)
-    return output, found
+    result = call(server, token, use)
+    output.write_json(result)
+    return output, result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import shlex
 import sys
 import time
@@ -139,7 +140,6 @@ class Progress:
         self._show = show
         self._loss: float | None = None
         self._metric = ""
-        self._seen = 0
         self._began: tuple[float, float] | None = None
         self._rounds = False
 
@@ -155,27 +155,18 @@ class Progress:
             self._show(text, True)
         if change is None:
             return
+        if change.measured:  # Points arrive some rounds late.
+            points = (one.metric for one in reversed(run.history) if one.metric is not None)
+            self._metric = f", {run.spec.task.metric} {next(points, math.nan):.3f}"
         if change.finished is not None:
             loss = change.finished.report.mean_loss
-            self._loss = (
-                loss if self._loss is None else self._loss + _SMOOTHING * (loss - self._loss)
-            )
-            measured = self._has_new_metric(run)
-            self._show(self._line(run), measured or not self._rounds)
+            before = loss if self._loss is None else self._loss
+            self._loss = before + _SMOOTHING * (loss - before)
+        if change.finished is not None or change.measured:
+            self._show(self._line(run), change.measured or not self._rounds)
             self._rounds = True
         if change.ended:
             self._show(f"{self._line(run)}, {run.state.status}", True)
-
-    def _has_new_metric(self, run: ServedRun) -> bool:
-        # Points arrive some rounds late and update their entry, so the last few are checked again.
-        for report in reversed(run.history):
-            if report.round < self._seen:
-                break
-            if report.metric is not None:
-                self._seen = report.round + 1
-                self._metric = f", {run.spec.task.metric} {report.metric:.3f}"
-                return True
-        return False
 
     def _line(self, run: ServedRun) -> str:
         state, budget = run.state, run.state.account.cap

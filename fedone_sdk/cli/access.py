@@ -71,10 +71,10 @@ def list_tokens(server: Server, token: Token, json_file: JsonFile = None) -> Non
 
     Example: fedone tokens list --server https://fedone.example
     """
-    output, found = asked(server, token, json_file, AdminClient.tokens)
+    output, listed = asked(server, token, json_file, AdminClient.tokens)
     output.table(
         ["token", "runs", "uses left", "expires", "revoked"],
-        ([one.name, *_token_facts(one).values()] for one in found),
+        ([one.name, *_token_facts(one).values()] for one in listed),
     )
 
 
@@ -94,10 +94,10 @@ def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> No
 
     Example: fedone clients list --server https://fedone.example
     """
-    output, found = asked(server, token, json_file, AdminClient.clients)
+    output, listed = asked(server, token, json_file, AdminClient.clients)
     output.table(
         ["client", "name", "token", "runs", "enrolled", "revoked"],
-        ([client.client_id, *_client_facts(client).values()] for client in found),
+        ([client.client_id, *_client_facts(client).values()] for client in listed),
     )
 
 
@@ -138,9 +138,9 @@ def _client_facts(client: ClientInfo) -> dict[str, str]:
 def _seconds(text: str | None) -> float | None:
     if text is None:
         return None
-    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if match is None:
         raise ArgumentError(
             f"--expires-in: must be a number with s, m, h or d, such as 30d (got {text!r})"
         )
-    return float(int(found[1]) * _SECONDS[found[2]])
+    return float(int(match[1]) * _SECONDS[match[2]])

@@ -14,7 +14,7 @@ from fedone_sdk.cli import (
     db,
     init,
     models,
-    prompt,
+    prompts,
     report,
     retune,
     runs,
@@ -55,11 +55,11 @@ def _root(
 
 for function in (
     *(start.quickstart, init.init, tune.tune, tune.plan, retune.retune, compare.compare),
-    *(prompt.score, report.report, serve.serve, client.client, models.models),
+    *(prompts.score, report.report, serve.serve, client.client, models.models),
 ):
     command(app)(function)
 for name, group in {
-    "prompt": prompt.app,
+    "prompt": prompts.app,
     "runs": runs.app,
     "tokens": access.tokens,
     "clients": access.clients,

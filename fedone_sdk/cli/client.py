@@ -103,8 +103,8 @@ def _required(given: str | None) -> RequiredPrivacy | None:
     if given is None:
         return None
     unit, _, epsilon = given.rpartition(":")
-    found = {"unit": unit, "max_epsilon": epsilon}
-    return validate_spec(RequiredPrivacy, found, source="--privacy")
+    given_parts = {"unit": unit, "max_epsilon": epsilon}
+    return validate_spec(RequiredPrivacy, given_parts, source="--privacy")
 
 
 def _named(run: str | None) -> tuple[str | None, ScoreFunction | None]:

@@ -58,8 +58,8 @@ def copy(source: Annotated[str, typer.Argument(metavar="FROM", help=STORE)], tar
     from fedone_sdk.aggregator import snapshot_sha256
 
     copied = asyncio.run(_store_at(source).copy_to(_store_at(target), snapshot_sha256))
-    for run_id, found in copied.digests.items():
-        typer.echo(f"run {run_id}: alpha_sha256 {found}")
+    for run_id, digest in copied.digests.items():
+        typer.echo(f"run {run_id}: alpha_sha256 {digest}")
     rows = copied.rows
     typer.echo(
         f"copied {plural(rows['runs'], 'run')}, {plural(rows['log'], 'log line')}, "

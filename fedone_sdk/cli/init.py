@@ -196,10 +196,10 @@ def _meanings(given: str | None, labels: Sequence[str]) -> dict[str, str] | None
     if given is None:
         return None
     pairs = [one.partition("=") for one in given.split(",")]
-    found = {label.strip(): word.strip() for label, _, word in pairs}
-    if set(found) != set(labels) or not all(found.values()):
+    meanings = {label.strip(): word.strip() for label, _, word in pairs}
+    if set(meanings) != set(labels) or not all(meanings.values()):
         raise ArgumentError(f"--words: needs LABEL=WORD for each of {', '.join(labels)}")
-    return found
+    return meanings
 
 
 def _model(given: str | None) -> str:
@@ -249,14 +249,14 @@ async def _drafted(
 
     spec = TypeAdapter[Any](BackendSpec).validate_python(backend)
     async with build_backend(spec) as model:
-        found = await draft(model, backend["kind"], parts.public, **given)
-    if found.several:
+        drafted = await draft(model, backend["kind"], parts.public, **given)
+    if drafted.several:
         backend["multi_token_labels"] = True
     most = float(_LENGTHS[-1])
-    if found.char_s:
+    if drafted.char_s:
         rows = queries * _BATCH + 3 * len(parts.dev)
-        most = _TUNE_S / found.char_s / rows - FRAME_CHARS
-    return found, max(filter(lambda one: one <= most, _LENGTHS), default=_LENGTHS[0])
+        most = _TUNE_S / drafted.char_s / rows - FRAME_CHARS
+    return drafted, max(filter(lambda one: one <= most, _LENGTHS), default=_LENGTHS[0])
 
 
 def _write(target: Path, files: Mapping[str, str], *, fresh: bool) -> None:

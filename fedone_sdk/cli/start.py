@@ -109,13 +109,13 @@ async def _changes(store: Store, federation: Federation, result: RunResult) -> l
     return changed_answers(federation.spec.task, outcomes, federation.dev, bias)
 
 
-def _print_changes(output: Output, run: RunFile, result: RunResult, found: list[Change]) -> None:
+def _print_changes(output: Output, run: RunFile, result: RunResult, changes: list[Change]) -> None:
     task = run.spec.task
     words = [word.strip() for word in task.label_words]
-    right = sum(change.after == change.target for change in found)
-    if found:
-        output.heading(f"It changes {len(found)} answers, {right} for the better; for example")
-    for change in found[:_SHOWN_CHANGES]:
+    right = sum(change.after == change.target for change in changes)
+    if changes:
+        output.heading(f"It changes {len(changes)} answers, {right} for the better; for example")
+    for change in changes[:_SHOWN_CHANGES]:
         text = " ".join(printable(str(change.example[name])) for name in task.fields)
         verdict = "right" if change.after == change.target else "wrong"
         output.console.print(

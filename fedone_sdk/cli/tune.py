@@ -163,9 +163,9 @@ def plan(
     """
     output = Output(json_file)
     quiet_logs()
-    found, local = asyncio.run(_plan(RunFile.load(run_path, seed=seed, cap=cap), probe))
-    output.write_json(found)
-    print_plan(output, found, _time(found, local=local, probe=probe))
+    estimate, local = asyncio.run(_plan(RunFile.load(run_path, seed=seed, cap=cap), probe))
+    output.write_json(estimate)
+    print_plan(output, estimate, _time(estimate, local=local, probe=probe))
 
 
 async def _plan(run: RunFile, probe: bool) -> tuple[RunPlan, bool]:
@@ -177,7 +177,7 @@ async def _plan(run: RunFile, probe: bool) -> tuple[RunPlan, bool]:
         backend = await stack.enter_async_context(run.backend())
         with naming(str(run.path)):
             proposer = await stack.enter_async_context(proposer_of(run.spec, run.folder, backend))
-            found = await plan_run(
+            estimate = await plan_run(
                 federation,
                 backend=backend,
                 proposer=proposer,
@@ -185,7 +185,7 @@ async def _plan(run: RunFile, probe: bool) -> tuple[RunPlan, bool]:
                 # Loading modules and data keeps one core busy.
                 startup_s=time.process_time(),
             )
-        return found, backend.local
+        return estimate, backend.local
 
 
 def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
@@ -202,7 +202,11 @@ def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
         f"{plural(plan.rounds_planned, 'round')}, {plan.rounds_affordable} at worst",
         "evaluation queries": f"{plan.evaluation_queries}",
         "proposals": f"{plan.proposals} at most" if plan.proposals else "",
-        "judge": "" if plan.judge is None else f"about {cost_text(plan.judge, priced=plan.priced)}",
+        **{
+            name: f"about {cost_text(cost, priced=plan.priced)}"
+            for name, cost in (("proposer", plan.proposer), ("judge", plan.judge))
+            if cost is not None
+        },
         "requests": f"about {expected.requests} ({plan.distinct_share:.0%} of the training's rows "
         f"are new), {most.requests} at most",
         "prompt tokens": f"about {expected.prompt_tokens} ({plan.per_query.prompt_tokens} per "
@@ -224,14 +228,14 @@ def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
 
 
 def _time(plan: RunPlan, *, local: bool, probe: bool) -> str:
-    found = plan.duration
-    if found is None and local:
+    duration = plan.duration
+    if duration is None and local:
         return "not known: the probe failed" if probe else "not measured (--no-probe)"
-    if found is None:
+    if duration is None:
         return "no rate limit is set"
-    if found.basis == "rate_limits":
-        return f"{found.seconds:.0f} s at least, by the rate limits"
+    if duration.basis == "rate_limits":
+        return f"{duration.seconds:.0f} s at least, by the rate limits"
     return (
-        f"about {found.seconds:.0f} s on this machine (from a probe of "
-        f"{found.probe_queries} queries, {found.probe_s:.1f} s)"
+        f"about {duration.seconds:.0f} s on this machine (from a probe of "
+        f"{duration.probe_queries} queries, {duration.probe_s:.1f} s)"
     )

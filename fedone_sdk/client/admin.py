@@ -62,11 +62,9 @@ class AdminClient:
     """
 
     def __init__(self, url: str, token: str, *, network: Network | None = None) -> None:
-        network = network or Network()
-        self._connection = Connection(url, network)
-        self._timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=_CONNECT_S, sock_read=network.timeout_s
-        )
+        self._connection = Connection(url, network=network)
+        read_s = self._connection.network.timeout_s
+        self._timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=read_s)
         self._token = token_of(token) or ""
         if not self._token:
             raise ArgumentError("token: is required; allowed is printable ASCII")
@@ -188,13 +186,12 @@ class AdminClient:
 
     async def clients(self) -> tuple[ClientInfo, ...]:
         """Return all enrolled clients."""
-        found: tuple[ClientInfo, ...] = ()
-        params = {"limit": str(_PAGE)}
+        clients, params = list[ClientInfo](), {"limit": str(_PAGE)}
         while True:
             page = await self._call(ClientList, "GET", "/v1/clients", params=params)
-            found += page.clients
+            clients += page.clients
             if page.next is None:
-                return found
+                return tuple(clients)
             params["after"] = str(page.next)
 
     async def revoke_client(self, client_id: str) -> ClientInfo:
@@ -204,8 +201,7 @@ class AdminClient:
 
     async def tokens(self) -> tuple[TokenInfo, ...]:
         """Return the enrolment tokens, without their secrets."""
-        listed = await self._call(TokenList, "GET", "/v1/enrolment-tokens")
-        return listed.tokens
+        return (await self._call(TokenList, "GET", "/v1/enrolment-tokens")).tokens
 
     async def create_token(self, token: NewToken) -> CreatedToken:
         """Create an enrolment token; only this answer has its secret."""

@@ -51,11 +51,7 @@ class Device:
     logs_fit: bool
 
     def check(self, run: RunTask) -> None:
-        """Check that the device can work for a run.
-
-        Raises:
-            Unfit: It cannot.
-        """
+        """Check that the device can work for a run."""
         if self.privacy is not None:
             self.privacy.check_run(run)
         if self.backend is None and not run.gateway:
@@ -95,11 +91,7 @@ class KnownRuns:
         return run_id in self._tasks
 
     async def task(self, run_id: str, version: int = 0) -> RunTask:
-        """Return a run's task, with at least this version of its candidates.
-
-        Raises:
-            Unfit: The run scores with another model than the device's, or cannot be understood.
-        """
+        """Return a run's task, with at least this version of its candidates."""
         known = self._tasks.get(run_id)
         if known is not None and known.vocabulary_version >= version:
             return known
@@ -132,11 +124,7 @@ class KnownRuns:
         return RunFit(run_id=run_id, rows=len(rows), fit=fit, reason=admitted.reason)
 
     async def vocabulary(self, run_id: str, version: int = 0) -> Vocabulary:
-        """Return a run's candidates, in at least this version.
-
-        Raises:
-            Declining: They are not the run's, or its task cannot use them.
-        """
+        """Return a run's candidates, in at least this version."""
         from fedone_sdk.candidates import label_checks
 
         have, before = self._vocabularies.get(run_id, (0, None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -37,6 +38,7 @@ from fedone_sdk.client.state import DeviceState
 from fedone_sdk.client.transport import Idle, Network, token_of
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import Worker
+from fedone_sdk.clock import within
 from fedone_sdk.errors import FedOneError, MessageError, ProblemError, TransportError, is_retryable
 from fedone_sdk.messages import Claim
 from fedone_sdk.task import Example
@@ -73,13 +75,13 @@ class EdgeClient:
         token: Enrolment token, required until the device has an identity. Surrounding whitespace
             is removed.
         backend: The device's own model; None scores through the gateway.
-        state_dir: Folder of identity, unsent updates and paid losses, for one process at a time;
-            None keeps them in memory.
+        state_dir: Folder of identity, unsent updates and paid losses, which another process cannot
+            use until the end of ``async with``; None keeps them in memory.
         network: Proxy, trust, and how the device identifies itself.
 
     Raises:
-        DataError: `data` is empty, the state folder cannot be created, or its count of epsilon
-            cannot be read.
+        DataError: `data` is empty, the state folder cannot be created, another process uses it, or
+            its count of epsilon cannot be read.
         MissingExtraError: `policy` requires privacy without the extra ``privacy``.
         SpecError: `policy` requires privacy without `label` and `fields`; or the URL, the proxy, a
             certificate or another argument cannot be used.
@@ -110,7 +112,7 @@ class EdgeClient:
         self._wait_s = network.wait_s
         self._stop = StopSignal()
         events = EventSink(hooks.on_event)
-        state = DeviceState(state_dir, server)
+        state = DeviceState(state_dir, server, locks=network.transport is None)
         privacy = None
         if policy.privacy is not None:
             privacy = PrivacyAccount(policy.privacy, state, own_model=backend is not None)
@@ -123,7 +125,7 @@ class EdgeClient:
             hooks=hooks,
             consent=Consent.of(label, fields, policy.labels, private=privacy is not None),
             backend=backend,
-            reflect=policy.checked_reflect(),
+            reflect=policy.reflect,
             budget=budget_guard(policy.budget, state_dir, backend),
             privacy=privacy,
             # A process that simulates many clients has compared their rows already.
@@ -149,7 +151,7 @@ class EdgeClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self._session.transport.aclose()
-        self._device.state.close()
+        self._device.state.release()
 
     # Turns
 
@@ -168,6 +170,21 @@ class EdgeClient:
                 if turn.outcome == "ended":
                     return
                 await self._stop.sleep(turn.next_turn_s)
+
+    async def run_for(self, seconds: float) -> None:
+        """Work for at most this long, such as the time that a system gives to an app.
+
+        Work in progress is cancelled then, and continues at the next turn, from the state folder.
+        An async function of the app that ignores this is left behind; a plain one runs in the
+        client's thread, and should return at once.
+
+        Raises:
+            ProblemError: The aggregator refuses this device or its version.
+            SpecError: There is neither an identity nor a token.
+        """
+        grace_s = min(1.0, seconds / 10)
+        with suppress(TimeoutError):
+            await within(self.run_forever(), seconds - grace_s, grace_s=grace_s)
 
     def stop(self) -> None:
         """Make `run_forever` return, after the work in progress; from any thread.
@@ -225,17 +242,20 @@ class EdgeClient:
         return Turn(outcome="offline", next_turn_s=self._backoff.next_s(retry_after_s(exc)))
 
     async def _turn(self) -> Turn:
-        if not await self._device.condition.holds():
+        # The stop ends waits for the app's functions; a call and the work have limits of their own.
+        if not await self._stop.cancel_on(self._device.condition.holds()):
             return Turn(outcome="paused", next_turn_s=CONDITION_POLL_S)
         await self._session.enrol()
         await self._worker.send_unsent()
         try:
-            rows = await self._source.rows()
+            rows = await self._stop.cancel_on(self._source.rows())
         except Exception as exc:
             # Only the type of an app's own exception: its text may quote private data.
             reason = str(exc) if isinstance(exc, FedOneError) else type(exc).__name__
             _log.error("the rows cannot be read", reason=reason)
             return Turn(outcome="idle", next_turn_s=self._backoff.next_s())
+        if rows is None:
+            return Turn(outcome="idle")
         if not rows:
             if not self._has_no_data:
                 _log.warning("data: this client has no examples now; it needs at least one")

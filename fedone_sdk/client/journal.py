@@ -1,4 +1,4 @@
-"""The work of a device: paid answers, spending and noise, and the update until it is sent.
+"""What a device keeps of an assignment until its update is accepted.
 
 After ``kill -9`` at any point, no paid answer of an open assignment is paid twice, and no noise is
 drawn twice.
@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Base64Bytes, ConfigDict, FiniteFloat
 
@@ -20,23 +20,18 @@ from fedone_sdk.client.state import DeviceState, Key, Precision
 from fedone_sdk.messages import Message, Update, encode
 from fedone_sdk.task import LogProbs
 
+T = TypeVar("T")
+
 Row = tuple[LogProbs | float | None, ...]
 """What the model answered to one prompt, per example of its mini-batch: label log-probabilities, or
 the loss of a written text; None if the model failed."""
 
-_ANSWERS = tuple[tuple[tuple[FiniteFloat, ...] | FiniteFloat | None, ...], str]
+_ANSWERS: Any = tuple[tuple[tuple[FiniteFloat, ...] | FiniteFloat | None, ...], str]
 
 
-def prompt_key(step: int, position: int, prompt: Sequence[float], batch_sha256: str) -> str:
-    """Return a prompt's key in the journal of its work.
-
-    The digest of the mini-batch is part of it, so that answers on other examples never mix.
-    """
-    return _digest(json.dumps([step, position, list(prompt), batch_sha256]))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def key_of(*parts: object) -> str:
+    """Return the key of an entry that depends on these JSON values."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 class Unsent(Message):
@@ -67,15 +62,16 @@ class Journal:
 
     def row(self, key: str) -> tuple[Row, str] | None:
         """Return a prompt's answers and the fingerprint of their model, if the journal has them."""
-        found: tuple[Row, str] | None = self._get(_ANSWERS, "answers", key)
-        return found
+        return self._get(_ANSWERS, "answers", key)
 
     def keep(
         self, rows: Mapping[str, Row], model: str, spent: tuple[int, Usage] | None = None
     ) -> None:
         """Add answers of one model by their keys."""
         entries = {self._key("answers", key): json.dumps((row, model)) for key, row in rows.items()}
-        self._state.write(entries | ({} if spent is None else self._spent(*spent)))
+        if spent is not None:
+            entries |= self._spent(*spent)
+        self._state.write(entries)
 
     def spent(self, step: int) -> Usage:
         """Return what the device's own model has spent on a step."""
@@ -96,8 +92,7 @@ class Journal:
     @property
     def written(self) -> str | None:
         """What the reflection of the work wrote; a restart does not pay for it again."""
-        text: str | None = self._get(str, "written")
-        return text
+        return self._get(str, "written")
 
     @written.setter
     def written(self, text: str) -> None:
@@ -109,11 +104,7 @@ class Journal:
         return len(self._state.keys(self.assignment_id, "released"))
 
     def check(self) -> None:
-        """Check that the noise of the work, if it was drawn, is known.
-
-        Raises:
-            Declining: It was drawn, and entries of other assignments have replaced it.
-        """
+        """Check that the noise of the work, if it was drawn, is known."""
         if self._noised in self._state.keys("", "noised") and not self.releases:
             raise Declining("the noise of this work was drawn before, and its update is gone")
 
@@ -127,12 +118,9 @@ class Journal:
 
         With new noise for the same numbers the server could average the noise away. The noise and
         its count are stored in one transaction: neither exists without the other.
-
-        Raises:
-            Declining: The noise cannot be stored, or `charge` refuses it.
         """
-        name = _digest("".join(keys))
-        released: tuple[float, ...] | None = self._get(tuple[FiniteFloat, ...], "released", name)
+        name = key_of(*keys)
+        released = self._get(tuple[FiniteFloat, ...], "released", name)
         if released is None:
             counted = None if charge is None else charge()
             released = tuple(draw())
@@ -144,8 +132,7 @@ class Journal:
     @property
     def unsent(self) -> Unsent | None:
         """The update, once the work is done."""
-        update: Unsent | None = self._get(Unsent, "unsent")
-        return update
+        return self._get(Unsent, "unsent")
 
     def finish(self, unsent: Unsent) -> None:
         """Store the update in place of what it was computed from."""
@@ -168,20 +155,20 @@ class Journal:
     def _deleted(self, *kinds: str) -> dict[Key, str | None]:
         return dict.fromkeys(self._state.keys(self.assignment_id, *kinds))
 
-    def _spent(self, step: int, spent: Usage) -> dict[Key, str | None]:
+    def _spent(self, step: int, spent: Usage) -> dict[Key, str]:
         return {self._key("spent", str(step)): json.dumps(spent.exact())}
 
     def _key(self, kind: str, name: str = "") -> Key:
         return self.assignment_id, kind, name
 
-    def _get(self, form: Any, kind: str, name: str = "") -> Any:
+    def _get(self, form: type[T], kind: str, name: str = "") -> T | None:
         return self._state.get(form, self.assignment_id, kind, name)
 
 
 def unsent_updates(state: DeviceState) -> list[Unsent]:
-    """Return the updates that wait to be sent, oldest first."""
-    journals = (Journal(state, assignment_id) for assignment_id in state.assignments)
-    return [unsent for journal in journals if (unsent := journal.unsent) is not None]
+    """Return the updates that wait to be sent."""
+    updates = [Journal(state, assignment_id).unsent for assignment_id in state.assignments]
+    return list(filter(None, updates))
 
 
 def memory_of(state: DeviceState, run_id: str) -> bytes:

@@ -157,13 +157,13 @@ def discrete_gaussian(count: int, variance: int, random: Random = _RANDOM) -> li
     Exact, by rejection from a discrete Laplace distribution of a similar scale.
     """
     scale = int(math.sqrt(variance)) + 1  # any scale is exact
-    found: list[int] = []
-    while len(found) < count:
+    accepted: list[int] = []
+    while len(accepted) < count:
         drawn = _discrete_laplace(scale, random)
         gap = abs(drawn) * scale - variance
         if _exp_coin(gap * gap, 2 * variance * scale * scale, random):
-            found.append(drawn)
-    return found
+            accepted.append(drawn)
+    return accepted
 
 
 def _discrete_laplace(scale: int, random: Random) -> int:
@@ -231,11 +231,7 @@ class PrivacyAccount:
     def check(
         self, run: RunTask, assignment: AlphaAssignment | LossesAssignment, journal: Journal
     ) -> None:
-        """Check that an assignment meets the device's requirements.
-
-        Raises:
-            Unfit: It does not.
-        """
+        """Check that an assignment meets the device's requirements."""
         privacy = self.check_run(run)
         steps = len(assignment.steps) if isinstance(assignment, AlphaAssignment) else 1
         if not self._own_model and privacy.target == "alpha" and steps > 1:
@@ -245,11 +241,7 @@ class PrivacyAccount:
         self._afford(privacy, max(total - journal.releases, 0))
 
     def check_run(self, run: RunTask) -> PrivacySpec:
-        """Return a run's privacy after checking it against the device's requirements.
-
-        Raises:
-            Unfit: It does not meet them.
-        """
+        """Return a run's privacy after checking it against the device's requirements."""
         required, privacy = self.required, run.privacy
         if privacy is None:
             raise Unfit("the client requires noise, and the run asks for none")

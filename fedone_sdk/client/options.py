@@ -24,19 +24,9 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 EventKind = Literal[
-    "enrolled",
-    "waiting",
-    "assigned",
-    "scored",
-    "updated",
-    "declined",
-    "refused",
-    "paused",
-    "resumed",
-    "offline",
-    "online",
-    "ended",
-]
+    "enrolled", "waiting", "assigned", "scored", "updated", "declined", "refused",
+    "paused", "resumed", "offline", "online", "ended",
+]  # fmt: skip
 """``enrolled``: the device has an identity. ``waiting``: it claims work, or has to wait
 `retry_after_s` before the next claim. ``assigned``: it has work. ``scored``: `done` of `total`
 prompts have their losses. ``updated``: the server has accepted the update. ``declined``: the device
@@ -161,6 +151,9 @@ class WorkPolicy:
         reflect: What may write candidates from rows that a prompt got wrong: a model on the device,
             whose text leaves after filters that are not differential privacy; or ``gateway``, the
             run's model, which reads these rows with their labels. None: nothing may.
+
+    Raises:
+        SpecError: `reflect` is neither.
     """
 
     run_id: str | None = None
@@ -169,16 +162,10 @@ class WorkPolicy:
     labels: Collection[str] | None = None
     reflect: LLMBackend | Literal["gateway"] | None = None
 
-    def checked_reflect(self) -> LLMBackend | Literal["gateway"] | None:
-        """Return `reflect`.
-
-        Raises:
-            SpecError: It can write no candidates.
-        """
+    def __post_init__(self) -> None:
         writes = isinstance(self.reflect, LLMBackend) and "text" in self.reflect.answers
         if not writes and self.reflect not in ("gateway", None):
             raise ArgumentError("policy.reflect: must be 'gateway' or a backend that writes text")
-        return self.reflect
 
 
 def budget_guard(
@@ -199,9 +186,7 @@ def budget_guard(
         if unit not in bounded:
             names = ", ".join(sorted(bounded))
             raise ArgumentError(f"policy.budget.{unit}: cannot be bounded here; allowed: {names}")
-    ledger = None
-    if folder is not None:
-        ledger = SqliteLedger(Path(folder) / "budget.sqlite3")
+    ledger = None if folder is None else SqliteLedger(Path(folder) / "budget.sqlite3")
     return BudgetGuard(budget, ledger=ledger, name="client")
 
 

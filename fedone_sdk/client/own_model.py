@@ -124,8 +124,8 @@ class _Recorded(Wrapper):
 
     async def end(self) -> None:
         """Replace the bound in the journal by the cost."""
-        held = (await self._bill.account()).held - self._start.held
-        self._journal.charge(self._step.number, self._before + held)
+        charged = (await self._bill.account()).held - self._start.held
+        self._journal.charge(self._step.number, self._before + charged)
 
 
 async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:

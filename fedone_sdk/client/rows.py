@@ -7,7 +7,6 @@ neither select rows nor count them. A run that cannot use all of these rows does
 from __future__ import annotations
 
 import hashlib
-import inspect
 import itertools
 import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Self
 
 import structlog
 
+from fedone_sdk.clock import answer_of
 from fedone_sdk.data.misfit import (
     Misfit,
     label_misfit,
@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 
 Data = Iterable[Example] | Callable[[], "Iterable[Example] | Awaitable[Iterable[Example]]"]
 
-_MOST = 100_000
+_MAX_ROWS = 100_000
 """Examples that a device holds at most."""
 
 
@@ -66,24 +66,23 @@ class Source:
         """
         if not callable(self._data):
             return self._data
-        data: Any = self._data()
-        return self._taken(await data if inspect.isawaitable(data) else data)
+        return self._taken(await answer_of(self._data()))
 
     def _taken(self, data: Any) -> list[Example]:
         if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
             hint = "; load_examples reads a file" if isinstance(data, str) else ""
             raise DataError(f"data: is {type(data).__name__}; it must be an iterable of rows{hint}")
-        rows = [*itertools.islice(data, _MOST + 1)]
+        rows = [*itertools.islice(data, _MAX_ROWS + 1)]
         for number, row in enumerate(rows, 1):
             if not isinstance(row, Mapping):
                 raise DataError(
                     f"data: row {number} is {type(row).__name__}; it must map fields to values, "
                     "such as {'text': ..., 'label': ...}"
                 )
-        if len(rows) > _MOST and not self._is_cut:
+        if len(rows) > _MAX_ROWS and not self._is_cut:
             self._is_cut = True
-            _log.warning(f"data: only the first {_MOST} rows are used; the others are left out")
-        return rows[:_MOST]
+            _log.warning(f"data: only the first {_MAX_ROWS} rows are used; the others are left out")
+        return rows[:_MAX_ROWS]
 
 
 class Declining(FedOneError):
@@ -119,10 +118,10 @@ def reason_of(failure: Exception) -> str:
     """
     if isinstance(failure, Declining):
         return failure.reason
-    told = str(failure)
+    reason = str(failure)
     if not isinstance(failure, FedOneError):
-        told = f"the client failed with {type(failure).__name__}"
-    return next((words for kind, words in _KINDS.items() if isinstance(failure, kind)), told)
+        reason = f"the client failed with {type(failure).__name__}"
+    return next((words for kind, words in _KINDS.items() if isinstance(failure, kind)), reason)
 
 
 WITHHELD = "the run does not fit this device"
@@ -170,11 +169,7 @@ class Consent:
         *,
         private: bool,
     ) -> Self:
-        """Return the consent of an app's arguments.
-
-        Raises:
-            SpecError: One is missing or cannot be used.
-        """
+        """Return the consent of an app's arguments."""
         if private and (label is None or fields is None):
             raise ArgumentError(
                 "label, fields: policy.privacy needs both: the label column, and the columns "
@@ -195,13 +190,10 @@ class Consent:
         task = run.task
         if refusal := self._refused(task, gateway=gateway):
             return Admitted(rows=(), reason=refusal, refusal=refusal)
-        rows, first = list[Example](), None
         named = task.fields if self.fields is None else sorted(self.fields - {self.label})
-        for row in all_rows:
-            misfit = self._incomplete(task, row, named)
-            if misfit is None:
-                rows.append(row)
-            first = first or misfit
+        misfits = [self._incomplete(task, row, named) for row in all_rows]
+        rows = tuple(row for row, misfit in zip(all_rows, misfits, strict=True) if misfit is None)
+        first = next(filter(None, misfits), None)
         reason = None if first is None else str(first)
         if not rows:
             refusal = "no row is complete" if first is None else f"no row is complete: {first.kind}"
@@ -209,7 +201,7 @@ class Consent:
         for row in rows:
             if misfit := label_misfit(task, row, MAX_TEXT_CHARS):
                 return Admitted(rows=(), reason=str(misfit), refusal=misfit.kind)
-        return Admitted(rows=tuple(rows), reason=reason)
+        return Admitted(rows=rows, reason=reason)
 
     def _refused(self, task: TaskSpec, *, gateway: bool) -> str | None:
         """Return which column a task asks for without consent; None if it asks for none."""
@@ -304,11 +296,7 @@ class Minibatch:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def check(self, failed: frozenset[int]) -> Scored:
-        """Count scored, failed and vetoed examples; private ones count as scored.
-
-        Raises:
-            Declining: Too few were scored, and they are not private.
-        """
+        """Count scored, failed and vetoed examples; private ones count as scored."""
         total = len(self.texts) + self.vetoed
         scored = len(self.texts) - len(failed)
         if self.private:
@@ -324,14 +312,13 @@ class Minibatch:
 async def passed(hook: BeforeSend, text: Any, name: str = "before_send") -> str | None:
     """Return what the app's hook makes of a text; None holds it back."""
     try:
-        result = hook(text)
-        found = await result if inspect.isawaitable(result) else result
+        passing: str | None = await answer_of(hook(text))
     except Exception as exc:
         # Only the type of an app's exception: its text may quote private data.
         _log.warning(f"{name} failed", error=type(exc).__name__)
         return None
-    if found is None or text_problem(found, MAX_TEXT_CHARS) is None:
-        return found
+    if passing is None or text_problem(passing, MAX_TEXT_CHARS) is None:
+        return passing
     # A single text that no message can carry must not end the client.
-    _log.warning(f"{name} returned no text that can be sent", kind=type(found).__name__)
+    _log.warning(f"{name} returned no text that can be sent", kind=type(passing).__name__)
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import random
 import secrets
 import time
@@ -18,6 +17,7 @@ from fedone_sdk.client.options import EventSink, OnlyWhen
 from fedone_sdk.client.rows import Declining
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.transport import HttpTransport, Network
+from fedone_sdk.clock import answer_of, end, within
 from fedone_sdk.errors import (
     ArgumentError,
     FedOneError,
@@ -94,6 +94,10 @@ class StopSignal:
 _ATTEMPTS = 5
 """Attempts at a call."""
 
+_ANSWER_S = 900.0
+"""The longest wait for an answer, seconds, whatever the transport does; `HttpTransport` has shorter
+ones."""
+
 _JITTER = tenacity.wait_random_exponential(multiplier=0.2, max=20)
 
 MAX_WAIT_S = 3600.0
@@ -114,9 +118,7 @@ class Backoff:
     """
 
     def __init__(self, first_s: float = 1.0, max_s: float = 300.0) -> None:
-        self._first_s = first_s
-        self._max_s = max_s
-        self._failures = 0
+        self._first_s, self._max_s, self._failures = first_s, max_s, 0
 
     def reset(self) -> None:
         """Start again with the first wait, after a success."""
@@ -185,10 +187,12 @@ class Session:
         """Enrol the device unless it has an identity.
 
         Raises:
+            DataError: Another process uses the state folder.
             ProblemError: The token is not valid.
             SpecError: There is neither an identity nor a token, or the URL has no enrolment.
             TransportError: The server cannot be reached.
         """
+        self._state.acquire()
         if not self.credential:
             token = self._token
             if token is None:
@@ -224,10 +228,12 @@ class Session:
 
     async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
-            result = await call()
-        except TransportError as exc:
-            self.set_offline(exc)
-            raise
+            result = await within(call(), _ANSWER_S)
+        except (TransportError, TimeoutError) as exc:
+            failure = TransportError(f"no answer in {_ANSWER_S:.0f} s")
+            failure = exc if isinstance(exc, TransportError) else failure
+            self.set_offline(failure)
+            raise failure from exc
         if self.offline_since is not None:
             _log.info("online again", offline_since=_hour(self.offline_since))
             self.offline_since = None
@@ -250,7 +256,6 @@ def _passes_soon(failure: BaseException) -> bool:
 
 
 def _hour(at: float) -> str:
-    """Return the local time of day."""
     return time.strftime("%H:%M", time.localtime(at))
 
 
@@ -295,6 +300,23 @@ class Lease:
         """Whether the server may still renew the lease."""
         return self._renewing is not None and not self._renewing.done()
 
+    async def bounded(self, work: Awaitable[T]) -> T:
+        """Return the result of the work, which ends with the last deadline.
+
+        Raises:
+            Declining: The deadline comes first.
+        """
+        working = asyncio.ensure_future(work)
+        try:
+            while not working.done():
+                left_s = self.left_s - _MARGIN_S
+                if left_s <= 0 and not self.renewable:
+                    raise Declining("the work took longer than its deadline")
+                await asyncio.wait({working}, timeout=max(left_s, 1.0))
+            return working.result()
+        finally:
+            await end(working)
+
     async def _renew_until_refused(self) -> None:
         wait_s = self._deadline_s / 2
         while True:
@@ -326,8 +348,7 @@ class Paused(FedOneError):
 class Condition:
     """The app's condition; the events ``paused`` and ``resumed`` report its changes.
 
-    Work in progress waits for it as long as the server renews its lease, and is declined shortly
-    before the last deadline.
+    Work in progress waits for it until its last deadline.
     """
 
     def __init__(self, only_when: OnlyWhen | None, events: EventSink, stop: StopSignal) -> None:
@@ -340,8 +361,7 @@ class Condition:
         if self._only_when is None:
             return True
         try:
-            answer = self._only_when()
-            holds = bool(await answer if inspect.isawaitable(answer) else answer)
+            holds = bool(await answer_of(self._only_when()))
             self._failing = False
         except Exception as exc:
             if not self._failing:
@@ -352,21 +372,10 @@ class Condition:
             self._events.emit("resumed" if holds else "paused")
         return holds
 
-    async def wait(self, lease: Lease) -> None:
-        """Wait until a request for scores may be sent under a lease.
-
-        Raises:
-            Declining: The deadline comes first.
-            Paused: The client stops.
-        """
+    async def wait(self) -> None:
+        """Wait until a request for scores may be sent."""
         async with self._waiting:  # concurrent queries share one wait
             while not await self.holds():
                 if self._stop.is_set():
                     raise Paused
-                wait_s = CONDITION_POLL_S
-                if not lease.renewable:
-                    left_s = lease.left_s - _MARGIN_S
-                    if left_s <= 0:
-                        raise Declining("the device may not work now, and its time is over")
-                    wait_s = min(wait_s, left_s)
-                await self._stop.sleep(wait_s)
+                await self._stop.sleep(CONDITION_POLL_S)

@@ -10,20 +10,24 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import structlog
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedone_sdk.errors import DataError, system_errors
-from fedone_sdk.files import erase_log, sync_path, transaction
+from fedone_sdk.files import erase_log, lock_file, sync_path, transaction
 from fedone_sdk.messages import Message, Secret, encode
 
 _log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 Key = tuple[str, str, str]
 """Of an entry: the assignment's id (empty for those of none), its kind, its name."""
@@ -89,19 +93,26 @@ class DeviceState:
     damaged file is renamed with the suffix ``.damaged``, and a new one is started. A missing folder
     is created, readable by its owner only.
 
+    Args:
+        locks: Whether the file is for this process alone until `release`.
+
     Attributes:
         file: The database; None without a folder.
 
     Raises:
-        DataError: The folder cannot be created.
+        DataError: The folder cannot be created, or another process uses it.
     """
 
-    def __init__(self, folder: str | Path | None, server: str) -> None:
+    _locks: ClassVar[dict[Path, tuple[int, int]]] = {}
+    """File -> descriptor of its lock, number of its holders in this process."""
+
+    def __init__(self, folder: str | Path | None, server: str, *, locks: bool = False) -> None:
         self.server = server
-        self.file = None if folder is None else Path(folder) / _FILE
+        self.file = None if folder is None else Path(folder).absolute() / _FILE
+        self._locks_file, self._has_read, self._holds_lock = locks, False, False
         self._db: sqlite3.Connection | None = None
         self._fails = False
-        self._entries: dict[str, dict[tuple[str, str], str]] = {"": {}}
+        self._entries: dict[Key, str] = {}
         self._missing: dict[Key, str | None] = {}
         if self.file is None:
             return
@@ -110,35 +121,75 @@ class DeviceState:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(OSError):  # A disk that fails is reported with the file.
             sync_path(folder.parent)  # the folder's name
+        self.acquire()
+
+    def acquire(self) -> None:
+        """Lock the file and read its entries, unless that is done.
+
+        Raises:
+            DataError: Another process uses it.
+        """
+        if self.file is None or self._has_read:
+            return
+        if self._locks_file:
+            with suppress(OSError):  # A disk that fails is reported with the entries.
+                self._lock(self.file)
+        self._has_read = True
         query = (
             "SELECT assignment_id, kind, name, value FROM entries WHERE server = ? ORDER BY rowid"
         )
         try:
-            for assignment_id, kind, name, value in self._read(query, server):
-                self._apply((assignment_id, kind, name), value)
+            rows = self._read(query, self.server)
         except DataError as exc:
             self._warn("device state cannot be read", exc)
+        else:
+            self._entries = {(owner, *key): value for owner, *key, value in rows}
+            self._set(self._missing)
+
+    def _lock(self, file: Path) -> None:
+        descriptor, holders = self._locks.get(file, (-1, 0))
+        if not holders:
+            try:
+                descriptor = lock_file(f"{file}.lock")
+            except BlockingIOError:
+                raise DataError(
+                    f"{file.parent}: another process works with this state folder; end it, or give "
+                    "each device a folder of its own"
+                ) from None
+        self._locks[file], self._holds_lock = (descriptor, holders + 1), True
+
+    def release(self) -> None:
+        """Close the file, and let another process use it."""
+        self.close()
+        self._has_read = False
+        if self.file is not None and self._holds_lock:
+            descriptor, holders = self._locks.pop(self.file)
+            self._holds_lock = False
+            if holders > 1:
+                self._locks[self.file] = descriptor, holders - 1
+            else:
+                os.close(descriptor)
 
     def __del__(self) -> None:
-        self.close()
+        self.release()
 
     @property
     def assignments(self) -> tuple[str, ...]:
-        """The assignments that have entries, in the order of their last writes."""
-        return tuple(filter(None, self._entries))
+        """The assignments that have entries, those with the latest first."""
+        return tuple(dict.fromkeys(owner for owner, *_ in reversed(self._entries) if owner))
 
     def keys(self, assignment_id: str, *kinds: str) -> list[Key]:
         """Return the keys of an assignment's entries of these kinds, oldest first."""
-        entries = self._entries.get(assignment_id, {})
-        return [(assignment_id, kind, name) for kind, name in entries if kind in kinds]
+        return [key for key in self._entries if key[0] == assignment_id and key[1] in kinds]
 
-    def get(self, form: Any, assignment_id: str, kind: str, name: str = "") -> Any:
+    def get(self, form: type[T], assignment_id: str, kind: str, name: str = "") -> T | None:
         """Return an entry of a type; None if there is none. A damaged one is deleted."""
-        value = self._entries.get(assignment_id, {}).get((kind, name))
+        value = self._entries.get((assignment_id, kind, name))
         if value is None:
             return None
         try:
-            return _adapter(form).validate_json(value)
+            entry: T = _adapter(form).validate_json(value)
+            return entry
         except ValidationError:
             _log.warning("damaged entry of the device state deleted", kind=kind)
             self.write({(assignment_id, kind, name): None})
@@ -166,49 +217,44 @@ class DeviceState:
         changes = {**self._missing, **self._evicted(entries), **entries}
         is_stored = self._store(changes, counted, erases)
         if is_stored or not durable:
-            self._missing = {} if is_stored else changes
-            for key, value in changes.items():
-                self._apply(key, value)
+            kept = [key for key, value in changes.items() if value or self._is_in_file(key)]
+            self._missing = {} if is_stored else {key: changes[key] for key in kept}
+            self._set(changes)
         return is_stored
+
+    def _is_in_file(self, key: Key) -> bool:
+        """Return whether the file may have an entry, as far as writes have failed since."""
+        return self._missing[key] is None if key in self._missing else key in self._entries
 
     def clear(self) -> None:
         """Delete all entries of the server, such as those of an identity that it refuses."""
-        keys = ((owner, *key) for owner, entries in self._entries.items() for key in entries)
-        self.write(dict.fromkeys(keys), erases=True)
+        self.write(dict.fromkeys(self._entries), erases=True)
 
-    def _apply(self, key: Key, value: str | None) -> None:
-        owner, *rest = key
-        entries = self._entries.pop(owner, {})
-        entries.pop((rest[0], rest[1]), None)
-        if value is not None:
-            entries[rest[0], rest[1]] = value
-        if entries or not owner:
-            self._entries[owner] = entries
+    def _set(self, changes: Mapping[Key, str | None]) -> None:
+        for key, value in changes.items():
+            self._entries.pop(key, None)
+            if value is not None:
+                self._entries[key] = value
 
     def _evicted(self, entries: Mapping[Key, str | None]) -> dict[Key, str | None]:
         """Return the deletion of the oldest entries, if these are of another assignment."""
-        if not {owner for owner, *_ in entries} - self._entries.keys():
+        known = self.assignments
+        if {owner for owner, *_ in entries} <= {"", *known}:
             return {}
-        old = self.assignments[: 1 - _MAX_ASSIGNMENTS]
-        evicted: list[Key] = [(owner, *key) for owner in old for key in self._entries[owner]]
-        return dict.fromkeys((*evicted, *self.keys("", "noised")[:-_MAX_NOISED]))
+        evicted = [key for key in self._entries if key[0] in known[_MAX_ASSIGNMENTS - 1 :]]
+        return dict.fromkeys(evicted + self.keys("", "noised")[:-_MAX_NOISED])
 
     @property
     def identity(self) -> Identity:
         """The device's identity at the server; stored when it is set."""
-        found: Identity | None = self.get(Identity, "", "identity")
-        return found or Identity()
+        return self.get(Identity, "", "identity") or Identity()
 
     @identity.setter
     def identity(self, identity: Identity) -> None:
         self.write({("", "identity", ""): encode(identity).decode()})
 
     def precisions(self) -> dict[str, float]:
-        """Return the summed precision of all releases, by target.
-
-        Raises:
-            DataError: It cannot be read, or is in a damaged file.
-        """
+        """Return the summed precision of all releases, by target."""
         if self.file is None:
             return {}
         counted = dict(self._read("SELECT target, precision FROM privacy"))
@@ -274,16 +320,11 @@ class DeviceState:
                     raise
                 _log.warning("damaged device state renamed", file=str(file), reason=str(exc))
                 for suffix in ("-wal", "-shm", ""):
-                    found = Path(f"{file}{suffix}")
-                    if found.exists():
-                        found.replace(f"{file}.damaged{suffix}")
+                    part = Path(f"{file}{suffix}")
+                    if part.exists():
+                        part.replace(f"{file}.damaged{suffix}")
                 self._db = _open(file)
         return self._db
-
-
-@cache
-def _adapter(form: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(form)
 
 
 def _open(file: Path) -> sqlite3.Connection:
@@ -313,9 +354,9 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = EXTRA")
         db.execute("PRAGMA secure_delete = ON")  # losses reveal something about the examples
-        (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise _DamagedError(found)
+        (checked,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if checked != "ok":
+            raise _DamagedError(checked)
         if db.execute("PRAGMA user_version").fetchone() == (0,):
             db.executescript(_SCHEMA)
         # A process that was killed may have left transactions in the machine's cache. They are

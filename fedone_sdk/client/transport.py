@@ -6,18 +6,19 @@ import base64
 import ssl
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import structlog
 from pydantic import TypeAdapter, ValidationError
 from yarl import URL
 
+from fedone_sdk import messages
 from fedone_sdk.clock import wait_until_s
 from fedone_sdk.errors import (
     ArgumentError,
@@ -26,44 +27,10 @@ from fedone_sdk.errors import (
     TransportError,
     system_errors,
 )
-from fedone_sdk.messages import (
-    PROTOCOL_HEADER,
-    PROTOCOL_VERSION,
-    AlphaAssignment,
-    AlphaUpdate,
-    Assignment,
-    Claim,
-    Decline,
-    Enrol,
-    Enrolled,
-    LossesAssignment,
-    LossesUpdate,
-    Message,
-    Problem,
-    Receipt,
-    Reflect,
-    Reflected,
-    Renewal,
-    Rotated,
-    RunTask,
-    Score,
-    Scores,
-    VocabularyList,
-    encode,
-    first_error,
-    is_sendable,
-)
-
-if TYPE_CHECKING:
-    from fedone_sdk.messages import RunEntry
 
 
 def server_url(text: str) -> URL:
-    """Parse the base URL of an aggregator.
-
-    Raises:
-        SpecError: It is not an http(s) URL, or it has a user or password.
-    """
+    """Parse the base URL of an aggregator."""
     try:
         url = URL(text)
         (url.raw_host or "").encode("idna")  # as the resolver does
@@ -121,18 +88,12 @@ class Network:
         # one.
         host = f"{server.host}:{server.port}"
         if proxy is None and self.trust_env and not urllib.request.proxy_bypass(host):
-            key, proxy = (
-                f"{server.scheme.upper()}_PROXY",
-                urllib.request.getproxies().get(server.scheme),
-            )
+            key = f"{server.scheme.upper()}_PROXY"
+            proxy = urllib.request.getproxies().get(server.scheme)
         return options if proxy is None else options | _through(proxy, key, server)
 
     def context(self) -> ssl.SSLContext | None:
-        """Return trust and certificate; None is the system's trust.
-
-        Raises:
-            SpecError: A file is missing or malformed.
-        """
+        """Return trust and certificate; None is the system's trust."""
         files = (self.ca_file, self.cert_file, self.key_file)
         if self.ssl_context is not None:
             if any(file is not None for file in files):
@@ -155,11 +116,7 @@ class Network:
 
 
 def _through(proxy: str, key: str, server: URL) -> dict[str, Any]:
-    """Return aiohttp's options of requests through a proxy.
-
-    Raises:
-        SpecError: It is not the URL of an HTTP proxy; the error does not repeat it.
-    """
+    """Return aiohttp's options of requests through a proxy, which no error repeats."""
     try:
         url = URL(proxy)
         if url.scheme not in ("http", "https") or not url.host or url.port is None:
@@ -177,14 +134,10 @@ def _through(proxy: str, key: str, server: URL) -> dict[str, Any]:
 
 
 def token_of(given: str | None) -> str | None:
-    """Return a secret without surrounding whitespace; None if it is empty.
-
-    Raises:
-        SpecError: It has characters that a header cannot carry; the error does not repeat it.
-    """
+    """Return a secret, which no error repeats, without whitespace; None if it is empty."""
     # Files with a secret often end with a newline, which a header cannot carry.
     token = (given or "").strip()
-    if token and not is_sendable(token):
+    if token and not messages.is_sendable(token):
         raise ArgumentError(
             "token: has characters that a token cannot have; allowed is printable ASCII"
         )
@@ -198,9 +151,10 @@ class Connection:
         SpecError: The URL, the proxy or a certificate cannot be used.
     """
 
-    def __init__(self, server: str, network: Network) -> None:
+    def __init__(self, server: str, *, network: Network | None = None) -> None:
         self.base = server_url(server)
-        self._options = network.options(self.base)
+        self.network = network or Network()
+        self._options = self.network.options(self.base)
         self._session: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
@@ -232,7 +186,7 @@ class Connection:
             "Accept": "application/json",
             # Answers are never decompressed: a small answer stays small.
             "Accept-Encoding": "identity",
-            PROTOCOL_HEADER: str(PROTOCOL_VERSION),
+            messages.PROTOCOL_HEADER: str(messages.PROTOCOL_VERSION),
         }
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -266,6 +220,8 @@ _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+
 _MAX_ANSWER_BYTES = 32 * 1024 * 1024
 """The longest answer that carries arrays or a vocabulary: `MAX_ELEMENTS` of float32 in base64."""
 _MAX_SHORT_BYTES = 1024 * 1024
@@ -275,13 +231,13 @@ _SCORE_S = 600.0
 """Additional wait for the model, seconds; the assignment's own deadline bounds it."""
 
 
-class Idle(Message):
+class Idle(messages.Message):
     """There is no work now; claim again after `retry_after_s` seconds."""
 
     retry_after_s: float
 
 
-_ASSIGNMENT: Any = Assignment  # a union is no class for mypy
+_ASSIGNMENT: Any = messages.Assignment  # a union is no class for mypy
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,14 +253,14 @@ class Call:
 
     name: str
     secret: str = field(repr=False)
-    message: Message | None = None
+    message: messages.Message | None = None
     of: str = ""
     after: int = 0
 
     @property
     def body(self) -> bytes:
         """The encoded message."""
-        return b"" if self.message is None else encode(self.message)
+        return b"" if self.message is None else messages.encode(self.message)
 
 
 class Transport(ABC):
@@ -325,55 +281,57 @@ class Transport(ABC):
         answer = await self.send(Call(name, secret, *rest))
         return parsed(kind, answer if isinstance(answer, bytes) else b"")
 
-    async def enrol(self, token: str, message: Enrol) -> Enrolled:
+    async def enrol(self, token: str, message: messages.Enrol) -> messages.Enrolled:
         """Enrol a new client."""
-        return await self._answer(Enrolled, "enrol", token, message)
+        return await self._answer(messages.Enrolled, "enrol", token, message)
 
-    async def rotate(self, credential: str) -> Rotated:
+    async def rotate(self, credential: str) -> messages.Rotated:
         """Replace the credential; the old one is valid until the first use of the new one."""
-        return await self._answer(Rotated, "rotate", credential)
+        return await self._answer(messages.Rotated, "rotate", credential)
 
-    async def claim(
-        self, credential: str, message: Claim
-    ) -> AlphaAssignment | LossesAssignment | Idle:
+    async def claim(self, credential: str, message: messages.Claim) -> messages.Assignment | Idle:
         """Claim work."""
         answer = await self.send(Call("claim", credential, message))
         return answer if isinstance(answer, Idle) else parsed(_ASSIGNMENT, answer)
 
-    async def runs(self, credential: str) -> Sequence[RunEntry]:
+    async def runs(self, credential: str) -> Sequence[messages.RunEntry]:
         """List the runs that the client may work for."""
-        # Imported on use: reports of runs need modules that work does not.
-        from fedone_sdk.messages import RunEntry
+        return await self._answer(tuple[messages.RunEntry, ...], "runs", credential)
 
-        return await self._answer(tuple[RunEntry, ...], "runs", credential)
-
-    async def task(self, credential: str, run_id: str) -> RunTask:
+    async def task(self, credential: str, run_id: str) -> messages.RunTask:
         """Fetch a run's task."""
-        return await self._answer(RunTask, "task", credential, None, run_id)
+        return await self._answer(messages.RunTask, "task", credential, None, run_id)
 
-    async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
+    async def vocabulary(
+        self, credential: str, run_id: str, after: int = 0
+    ) -> messages.VocabularyList:
         """Fetch a run's candidates, or those added since version `after`."""
-        return await self._answer(VocabularyList, "vocabulary", credential, None, run_id, after)
+        return await self._answer(
+            messages.VocabularyList, "vocabulary", credential, None, run_id, after
+        )
 
-    async def score(self, credential: str, message: Score) -> Scores:
+    async def score(self, credential: str, message: messages.Score) -> messages.Scores:
         """Score prompts through the gateway."""
-        return await self._answer(Scores, "score", credential, message)
+        return await self._answer(messages.Scores, "score", credential, message)
 
-    async def reflect(self, credential: str, message: Reflect) -> Reflected:
+    async def reflect(self, credential: str, message: messages.Reflect) -> messages.Reflected:
         """Let the run's model write a candidate."""
-        return await self._answer(Reflected, "reflect", credential, message)
+        return await self._answer(messages.Reflected, "reflect", credential, message)
 
     async def update(
-        self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
-    ) -> Receipt:
+        self,
+        credential: str,
+        assignment_id: str,
+        message: messages.AlphaUpdate | messages.LossesUpdate,
+    ) -> messages.Receipt:
         """Send an update."""
-        return await self._answer(Receipt, "update", credential, message, assignment_id)
+        return await self._answer(messages.Receipt, "update", credential, message, assignment_id)
 
-    async def renew(self, credential: str, assignment_id: str) -> Renewal:
+    async def renew(self, credential: str, assignment_id: str) -> messages.Renewal:
         """Renew an assignment's lease."""
-        return await self._answer(Renewal, "renew", credential, None, assignment_id)
+        return await self._answer(messages.Renewal, "renew", credential, None, assignment_id)
 
-    async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
+    async def decline(self, credential: str, assignment_id: str, message: messages.Decline) -> None:
         """Decline an assignment."""
         await self.send(Call("decline", credential, message, assignment_id))
 
@@ -394,42 +352,28 @@ _ROUTES: Mapping[str, tuple[str, str, int]] = {
 """Method, path, and the longest answer of each call."""
 
 
-class HttpTransport(Transport):
-    """The protocol over HTTP.
-
-    Raises:
-        SpecError: The URL, the proxy or a certificate cannot be used.
-    """
-
-    def __init__(self, server: str, *, network: Network | None = None) -> None:
-        network = network or Network()
-        self._timeout_s = network.timeout_s
-        self._connection = Connection(server, network)
+class HttpTransport(Connection, Transport):
+    """The protocol over HTTP."""
 
     async def send(self, call: Call) -> bytes | Idle:
         """Send a request."""
         method, path, most = _ROUTES[call.name]
-        wait_s = call.message.wait_s if isinstance(call.message, Claim) else 0.0
+        wait_s = call.message.wait_s if isinstance(call.message, messages.Claim) else 0.0
         extra_s = _SCORE_S if call.name in ("score", "reflect") else wait_s
-        async with self._connection.request(
+        async with self.request(
             method,
             path.format(call.of),
             call.secret,
             None if call.message is None else call.body,
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s + extra_s),
+            timeout=aiohttp.ClientTimeout(total=self.network.timeout_s + extra_s),
             params={"after": str(call.after)} if call.after else None,
         ) as response:
             if call.name == "claim" and response.status == 204:
                 return Idle(retry_after_s=_retry_after_s(response.headers))
             return await _content(response, most)
 
-    async def aclose(self) -> None:
-        """Close the connections; the next call opens new ones."""
-        await self._connection.aclose()
-
 
 async def _content(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """Read a body of bounded size."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
@@ -444,7 +388,7 @@ _PASSING = (408, 421, 425, 429)
 def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
     wait_s = _retry_after_s(headers) if "Retry-After" in headers else None
     try:
-        error = Problem.model_validate_json(body).error()
+        error = messages.Problem.model_validate_json(body).error()
     except ValidationError:
         # Not an aggregator's answer but a proxy's; its 5xx is transient.
         if status >= 500 or status in _PASSING:
@@ -455,24 +399,14 @@ def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) ->
     return error
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
 def parsed(kind: type[T], content: bytes) -> T:
-    """Parse an answer of a type.
-
-    Raises:
-        MessageError: It is malformed; the error does not repeat it.
-    """
-    asked: Any = kind
+    """Parse an answer of a type."""
     try:
-        found: T = _adapter(asked).validate_json(content)
+        answer: T = _adapter(kind).validate_json(content)
     except ValidationError as exc:
-        problem = first_error(exc)
+        problem = messages.first_error(exc)
         raise MessageError(f"the aggregator's answer is malformed: {problem}") from None
-    return found
+    return answer
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
@@ -480,7 +414,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float:
     try:
         seconds = float(asked)
     except ValueError:
-        found = wait_until_s(asked, headers.get("Date"))  # as proxies may send
-        seconds = 1.0 if found is None else found
+        wait_s = wait_until_s(asked, headers.get("Date"))  # as proxies may send
+        seconds = 1.0 if wait_s is None else wait_s
     # Also keeps NaN out.
     return min(max(seconds, 0.0), _MAX_RETRY_AFTER_S) if seconds == seconds else 1.0

@@ -15,10 +15,9 @@ from pydantic import ValidationError
 
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.device import Device, KnownRuns
-from fedone_sdk.client.journal import Journal, Row, Unsent, memory_of, prompt_key
+from fedone_sdk.client.journal import Journal, Row, Unsent, key_of, memory_of
 from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.client.rows import Declining, Minibatch, reason_of
-from fedone_sdk.client.session import Lease
 from fedone_sdk.data.splitmix import draw_minibatch
 from fedone_sdk.errors import (
     BackendError,
@@ -87,14 +86,12 @@ class Step:
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """The prompts' keys in the journal."""
-        digest = self.batch.sha256
-        if self.proposal is not None:
-            digest = f"{digest} {self.proposal.text}"
-        return tuple(
-            prompt_key(self.number, position, row, digest)
-            for position, row in enumerate(self.prompts.rows())
-        )
+        """The prompts' keys in the journal.
+
+        They depend on the mini-batch, so that answers on other examples never mix.
+        """
+        step = self.number, self.batch.sha256, self.proposal and self.proposal.text
+        return tuple(key_of(*step, *numbered) for numbered in enumerate(self.prompts.rows()))
 
     def answered(self, place: int) -> tuple[Answers, str] | None:
         """Return the answers to a prompt and the fingerprint of their model; None before."""
@@ -178,7 +175,7 @@ Propose = Callable[[Step, Sequence[float]], Awaitable[Proposal | None]]
 
 @dataclass(kw_only=True)
 class Work:
-    """One assignment of a device, under its lease.
+    """One assignment of a device.
 
     Attributes:
         rows: The rows that take part.
@@ -194,7 +191,6 @@ class Work:
     assignment: Assigned
     rows: Sequence[Example]
     all_rows: Sequence[Example]
-    lease: Lease
     ask_model: Ask | None = None
     propose: Propose | None = None
     memory: bytes = b""
@@ -218,7 +214,7 @@ class Work:
 
     async def ready(self) -> None:
         """Wait until a query may be sent, as `Condition.wait`."""
-        await self.device.condition.wait(self.lease)
+        await self.device.condition.wait()
 
     def report(self, num_scored: int) -> None:
         """Report to the app that further prompts have their losses."""
@@ -236,11 +232,7 @@ class Work:
         return self.journal.release(keys, draw, charge)
 
     def check(self) -> None:
-        """Check that the assignment fits the run; the server is not trusted.
-
-        Raises:
-            Declining: It does not.
-        """
+        """Check that the assignment fits the run; the server is not trusted."""
         run, given, biases = self.run, self.assignment, None
         shape = run.prompt_len, run.vocab_size
         if isinstance(given, AlphaAssignment):
@@ -399,7 +391,6 @@ class Work:
 
     @property
     def _noise(self) -> PrivacySpec | None:
-        """The noise on losses, if any."""
         privacy = self.run.privacy
         return privacy if privacy is not None and privacy.target == "losses" else None
 
@@ -499,7 +490,6 @@ def facts_of(work: Assigned | Unsent) -> dict[str, Any]:
 
 @contextmanager
 def _declining(what: str) -> Iterator[None]:
-    """Turn errors of a method or a message into a decline."""
     try:
         yield
     except (BackendError, ValueError) as exc:
@@ -517,11 +507,7 @@ def cuts(num_prompts: int, num_examples: int) -> list[range]:
 
 
 def _answers(scores: Scores, shape: tuple[int, int, int]) -> list[list[LogProbs | str | None]]:
-    """Return the model's answer per prompt and example; None if it failed.
-
-    Raises:
-        Declining: The answer does not fit the request.
-    """
+    """Return the model's answer per prompt and example; None if it failed."""
     num_prompts, num_examples, _ = shape
     rows: list[list[LogProbs | str | None]] = [list(row) for row in scores.texts]
     if scores.log_probs is not None:

@@ -83,7 +83,7 @@ class Worker:
                 unsent = journal.unsent
                 if unsent is None:
                     run = await self._checked_run(assignment, all_rows)
-                    unsent = await self._done(run, assignment, all_rows, lease)
+                    unsent = await lease.bounded(self._done(run, assignment, all_rows))
             except Exception as exc:
                 private = run is not None and run.privacy is not None
                 return await self._failed(assignment, exc, private=private)
@@ -114,9 +114,8 @@ class Worker:
         return run
 
     async def _done(
-        self, run: RunTask, assignment: Assigned, all_rows: Sequence[Example], lease: Lease
+        self, run: RunTask, assignment: Assigned, all_rows: Sequence[Example]
     ) -> Unsent:
-        """Do the work, and store the update until it is sent."""
         admitted = self._device.admit(run, all_rows)
         if admitted.refusal is not None:
             self._unfit[assignment.run_id] = run
@@ -129,7 +128,6 @@ class Worker:
             assignment=assignment,
             rows=admitted.rows,
             all_rows=all_rows,
-            lease=lease,
         )
         if device.backend is not None or device.reflect is not None:
             # Imported here: a device that scores through the gateway does not need it.

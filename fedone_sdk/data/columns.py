@@ -49,14 +49,14 @@ def label_columns(rows: _Rows) -> list[str]:
     values = {name: [label_text(row.get(name)) for row in rows] for name in columns_of(rows)}
     kinds = {name: {label_key(one) for one in column if one} for name, column in values.items()}
     most = min(MAX_LABELS, max(len(rows) // 2, 2))
-    found = [
+    columns = [
         name
         for name, column in values.items()
         if 2 <= len(kinds[name]) <= most
         and all(len(one) <= _MAX_LABEL_CHARS for one in kinds[name])
         and sum(map(bool, column)) >= _MIN_LABELLED * len(rows)
     ]
-    if not found:
+    if not columns:
         counts = ", ".join(f"{name!r} has {len(each)}" for name, each in kinds.items())
         raise DataError(
             f"no column can be the label: one with 2 to {most} different short values is needed, "
@@ -67,11 +67,11 @@ def label_columns(rows: _Rows) -> list[str]:
         wordless = not all(re.search(r"[^\W\d_]{2}", one) for one in kinds[name])
         return _rank(name, _LABEL_NAMES), wordless, len(kinds[name])
 
-    found.sort(key=order)
+    columns.sort(key=order)
     # ``label`` 0 and 1 beside ``label_text``: one is the name of the other.
-    twins = [name for name in found[1:] if _same_classes(values[found[0]], values[name])]
-    best = min((found[0], *twins), key=lambda name: order(name)[1])
-    return [best, *(name for name in found if name != best)]
+    twins = [name for name in columns[1:] if _same_classes(values[columns[0]], values[name])]
+    best = min((columns[0], *twins), key=lambda name: order(name)[1])
+    return [best, *(name for name in columns if name != best)]
 
 
 def _same_classes(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -86,13 +86,13 @@ def text_columns(rows: _Rows, label: str) -> list[str]:
         if name != label
         and (texts := [one for row in rows if isinstance(one := row.get(name), str)])
     }
-    found = [name for name, size in sizes.items() if size]
-    if not found:
+    columns = [name for name, size in sizes.items() if size]
+    if not columns:
         raise DataError(f"no column but the label {label!r} holds texts")
     # A name counts only for a column whose texts are not far shorter than the longest column's.
     bar = max(sizes.values()) / 4
     return sorted(
-        found,
+        columns,
         key=lambda name: (_rank(name, _TEXT_NAMES) if sizes[name] >= bar else 99, -sizes[name]),
     )
 
@@ -116,15 +116,15 @@ def labelled(rows: _Rows, text: str, label: str) -> Labelled:
         DataError: Fewer than two labels have enough rows, or more than 64.
     """
     notes: list[str] = []
-    found = []
+    usable = []
     for row in rows:
         words, value = row.get(text, ""), label_text(row.get(label))
         if text_problem(words, None) is None and words.strip() and value:
-            found.append({"text": words, "label": value})
-    if len(found) < len(rows):
-        notes.append(f"{len(rows) - len(found)} of {len(rows)} rows lack a text or a label")
+            usable.append({"text": words, "label": value})
+    if len(usable) < len(rows):
+        notes.append(f"{len(rows) - len(usable)} of {len(rows)} rows lack a text or a label")
     spellings = defaultdict[str, Counter[str]](Counter)
-    for one in found:
+    for one in usable:
         spellings[label_key(one["label"])][one["label"]] += 1
     spelled = {key: counts.most_common(1)[0][0] for key, counts in spellings.items()}
     for key, counts in spellings.items():
@@ -136,7 +136,7 @@ def labelled(rows: _Rows, text: str, label: str) -> Labelled:
         notes.append(f"{len(rare)} labels have fewer than {_MIN_ROWS} rows: {names}")
     kept = [
         {**one, "label": spelled[key]}
-        for one in found
+        for one in usable
         if (key := label_key(one["label"])) not in rare
     ]
     count = len(spellings) - len(rare)

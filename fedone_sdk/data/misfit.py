@@ -14,15 +14,15 @@ class Misfit:
 
     Attributes:
         problem: What is wrong, without a value of the row.
-        shown: What is wrong, for those whose row it is.
+        shown: What is wrong, for those whose row it is; empty for the same.
     """
 
     field: str
     problem: str
-    shown: str
+    shown: str = ""
 
     def __str__(self) -> str:
-        return f"field {self.field!r} {self.shown}"
+        return f"field {self.field!r} {self.shown or self.problem}"
 
     @property
     def kind(self) -> str:
@@ -36,8 +36,8 @@ def misfit_of(task: TaskSpec, row: Example, *, most_chars: int | None = None) ->
     Labels are compared by `label_index`. `most_chars` bounds texts.
     """
     for field in task.fields:
-        if found := text_misfit(row, field, most_chars):
-            return found
+        if misfit := text_misfit(row, field, most_chars):
+            return misfit
     return label_misfit(task, row, most_chars)
 
 
@@ -47,10 +47,10 @@ def label_misfit(task: TaskSpec, row: Example, most_chars: int | None = None) ->
         return None
     field = task.label_field
     if task.generates:
-        found = text_misfit(row, field, most_chars)
-        if found or row[field]:
-            return found
-        return _same(field, "is empty; a reference text has at least one character")
+        misfit = text_misfit(row, field, most_chars)
+        if misfit or row[field]:
+            return misfit
+        return Misfit(field, "is empty; a reference text has at least one character")
     if field not in row:
         return _missing(row, field)
     label = row[field]
@@ -66,7 +66,7 @@ def unlabelled(row: Example, field: str, labels: Collection[str] | None) -> Misf
         return _missing(row, field)
     label = row[field]
     if label is None or not label_key(label):
-        return _same(field, "is empty")
+        return Misfit(field, "is empty")
     if labels is None or label_key(label) in labels:
         return None
     return Misfit(field, "is another one", f"is {label!r:.80}, not one of the device's labels")
@@ -77,7 +77,7 @@ def text_misfit(row: Example, field: str, most_chars: int | None) -> Misfit | No
     if field not in row:
         return _missing(row, field)
     problem = text_problem(row[field], most_chars)
-    return None if problem is None else _same(field, problem)
+    return None if problem is None else Misfit(field, problem)
 
 
 def text_problem(value: object, most_chars: int | None) -> str | None:
@@ -91,10 +91,6 @@ def text_problem(value: object, most_chars: int | None) -> str | None:
     except UnicodeEncodeError:  # JSON can spell it, no tokenizer can take it
         return "has half of a surrogate pair; it must be valid Unicode text"
     return None
-
-
-def _same(field: str, problem: str) -> Misfit:
-    return Misfit(field, problem, problem)
 
 
 def _missing(row: Example, field: str) -> Misfit:

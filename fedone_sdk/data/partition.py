@@ -122,9 +122,9 @@ class _Deck:
             if not self._pile:
                 self.reused = True
                 # Rows of this hand go to the bottom, so that no client gets one twice.
-                held = set(hand)
+                in_hand = set(hand)
                 self._pile = sorted(
-                    self._generator.shuffle(self._rows), key=lambda row: row not in held
+                    self._generator.shuffle(self._rows), key=lambda row: row not in in_hand
                 )
             hand.append(self._pile.pop())
         return hand

@@ -80,10 +80,11 @@ def _records(path: Path, text: str, delimiter: str, quoting: _Quoting) -> _Recor
         split = (
             (number, line.rstrip("\r").split(delimiter)) for number, line in enumerate(lines, 1)
         )
-        found = [(number, record) for number, record in split if record != [""]]
-        if delimiter != "\t" and any(_QUOTED.fullmatch(cell) for _, each in found for cell in each):
+        records = [(number, record) for number, record in split if record != [""]]
+        cells = (cell for _, record in records for cell in record)
+        if delimiter != "\t" and any(map(_QUOTED.fullmatch, cells)):
             raise DataError(f"{path}: some cells are quoted, others are not")
-        return found
+        return records
     csv.field_size_limit(_MAX_CELL_CHARS)
     reader = csv.reader(
         (f"{line}\n" for line in lines),

@@ -366,20 +366,20 @@ class _Outcome:
 
 def _perform(job: _Job) -> _Outcome:
     began = time.monotonic()
-    found: Result | _Failure
+    result: Result | _Failure
     with capture_logs() as logged:
         try:
-            found = job.run(job.options, job.workspace)
+            result = job.run(job.options, job.workspace)
         except Exception as exc:
             text = one_line(exc)
             message = text if isinstance(exc, FedOneError) else f"{type(exc).__name__}: {text}"
-            found = _Failure(message, traceback.format_exc())
+            result = _Failure(message, traceback.format_exc())
     warnings = [
         {name: str(value) for name, value in entry.items() if name != "log_level"}
         for entry in logged
         if entry["log_level"] == "warning"
     ]
-    return _Outcome(job.key, found, time.monotonic() - began, warnings)
+    return _Outcome(job.key, result, time.monotonic() - began, warnings)
 
 
 def _gpus() -> list[str]:

@@ -66,9 +66,9 @@ class Outcomes(BaseModel):
         return self.model_copy(update=picked)
 
     @classmethod
-    def of(cls, which: Which, found: Prediction) -> Self:
+    def of(cls, which: Which, prediction: Prediction) -> Self:
         """Return the outcomes of a prediction."""
-        task, pairs = found.task, list(zip(found.rows, found.examples, strict=True))
+        task, pairs = prediction.task, list(zip(prediction.rows, prediction.examples, strict=True))
         labels: dict[str, tuple[object, ...]] = {}
         if not task.generates:
             labels = {
@@ -77,7 +77,7 @@ class Outcomes(BaseModel):
                     for row, _ in pairs
                 ),
                 "targets": tuple(int(target_of(task, example)) for _, example in pairs),
-                "log_probs": found.rows if which in ("no_prompt", "before") else (),
+                "log_probs": prediction.rows if which in ("no_prompt", "before") else (),
             }
         losses = tuple(
             None if row is None else example_loss(task, row, example) for row, example in pairs
@@ -109,15 +109,15 @@ def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:
         log: Its lines in order, at least those of the kinds `OUTCOMES` and ``rollback``. A rollback
             discards the outcomes of the deployable prompt and the shorter one.
     """
-    found: dict[Which, Outcomes] = {}
+    newest: dict[Which, Outcomes] = {}
     for entry in log:
         if entry.kind == OUTCOMES:
             try:
                 outcomes = Outcomes.model_validate_json(entry.body)
             except ValidationError as exc:
                 raise ResultError(f"a line of the log holds no {OUTCOMES}") from exc
-            found[outcomes.which] = outcomes
+            newest[outcomes.which] = outcomes
         elif entry.kind == "rollback":
-            found.pop("after", None)
-            found.pop("cheapest", None)
-    return found
+            newest.pop("after", None)
+            newest.pop("cheapest", None)
+    return newest

@@ -96,21 +96,21 @@ def judge(
 ) -> Verdict:
     """Compare the tuned prompt with chance, "no prompt", and the untrained prompt."""
     after, bare = outcomes["after"], outcomes.get("no_prompt")
-    found: dict[Compared, Outcomes] = {}
+    compared: dict[Compared, Outcomes] = {}
     plain: Plain | None = None
     if (guess := _majority_baseline(task, after)) is not None:
-        found["chance"] = guess
+        compared["chance"] = guess
     if bare is not None:
-        found["no_prompt"] = bare
+        compared["no_prompt"] = bare
         plain = no_prompt_biased(task, bare, plain_bias)
         if plain is not None:
-            found["no_prompt_biased"] = plain.outcomes
+            compared["no_prompt_biased"] = plain.outcomes
     if "before" in outcomes:
-        found["untrained"] = outcomes["before"]
+        compared["untrained"] = outcomes["before"]
     if "cheapest" in outcomes:
-        found["cheapest"] = outcomes["cheapest"]
-    found["tuned"] = after
-    standings = {name: _standing(task, name, one, after, measure) for name, one in found.items()}
+        compared["cheapest"] = outcomes["cheapest"]
+    compared["tuned"] = after
+    standings = {name: _standing(task, name, one, after, measure) for name, one in compared.items()}
     if "cheapest" in standings and not _within(
         task.metric, standings["cheapest"].value, standings["tuned"].interval
     ):
@@ -138,29 +138,27 @@ def preference(
     pairs: Sequence[Pair | None], tuned: Sequence[str | None], plain: Sequence[str | None]
 ) -> Preference | None:
     """Return a judge's preference for the tuned prompt's texts; None without a compared row."""
-    asked = [row for row, pair in enumerate(pairs) if pair is not None]
-    found = [pair for pair in pairs if pair is not None]
-    wins = [(pair.shown_first + pair.shown_second) / 2 for pair in found]
+    found = [
+        (pair, len(tuned[row] or "") - len(plain[row] or ""))
+        for row, pair in enumerate(pairs)
+        if pair is not None
+    ]
+    wins = [fmean(pair) for pair, _ in found]
     ends = interval("loss", Outcomes(which="after", losses=tuple(wins)), 0)
     if ends is None:
         return None
-    longer = [len(tuned[row] or "") - len(plain[row] or "") for row in asked]
     by_length = [
-        [win for win, more in zip(wins, longer, strict=True) if more * sign > 0] for sign in (1, -1)
+        [win for win, (_, longer) in zip(wins, found, strict=True) if longer * sign > 0]
+        for sign in (1, -1)
     ]
-    first = [
-        shown
-        for pair in found
-        for shown in (pair.shown_first, 1.0 - pair.shown_second)
-        if shown != _TIE
-    ]
+    first = [shown for (one, other), _ in found for shown in (one, 1.0 - other) if shown != _TIE]
     return Preference(
         rows=len(found),
         wins=ends.value,
         low=ends.low,
         high=ends.high,
         balanced=fmean(map(fmean, by_length)) if all(by_length) else None,
-        agreement=fmean(pair.shown_first == pair.shown_second for pair in found),
+        agreement=fmean(one == other for (one, other), _ in found),
         first=fmean(first) if first else None,
     )
 
@@ -190,7 +188,7 @@ def not_measured(why: str) -> Verdict:
     return Verdict(conclusion="not_measured", text=f"not measured: {why}")
 
 
-def examples_needed(rows: int, found: Spread) -> int | None:
+def examples_needed(rows: int, gain: Spread) -> int | None:
     """Return about how many rows show a difference of this size with 80 % power.
 
     The standard error falls with the square root of the number of rows, so the test at 5 % needs
@@ -199,9 +197,9 @@ def examples_needed(rows: int, found: Spread) -> int | None:
     Returns:
         The number, to two digits; None for a difference within one standard error.
     """
-    if abs(found.value) <= found.error:
+    if abs(gain.value) <= gain.error:
         return None
-    needed = rows * (_POWER * found.error / found.value) ** 2
+    needed = rows * (_POWER * gain.error / gain.value) ** 2
     step: int = 10 ** max(0, len(str(int(needed))) - 2)
     return math.ceil(needed / step) * step
 
@@ -239,8 +237,8 @@ def _concluded(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> 
     summary = f"{_gained(metric, base.gain, over)} for {cost}"
     if verdict.conclusion == "no_prompt":
         biased = verdict.standing("no_prompt_biased") is not None
-        found = "no prompt with its label bias" if biased else "no prompt"
-        return f"{found} is deployed, since no better prompt was found: {summary}"
+        deployed = "no prompt with its label bias" if biased else "no prompt"
+        return f"{deployed} is deployed, since no better prompt was found: {summary}"
     if verdict.conclusion == "worth_keeping":
         return f"{summary}: worth keeping"
     if verdict.conclusion == "worse":
@@ -310,15 +308,15 @@ def measured(
 def gain(task: TaskSpec, better: Outcomes, worse: Outcomes) -> Spread | None:
     """Return the paired gain of one prompt over another; positive is better."""
     more, less = (worse, better) if task.metric == "loss" else (better, worse)
-    found = difference(task.metric, [more], [less], len(task.labels))
-    if found is None:
+    apart = difference(task.metric, [more], [less], len(task.labels))
+    if apart is None:
         return None
     return Spread(
-        value=found.value,
-        low=found.low,
-        high=found.high,
-        error=found.error,
-        probability=found.above,
+        value=apart.value,
+        low=apart.low,
+        high=apart.high,
+        error=apart.error,
+        probability=apart.above,
     )
 
 
@@ -375,11 +373,11 @@ def _own_metric(task: TaskSpec, one: Outcomes, measure: MetricFunction | None) -
 
 def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compared | None:
     names: tuple[Compared, ...] = ("no_prompt_biased", "no_prompt")
-    found = [name for name in names if name in standings]
-    if not found or ":" in metric:
-        return found[0] if found else None
+    measured_ones = [name for name in names if name in standings]
+    if not measured_ones or ":" in metric:
+        return measured_ones[0] if measured_ones else None
     sign = -1.0 if metric == "loss" else 1.0
-    return max(found, key=lambda name: sign * (standings[name].value or 0.0))
+    return max(measured_ones, key=lambda name: sign * (standings[name].value or 0.0))
 
 
 def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:

@@ -57,8 +57,8 @@ def default_names(spec: RunSpec) -> tuple[str, ...]:
 def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]) -> list[Entrant]:
     """Return one entrant per method or baseline.
 
-    A method takes the settings of RUN.yaml's method that it has in common. If ``calibration`` is
-    not valid with it, the SDK's default is used, and noted.
+    A method takes the settings of RUN.yaml's method that it has in common. One that finds no label
+    bias has the SDK's default ``calibration``, which is noted.
     """
     if not names or len(set(names)) < len(names):
         raise ArgumentError("--methods: each name may occur only once")
@@ -81,7 +81,15 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
         "seed": base.seed,
         "budget": base.budget and base.budget.model_dump(),
     }
-    spec = _valid(changed, name)
+    if not _MODELS[name].pools:  # Only a method with a pool finds a bias.
+        changed.pop("calibration", None)
+    try:
+        spec = validate_spec(RunSpec, changed, source="arguments")
+    except SpecError as exc:
+        problem = "; ".join(exc.problems)
+        raise ArgumentError(
+            f"--methods: {name} cannot run RUN.yaml ({problem}); leave it out"
+        ) from None
     notes = (
         note
         for note in base.differences(spec)
@@ -100,19 +108,6 @@ def _settings(own: Mapping[str, Any], name: str) -> dict[str, Any]:
         wrong = {error["loc"][0] for error in exc.errors() if error["loc"]}
         kept = {key: value for key, value in kept.items() if key not in wrong}
     return {**kept, "name": name}
-
-
-def _valid(document: Mapping[str, Any], name: str) -> RunSpec:
-    """Return the run, with the default ``calibration`` if only that makes it valid."""
-    first: SpecError | None = None
-    without = {key: value for key, value in document.items() if key != "calibration"}
-    for form in (document, without):
-        try:
-            return validate_spec(RunSpec, form, source="arguments")
-        except SpecError as exc:
-            first = first or exc
-    problem = "; ".join(first.problems if first else ())
-    raise ArgumentError(f"--methods: {name} cannot run RUN.yaml ({problem}); leave it out")
 
 
 _BIAS_QUERIES = 10

@@ -58,8 +58,8 @@ def _shipped() -> dict[str, Any]:
 
 
 def _slots_of(form: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = _shipped()["slots"]["cloze" if form == "cloze" else "answer"]
-    return found
+    slots: dict[str, list[str]] = _shipped()["slots"]["cloze" if form == "cloze" else "answer"]
+    return slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +112,10 @@ async def draft(
     about = aspect or _named(columns[1])
     opening = f"{(about or 'category').capitalize()}:"
     reader.opening = f" {opening}" if reader.form == "cloze" else opening
-    found = await _words(reader, words, kind)
-    about = about or _aspect_of(found.main)
-    blank = not found.several and await reader.takes(found.main.values(), "")
-    sets = [[*one.values()] for one in found.others]
+    chosen = await _words(reader, words, kind)
+    about = about or _aspect_of(chosen.main)
+    blank = not chosen.several and await reader.takes(chosen.main.values(), "")
+    sets = [[*one.values()] for one in chosen.others]
     if blank:
         sets = [one for one in sets if await reader.takes(one, "")]
     names = {"noun": noun, "about": about, "Noun": noun.capitalize(), "About": about.capitalize()}
@@ -137,8 +137,8 @@ async def draft(
         said = words or {label: label for label in reader.labels}
         slots["codes"] = [*code_candidates(said)]
         form = json.loads(json.dumps(form).replace("{text}", "{codes}{text}"))
-    task = {**form, "description": {"text": noun, "aspect": about}, "labels": found.main}
-    return Draft(task=task, slots=slots, several=found.several, char_s=reader.char_s)
+    task = {**form, "description": {"text": noun, "aspect": about}, "labels": chosen.main}
+    return Draft(task=task, slots=slots, several=chosen.several, char_s=reader.char_s)
 
 
 def _named(column: str) -> str | None:
@@ -214,8 +214,8 @@ class _Reader:
         if len(nouns) < 2:
             return "text"
         some = [row["text"] for row in self.rows[:: max(1, len(self.rows) // 16)]]
-        found = await self.read(nouns, [*some, ""])
-        lift = found[:-1].mean(axis=0) - found[-1]
+        log_probs = await self.read(nouns, [*some, ""])
+        lift = log_probs[:-1].mean(axis=0) - log_probs[-1]
         return nouns[int(lift.argmax())].strip()
 
     def _asked(self, text: str, opening: str) -> Rendered:
@@ -323,10 +323,10 @@ class _Seen:
 
     def loss(self, chosen: Mapping[str, str]) -> float:
         """Return the cross-entropy of a set, with each word's mean taken off."""
-        found = np.array([self._of_word[chosen[label]] for label in self.lifts]).T
-        found -= found.mean(axis=0)
-        found -= np.logaddexp.reduce(found, axis=1, keepdims=True)
-        return float(-found[np.arange(len(found)), self._targets].mean())
+        scores = np.array([self._of_word[chosen[label]] for label in self.lifts]).T
+        scores -= scores.mean(axis=0)
+        scores -= np.logaddexp.reduce(scores, axis=1, keepdims=True)
+        return float(-scores[np.arange(len(scores)), self._targets].mean())
 
 
 async def _codes(reader: _Reader) -> dict[str, str]:
@@ -343,21 +343,21 @@ async def _codes(reader: _Reader) -> dict[str, str]:
 def _assigned(scores: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     """Return a word for each label, each once, the highest scores first; none if one has none."""
     pairs = [(score, label, word) for label in scores for word, score in scores[label].items()]
-    found: dict[str, str] = {}
+    assigned: dict[str, str] = {}
     for _, label, word in sorted(pairs, key=lambda pair: -pair[0]):
-        if label not in found and word not in found.values():
-            found[label] = word
-    return {label: found[label] for label in scores} if len(found) == len(scores) else {}
+        if label not in assigned and word not in assigned.values():
+            assigned[label] = word
+    return {label: assigned[label] for label in scores} if len(assigned) == len(scores) else {}
 
 
 def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str, str]]:
     """Return shipped sets: those of the labels' own words, or every order of those that fit."""
-    found: Iterable[Sequence[str]] = shipped_label_sets(main)
+    sets: Iterable[Sequence[str]] = shipped_label_sets(main)
     if not main and len(labels) <= _MAX_PERMUTED:
         every = [[f" {word}" for word in words] for words in itertools.chain(*label_families())]
         fit = (words for words in every if len(words) == len(labels))
-        found = itertools.chain.from_iterable(map(itertools.permutations, fit))
-    return (dict(zip(labels, words, strict=True)) for words in found)
+        sets = itertools.chain.from_iterable(map(itertools.permutations, fit))
+    return (dict(zip(labels, words, strict=True)) for words in sets)
 
 
 def _frequent(reader: _Reader) -> list[str]:
@@ -366,11 +366,11 @@ def _frequent(reader: _Reader) -> list[str]:
     for row in reader.rows:
         counts[row["label"]].update(set(re.findall(r"[^\W\d_]{3,}", row["text"].lower())))
     total = sum(counts.values(), Counter[str]())
-    found: list[str] = []
+    frequent: list[str] = []
     for of_label in counts.values():
         typical = sorted(of_label, key=lambda word: (-(of_label[word] ** 2) / total[word], word))
-        found += [f" {word}" for word in typical[:_WORDS_PER_LABEL]]
-    return found
+        frequent += [f" {word}" for word in typical[:_WORDS_PER_LABEL]]
+    return frequent
 
 
 def _shots(rows: Sequence[Mapping[str, str]]) -> list[int]:

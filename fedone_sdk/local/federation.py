@@ -111,9 +111,9 @@ class Federation:
         if partition.reused_rows:
             _log.warning("clients share rows: too few for disjoint shards", rows=len(train))
         # The vocabulary is built from the text that the clients hold, of many rows from a sample.
-        held = sorted({row for shard in partition.shards for row in shard})
-        held = held[:: len(held) // _MOST_TEXTS + 1]
-        texts = (str(train[row][name]) for row in held for name in task.fields)
+        used = sorted({row for shard in partition.shards for row in shard})
+        used = used[:: len(used) // _MOST_TEXTS + 1]
+        texts = (str(train[row][name]) for row in used for name in task.fields)
         with _prefixed_errors("prompt" if spec.prompt.slots else "prompt.vocabulary"):
             vocabulary = spec.prompt.build(task, texts, base_dir)
         return cls(
@@ -149,8 +149,8 @@ def load_measure(task: TaskSpec, base_dir: str | Path = ".") -> MetricFunction |
     """Import the metric function that a local run names."""
     if ":" not in task.metric:
         return None
-    found: MetricFunction = load_object("task.metric", task.metric, base_dir)
-    return found
+    measure: MetricFunction = load_object("task.metric", task.metric, base_dir)
+    return measure
 
 
 @contextmanager

@@ -72,6 +72,7 @@ class RunPlan(Message):
             others are repetitions.
         evaluation_queries: Queries on the dev split, if all caps allow them.
         proposals: Calls of the proposer, at most.
+        proposer: The part of `expected` for the proposer; null without one.
         judge: The part of `expected` for the judge of ``task.score``; null without one.
         per_query: Expected usage of a training query.
         expected: Expected usage of the whole run, which asks for each (prompt, row) pair once.
@@ -97,6 +98,7 @@ class RunPlan(Message):
     distinct_share: float
     evaluation_queries: int
     proposals: int
+    proposer: Usage | None
     judge: Usage | None
     per_query: Usage
     expected: Usage
@@ -108,7 +110,9 @@ class RunPlan(Message):
     prices: str | None = None
     priced: bool = Field(default=True, exclude=True)
 
-    @field_serializer("judge", "per_query", "expected", "most", "smallest_cap", when_used="json")
+    @field_serializer(
+        "proposer", "judge", "per_query", "expected", "most", "smallest_cap", when_used="json"
+    )
     def _bill(self, value: Usage | None) -> Bill | None:
         return None if value is None else bill(value, priced=self.priced)
 
@@ -224,6 +228,7 @@ class _Planner:
             distinct_share=round(float(draws.new_rows), 4),
             evaluation_queries=dev_queries,
             proposals=proposals.calls,
+            proposer=proposals.expected if proposals.calls else None,
             judge=None if self.judge is None else graded + graded_training,
             per_query=query,
             expected=trained + measured + Usage(queries=training) + proposals.expected,
@@ -425,8 +430,6 @@ class _Planner:
     def _warnings(self, affordable: int, planned: int) -> list[str]:
         spec, clients = self.spec, len(self.federation.shards)
         size, smallest = self.size, min(map(len, self.federation.shards))
-        wanted = getattr(spec.prompt.vocabulary, "size", None) or 0
-        built = len(self.federation.vocabulary)
         needed = spec.participation.min_clients or 0
         pays = (
             f"pays {affordable} of {planned} rounds"
@@ -439,7 +442,6 @@ class _Planner:
             f"participation.min_clients: {needed} are waited for, there are only {clients} "
             "clients": needed > clients,
             "data.dev: is missing, so the run has no evaluation": not self.federation.dev,
-            f"prompt.vocabulary.size: {wanted} asked, only {built} found": built < wanted,
             "data: clients share rows, there are too few for disjoint shards": (
                 self.federation.reused_rows
             ),

@@ -13,26 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from fedone_sdk import messages
 from fedone_sdk.aggregator import Change, RetryLater, ServedRun, Service
 from fedone_sdk.client import EdgeClient, Hooks, Idle, Network, Transport, WorkPolicy
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.transport import Call
 from fedone_sdk.errors import DataError, ProblemError, system_errors
 from fedone_sdk.files import replace_file
-from fedone_sdk.messages import (
-    UPDATE,
-    AlphaAssignment,
-    Claim,
-    Decline,
-    Enrol,
-    Enrolled,
-    LossesAssignment,
-    Message,
-    Problem,
-    Reflect,
-    Score,
-    encode,
-)
 from fedone_sdk.stores import ClientRecord
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec
 
@@ -82,25 +69,29 @@ class MemoryTransport(Transport):
         try:
             answer = await self._called(call, client, body)
         except ProblemError as exc:
-            self._count(call, run, body, encode(Problem.of(exc)))
+            self._count(call, run, body, messages.encode(messages.Problem.of(exc)))
             raise
         if isinstance(answer, RetryLater):
             self._count(call, run, body, b"")
             return Idle(retry_after_s=answer.retry_after_s)
-        if isinstance(answer, AlphaAssignment | LossesAssignment):
+        if isinstance(answer, messages.AlphaAssignment | messages.LossesAssignment):
             run = self._service.work.traffic_run(run_id=answer.run_id)
-        content = answer if isinstance(answer, bytes) else encode(answer)
+        content = answer if isinstance(answer, bytes) else messages.encode(answer)
         self._count(call, run, body, content)
         return content
 
     def _run(self, call: Call, client: ClientRecord | None) -> ServedRun | None:
         """Return the run whose traffic includes a call."""
         message = call.message
-        if isinstance(message, Claim):
+        if isinstance(message, messages.Claim):
             return self._service.work.traffic_run(run_id=message.run_id)
         if call.name in ("task", "vocabulary"):
             return self._service.work.traffic_run(run_id=call.of)
-        assignment_id = message.assignment_id if isinstance(message, Score | Reflect) else call.of
+        assignment_id = (
+            message.assignment_id
+            if isinstance(message, messages.Score | messages.Reflect)
+            else call.of
+        )
         work = None if client is None or not assignment_id else (client, assignment_id)
         return self._service.work.traffic_run(work=work)
 
@@ -110,28 +101,30 @@ class MemoryTransport(Transport):
 
     async def _called(
         self, call: Call, client: ClientRecord | None, body: bytes
-    ) -> Message | RetryLater | bytes:
+    ) -> messages.Message | RetryLater | bytes:
         service, message = self._service, call.message
-        if isinstance(message, Enrol):
+        if isinstance(message, messages.Enrol):
             return await service.access.enrol(call.secret, message)
         assert client is not None
         digest = hashlib.sha256(body).hexdigest()
         match message:
-            case Claim():
+            case messages.Claim():
                 return await service.work.claim(client, message)
-            case Score():
-                parsed = Score.model_validate_json(body)
+            case messages.Score():
+                parsed = messages.Score.model_validate_json(body)
                 return await service.work.score(client, parsed, digest)
-            case Reflect():
-                return await service.work.reflect(client, Reflect.model_validate_json(body))
-            case Decline():
+            case messages.Reflect():
+                return await service.work.reflect(
+                    client, messages.Reflect.model_validate_json(body)
+                )
+            case messages.Decline():
                 await service.work.decline(client, call.of, message)
                 return b""
         match call.name:
             case "rotate":
                 return await service.access.rotate(client, call.secret)
             case "update":
-                update = UPDATE.validate_json(body)
+                update = messages.UPDATE.validate_json(body)
                 return await service.work.update(client, call.of, update, digest)
             case "renew":
                 return await service.work.renew(client, call.of)
@@ -148,7 +141,7 @@ class _Member:
     number: int
     nonce: str
     index: int | None = None
-    enrolled: Enrolled | None = None
+    enrolled: messages.Enrolled | None = None
     client: EdgeClient | None = None
     awake: bool = False
 
@@ -159,7 +152,7 @@ class _MemberTransport(MemoryTransport):
         self._population = population
         self._member = member
 
-    async def enrol(self, token: str, message: Enrol) -> Enrolled:
+    async def enrol(self, token: str, message: messages.Enrol) -> messages.Enrolled:
         answer, self._member.enrolled = self._member.enrolled, None
         if answer is None:
             answer = await super().enrol(token, message)
@@ -226,7 +219,7 @@ class Population:
     async def _enrol(self, member: _Member) -> None:
         with suppress(ProblemError):  # A client that was revoked gets no work.
             member.enrolled = await MemoryTransport(self.service).enrol(
-                enrolment_token(self.secret), Enrol(nonce=member.nonce)
+                enrolment_token(self.secret), messages.Enrol(nonce=member.nonce)
             )
 
     async def record_identity(self, member: _Member, credential: str) -> None:

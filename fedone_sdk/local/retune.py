@@ -142,20 +142,22 @@ def retune_spec(
 
 
 def _misfits(artefact: PromptArtefact, run: RunSpec) -> list[str]:
-    old, new, found = artefact.task, run.task, []
+    old, new, problems = artefact.task, run.task, []
     names = [slot.name for slot in artefact.prompt.slots or ()]
     if names != list(run.prompt.text_slots) or (
         (artefact.prompt.labels is not None) is not run.prompt.chooses_labels
     ):
         wanted = ", ".join([*names, *(["labels"] if artefact.prompt.labels else [])]) or "none"
-        found.append(f"prompt.slots: must be the prompt's slots ({wanted})")
+        problems.append(f"prompt.slots: must be the prompt's slots ({wanted})")
     if list(old.labels) != list(new.labels):
         wanted = ", ".join(old.labels) or "none"
-        found.append(f"task.labels: must be the prompt's labels ({wanted})")
+        problems.append(f"task.labels: must be the prompt's labels ({wanted})")
     for key in ("metric", "loss", "label_field"):
         if getattr(old, key) != getattr(new, key):
             was, now = getattr(old, key), getattr(new, key)
-            found.append(f"task.{key}: is {now!r}, the prompt was tuned and measured with {was!r}")
+            problems.append(
+                f"task.{key}: is {now!r}, the prompt was tuned and measured with {was!r}"
+            )
     if run.data is None or run.data.dev is None:
-        found.append("data.dev: is required to compare prompts")
-    return found
+        problems.append("data.dev: is required to compare prompts")
+    return problems

@@ -21,6 +21,7 @@ from fedone_sdk.losses import biased, predicted
 from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus, Verdict, first_error
 from fedone_sdk.messages.bill import Billed
 from fedone_sdk.reports.source import ReportedRun
+from fedone_sdk.scores import SCORES
 from fedone_sdk.task import Example, LogProbs, TaskSpec, form_of
 
 _MAX_BYTES = 1 << 24
@@ -105,7 +106,9 @@ class PromptArtefact(_Part):
     def functions(self) -> dict[str, Any]:
         """Names of functions, by key, which are imported only if the user's RUN.yaml has them."""
         metric = self.task.metric if ":" in self.task.metric else None
-        named = {"task.score": self.task.score, "task.metric": metric}
+        score = self.task.score
+        names = {score} if isinstance(score, str) else {*(score or ())}
+        named = {"task.score": score if names - SCORES.keys() else None, "task.metric": metric}
         return {key: name for key, name in named.items() if name is not None}
 
     def signed(self) -> Self:

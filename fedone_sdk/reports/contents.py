@@ -142,10 +142,10 @@ def _clients(run: ReportedRun) -> list[tuple[str, int, float, float]]:
         for name in entry.client_id.split(","):
             losses[name].append(entry.mean_loss)
     seats = sum(map(len, losses.values()))
-    found = [
+    clients = [
         (name, len(theirs), len(theirs) / seats, fmean(theirs)) for name, theirs in losses.items()
     ]
-    return sorted(found, key=lambda client: (-client[1], client[0]))
+    return sorted(clients, key=lambda client: (-client[1], client[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -235,10 +235,10 @@ def _on_rows(
     biased: bool = False,
 ) -> tuple[float | None, tuple[float, float] | None]:
     """Return the metric of a prompt on some rows and its interval; else `whole`, its metric."""
-    found, task, verdict = run.outcomes.get(which), run.spec.task, run.result.verdict
-    if found is not None and biased:
-        plain = no_prompt_biased(task, found, None if verdict is None else verdict.bias)
-        found = plain and plain.outcomes
-    if found is None or not rows or whole is None or ":" in task.metric:
+    outcomes, task, verdict = run.outcomes.get(which), run.spec.task, run.result.verdict
+    if outcomes is not None and biased:
+        plain = no_prompt_biased(task, outcomes, None if verdict is None else verdict.bias)
+        outcomes = plain and plain.outcomes
+    if outcomes is None or not rows or whole is None or ":" in task.metric:
         return whole, None
-    return measured(task, found.on(rows))
+    return measured(task, outcomes.on(rows))

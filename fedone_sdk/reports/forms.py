@@ -10,6 +10,7 @@ from pprint import pformat
 from typing import Any
 from urllib.parse import urlsplit
 
+from fedone_sdk.backends.request_form import response_format
 from fedone_sdk.errors import SpecError, needs_extra
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports.artefact import PromptArtefact
@@ -158,18 +159,21 @@ def program_of(
         max_name="max_completion_tokens" if ours else "max_tokens",
         max_tokens=task.max_written or 64,
         effort=backend.reasoning_effort,
+        stop=list(task.stop),
+        form=None if task.answer_schema is None else response_format(task.answer_schema),
     )
     return code, " ".join(notes)
 
 
 def _sdk_program(task: TaskSpec, backend: BackendSpec, prompt: PromptReport) -> str:
     asked = task.with_bias(prompt.bias) if prompt.bias else task
+    unused = {"description"} | ({"score"} if task.answer_schema is None else set())
     settings = backend.model_dump(mode="json", exclude_defaults=True, exclude={"cache"})
     text = prompt.prompt
     return _rendered(
         "snippet_sdk.py.j2",
         settings={**settings, "kind": backend.kind},
-        task=asked.model_dump(mode="json", exclude_defaults=True, exclude={"description"}),
+        task=asked.model_dump(mode="json", exclude_defaults=True, exclude=unused),
         prompt=text if isinstance(text, str) else None,
         filling=None if isinstance(text, str) else text,
         generates=task.generates,

@@ -142,12 +142,12 @@ def retuned(
     return moved.model_copy(update={"text": tuple(_sentences(moved, finished=finished))})
 
 
-def retuned_artefact(run: ReportedRun, found: Retuned) -> PromptArtefact:
+def retuned_artefact(run: ReportedRun, moved: Retuned) -> PromptArtefact:
     """Return the artefact of the recommended prompt, for the new model."""
-    if found.recommended is None:
+    if moved.recommended is None:
         raise ValueError("no prompt is recommended")
-    made, best = artefact_of(run), found.prompts[found.recommended]
-    if found.recommended == "new_prompt":
+    made, best = artefact_of(run), moved.prompts[moved.recommended]
+    if moved.recommended == "new_prompt":
         return made
     metric = made.evaluation.metric.model_copy(update={"after": best.value})
     evaluation = made.evaluation.model_copy(
@@ -187,8 +187,8 @@ def _apart(metric: str, here: RetunedPrompt, artefact: PromptArtefact) -> Spread
     )
 
 
-def _sentences(found: Retuned, *, finished: bool) -> Iterator[str]:
-    if (change := found.change) is not None:
+def _sentences(moved: Retuned, *, finished: bool) -> Iterator[str]:
+    if (change := moved.change) is not None:
         says = (
             "it does not hold"
             if change.high < 0
@@ -199,19 +199,19 @@ def _sentences(found: Retuned, *, finished: bool) -> Iterator[str]:
         yield f"The old prompt as it is, new model less old model: {_spread(change)}; {says}."
     if not finished:
         yield "No recommendation yet, the run is not over."
-    elif found.recommended is None:
+    elif moved.recommended is None:
         yield "No recommendation, because nothing was measured."
     else:
-        best = found.prompts[found.recommended]
-        yield f"Recommended: {NAMES[found.recommended]} ({found.metric} {metric_text(best.value)})."
+        best = moved.prompts[moved.recommended]
+        yield f"Recommended: {NAMES[moved.recommended]} ({moved.metric} {metric_text(best.value)})."
         close = [
             f"{NAMES[which]} ({_spread(one.behind)})"
-            for which, one in found.prompts.items()
-            if which != found.recommended and one.behind is not None and one.behind.low <= 0
+            for which, one in moved.prompts.items()
+            if which != moved.recommended and one.behind is not None and one.behind.low <= 0
         ]
         if close:
             yield f"Its gain is not distinguishable from luck over {', '.join(close)}."
 
 
-def _spread(found: Spread) -> str:
-    return f"{found.value:+.3f}, 95 % {found.low:+.3f} to {found.high:+.3f}"
+def _spread(spread: Spread) -> str:
+    return f"{spread.value:+.3f}, 95 % {spread.low:+.3f} to {spread.high:+.3f}"

@@ -57,13 +57,13 @@ def read_export(data: bytes) -> ReportedRun:
         run, *log, result = [json.loads(line) for line in data.splitlines()]
         if (run.pop("kind"), result.pop("kind")) != ("run", "result"):
             raise ResultError("its first line must be a run, and its last line a result")
-        found = RunResult.model_validate_json(json.dumps(result))
+        report = RunResult.model_validate_json(json.dumps(result))
         # The newest measurement of each prompt, if it agrees with the result.
         outcomes = newest_outcomes(
             LogEntry(kind=one.pop("kind"), body=json.dumps(one)) for one in log
         )
         return ReportedRun(
-            result=found,
+            result=report,
             spec=RunSpec.model_validate_json(json.dumps(run["spec"])),
             vocabulary=Vocabulary.parse(json.dumps(run["candidates"])),
             created_at=run["created_at"],
@@ -71,7 +71,7 @@ def read_export(data: bytes) -> ReportedRun:
             outcomes={
                 which: one
                 for which, one in outcomes.items()
-                if getattr(found.metric, "after" if which == "cheapest" else which) is not None
+                if getattr(report.metric, "after" if which == "cheapest" else which) is not None
             },
         )
     except ValidationError as exc:

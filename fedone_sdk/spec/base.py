@@ -43,26 +43,26 @@ def validate_spec(model: type[SpecT], value: object, *, source: str) -> SpecT:
         SpecError: One line per mistake: source, key, what is allowed.
     """
     try:
-        found = model.model_validate(value)
+        valid = model.model_validate(value)
     except ValidationError as exc:
         raise SpecError(_merged(_problems(exc, model, value)), source=source) from None
-    if numbers := [".".join(keys) for keys in _booleans(value, found)]:
+    if numbers := [".".join(keys) for keys in _booleans(value, valid)]:
         problems = [f"{key}: must be a number, not true or false" for key in numbers]
         raise SpecError(problems, source=source)
-    return found
+    return valid
 
 
-def _booleans(given: Any, found: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _booleans(given: Any, valid: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the keys of booleans that pydantic has read as the numbers 0 and 1."""
-    if isinstance(given, bool) and not isinstance(found, bool):
-        if isinstance(found, int | float | Decimal):
+    if isinstance(given, bool) and not isinstance(valid, bool):
+        if isinstance(valid, int | float | Decimal):
             yield keys
     elif isinstance(given, Mapping):
         for key, one in given.items():
-            held = found.get(key) if isinstance(found, Mapping) else getattr(found, str(key), None)
-            yield from _booleans(one, held, (*keys, str(key)))
-    elif isinstance(given, list | tuple) and isinstance(found, list | tuple):
-        for number, pair in enumerate(zip(given, found, strict=False)):
+            inner = valid.get(key) if isinstance(valid, Mapping) else getattr(valid, str(key), None)
+            yield from _booleans(one, inner, (*keys, str(key)))
+    elif isinstance(given, list | tuple) and isinstance(valid, list | tuple):
+        for number, pair in enumerate(zip(given, valid, strict=False)):
             yield from _booleans(*pair, (*keys, str(number)))
 
 
@@ -224,8 +224,8 @@ def _place(
             )
         case "union":
             choices = (one[0] if isinstance(one, tuple) else one for one in schema["choices"])
-            found = (_place(choice, rest, named) for choice in choices)
-            return next((one for one in found if one is not None), None)
+            places = (_place(choice, rest, named) for choice in choices)
+            return next((one for one in places if one is not None), None)
         case "model-fields":
             if step not in schema["fields"]:
                 return None if rest else _Place((step,), frozenset(schema["fields"]))

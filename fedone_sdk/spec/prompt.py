@@ -333,18 +333,18 @@ def _candidates(
 ) -> tuple[str, ...]:
     source = slot.candidates
     if source.kind == "codes":
-        found = code_candidates({label: label for label in task.labels})[: source.size]
+        candidates = code_candidates({label: label for label in task.labels})[: source.size]
     elif isinstance(source, InstructionsSource):
-        found = instruction_candidates(
+        candidates = instruction_candidates(
             description=task.description or Description(), labels=task.labels, size=source.size
         )
     elif isinstance(source, LabelsSource):
-        found = label_candidates(task.labels, source.sets)
+        candidates = label_candidates(task.labels, source.sets)
     elif isinstance(source, OwnSource):
-        found = _own_candidates(source, task, texts, base_dir)
+        candidates = _own_candidates(source, task, texts, base_dir)
     elif isinstance(source, DemonstrationsSource):
         path = source.file if source.file.startswith("hf:") else base_dir / source.file
-        found = demonstration_candidates(
+        candidates = demonstration_candidates(
             task,
             slot.name,
             load_examples(path),
@@ -353,10 +353,10 @@ def _candidates(
             blocks=source.blocks,
         )
     elif isinstance(source, ListVocabulary) and len(source.candidates) == 1:
-        found = source.candidates  # A slot may have one candidate only.
+        candidates = source.candidates  # A slot may have one candidate only.
     else:
         return build_vocabulary(source, texts, base_dir, wanted=wanted).candidates
-    return tuple(dict.fromkeys((*found, *wanted)))
+    return tuple(dict.fromkeys((*candidates, *wanted)))
 
 
 def _own_candidates(
@@ -365,12 +365,12 @@ def _own_candidates(
     """Return the candidates of the user's function."""
     make = load_object("candidates.object", source.object, base_dir, group="fedone.candidates")
     try:
-        found = tuple(make(task=task, texts=texts, **source.options))
+        texts_found = tuple(make(task=task, texts=texts, **source.options))
     except (DataError, SpecError):
         raise
     except Exception as exc:  # User code may raise any exception.
         reason = f"{type(exc).__name__}: {exc}"
         raise DataError(f"candidates.object: {source.object} failed: {reason}") from exc
-    if not all(isinstance(text, str) for text in found):
+    if not all(isinstance(text, str) for text in texts_found):
         raise DataError(f"candidates.object: {source.object} returns a value that is not text")
-    return found
+    return texts_found

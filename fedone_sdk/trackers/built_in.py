@@ -57,8 +57,8 @@ class MlflowTracker:
         if given:
             return given
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedone")
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
+        experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 
 
 class TensorboardTracker:

@@ -62,14 +62,14 @@ TrackerFactory = Callable[[TrackedRun], Tracker]
 
 def find_tracker(name: str) -> TrackerFactory:
     """Load a tracker by the name of its entry point."""
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in found:
-        known = ", ".join(sorted(found)) or "none"
+    trackers = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in trackers:
+        known = ", ".join(sorted(trackers)) or "none"
         raise ArgumentError(f"--tracker: {name!r} is not one of {known}")
     if name in _PACKAGES and find_spec(_PACKAGES[name]) is None:
         raise MissingExtraError(f"--tracker {name}", extra=name)
     try:
-        factory: TrackerFactory = found[name].load()
+        factory: TrackerFactory = trackers[name].load()
     except Exception as exc:  # A third-party module can raise anything.
         reason = f"{type(exc).__name__}: {exc}"
         raise ArgumentError(f"--tracker: {name} cannot be loaded: {reason}") from exc

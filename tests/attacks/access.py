@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedone_sdk.aggregator.access.tokens import AdminToken, EnrolmentToken, digest
+from fedone_sdk.aggregator.access.authority import AdminToken, EnrolmentToken, digest
 from fedone_sdk.aggregator.http.guards import Limits
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.client import EdgeClient

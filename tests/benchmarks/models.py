@@ -20,7 +20,7 @@ from playwright.async_api import async_playwright
 from fedone_sdk import assets
 from fedone_sdk.backends import LlamaCppBackend, Query, query_for
 from tests.browser.stage import CHROMIUM
-from tests.typescript.test_models import PROMPTS, as_json, page_of
+from tests.typescript.test_models import PROMPTS, as_json, model_page
 from tests.weights import FORMS
 
 MODELS = Path(__file__).parents[2] / "examples" / "typescript_client" / "models"
@@ -52,7 +52,7 @@ async def python_answers(model: Path, queries: list[Query]) -> tuple[list[Any], 
 
 
 async def page_answers(model: Path, queries: list[Any]) -> dict[str, Any]:
-    async with page_of(MODELS, model, []) as url, async_playwright() as playwright:
+    async with model_page(MODELS, model, []) as url, async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = await browser.new_page()
         await page.goto(f"{url}/page.html#{model.name}")

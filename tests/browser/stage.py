@@ -18,7 +18,7 @@ from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun
-from fedone_sdk.aggregator.access.tokens import AdminToken, digest
+from fedone_sdk.aggregator.access.authority import AdminToken, digest
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.backends import Query, Wrapper
 from fedone_sdk.spec import RunSpec

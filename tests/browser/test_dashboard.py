@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Locator, Page, expect
 
-from fedone_sdk.aggregator.rounds.state import Lineage
+from fedone_sdk.aggregator.rounds.run_state import Lineage
 from fedone_sdk.budget import Budget
 from tests.browser.axe import overflow
 from tests.browser.stage import DESKTOP, OPERATOR, PHONE, VIEWER, Chromium, Stage, needs_chromium

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from fedone_sdk import assets
-from fedone_sdk.aggregator.rounds.state import RunState, decode
+from fedone_sdk.aggregator.rounds.run_state import RunState, decode
 from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.messages import RunResult
 from fedone_sdk.stores import SqlStore

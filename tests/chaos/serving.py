@@ -23,7 +23,7 @@ import structlog
 
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.state import RunState, decode
+from fedone_sdk.aggregator.rounds.run_state import RunState, decode
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.backends import Query
 from fedone_sdk.client.transport import HttpTransport

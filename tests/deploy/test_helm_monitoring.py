@@ -15,7 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedone_sdk.aggregator.telemetry import Observers
-from fedone_sdk.aggregator.telemetry.metrics import _RUN_FIGURES, Metrics
+from fedone_sdk.aggregator.telemetry.prometheus import _RUN_FIGURES, Metrics
 from tests.deploy.helm_chart import CASES, CHART, render
 from tests.integration.test_observing import ADMIN, serving
 from tests.processes import tool

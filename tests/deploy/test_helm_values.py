@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedone_sdk.aggregator.access.tokens import AuthConfig
+from fedone_sdk.aggregator.access.authority import AuthConfig
 from fedone_sdk.aggregator.config import ServeConfig
 from fedone_sdk.aggregator.http.application import ROUTES
 from fedone_sdk.budget import Budget

@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.run_state import arrays_of, encode_arrays, encode_document
 from fedone_sdk.aggregator.rounds.seats import assign, fill
-from fedone_sdk.aggregator.rounds.state import arrays_of, encode_arrays, encode_document
 from fedone_sdk.spec import RunSpec
 
 

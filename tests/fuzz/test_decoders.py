@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from fedone_sdk.aggregator.rounds.state import RunState, decode
+from fedone_sdk.aggregator.rounds.run_state import RunState, decode
 from fedone_sdk.algorithms import State, dump_memory, dump_state, load_memory, load_state
 from fedone_sdk.backends.answers import dump_answer, load_answer
 from fedone_sdk.backends.base import Answer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.rounds.state import decode_snapshot
+from fedone_sdk.aggregator.rounds.run_state import decode_snapshot
 from fedone_sdk.backends import predict
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.local import Federation, simulate

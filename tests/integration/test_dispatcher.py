@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy.engine import make_url
+from structlog.testing import capture_logs
 
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
@@ -432,6 +433,23 @@ class TestHangUps:
                     await asyncio.sleep(0.005)
             assert [member.client_index for member in await store.members()] == [client.index]
 
+    @pytest.mark.parametrize(("polls", "warnings"), [(10, 0), (13, 1)])
+    async def test_the_operator_is_told_of_copies_of_a_device(
+        self, polls: int, warnings: int
+    ) -> None:
+        async with serving(MemoryStore()) as (service,):
+            await service.add_run(spec_of(min_clients=2), WORDS)
+            (client,) = await enrol(service)
+            with capture_logs() as logs:
+                asking = [
+                    asyncio.create_task(claim(service, client, wait_s=30)) for _ in range(polls)
+                ]
+                await until(lambda: sum(task.done() for task in asking) == polls - 1)
+                asking[-1].cancel()
+                await asyncio.gather(*asking, return_exceptions=True)
+            told = [log["client_id"] for log in logs if "one identity" in log["event"]]
+            assert told == [client.client_id] * warnings
+
     @pytest.mark.parametrize("after", range(24))
     async def test_a_client_s_exit_at_any_time_loses_nothing(self, after: int) -> None:
         class Slow(MemoryStore):
@@ -540,6 +558,19 @@ class TestEnds:
         async with serving(*stores, clock=clock) as (one, two):
             await one.replicas.tick()
             await update(two, client, work)
+
+    async def test_a_lazy_refresh_reads_no_served_run(self) -> None:
+        hub = Hub()
+        async with serving(hub.store(), hub.store()) as (one, two):
+            await one.add_run(spec_of(), WORDS)
+            (client,) = await enrol(one)
+            await until(lambda: "run" in two.runs)
+            await work_of(one, client)
+            await until(lambda: two.runs["run"].is_stale)
+            await two.registry.refresh(lazily=True)
+            assert two.runs["run"].is_stale
+            await two.registry.refresh()
+            assert two.runs["run"].version == one.runs["run"].version
 
     async def test_what_ends_elsewhere_leaves_nothing_behind(self) -> None:
         hub = Hub()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -19,7 +18,6 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.budget import Budget, Usage
-from fedone_sdk.client.state import DeviceState
 from fedone_sdk.errors import BackendError, BackendUnavailable, DataError, ProblemError, SpecError
 from fedone_sdk.messages import MAX_TEXT_CHARS
 from fedone_sdk.spec import RunSpec
@@ -410,18 +408,6 @@ class TestState:
         assert file.name == "state.sqlite3"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
-    async def test_a_damaged_identity_is_ignored(self, tmp_path: Path) -> None:
-        async with serving() as service:
-            async with client_of(service, state_dir=tmp_path) as client:
-                await client.enrol()
-                first = client._device.state.identity.client_id
-            (identity,) = entries(tmp_path, "identity")
-            damaged = json.dumps({**json.loads(identity), "credential": "é"})
-            stored(tmp_path, "UPDATE entries SET value = ?", damaged)
-            async with client_of(service, state_dir=tmp_path) as client:
-                await client.enrol()
-                assert client._device.state.identity.client_id not in (None, first)
-
     @pytest.mark.parametrize("content", [b"\0" * 5000, b"{}" * 5000, b"SQLite format 3\0" * 400])
     async def test_a_damaged_file_is_put_aside(self, tmp_path: Path, content: bytes) -> None:
         """The device enrols again; the damaged file is kept for inspection."""
@@ -453,18 +439,6 @@ class TestState:
         assert (await alpha_after(True) == await alpha_after(False)) == keep
         (memory,) = entries(tmp_path / "False", "memory")
         assert json.loads(memory)[0] == "run"
-
-
-class TestWorkNotHandedIn:
-    @pytest.mark.parametrize("content", ["", "{}", "[]", "\0", '{"update": "{}"}'])
-    async def test_a_damaged_update_is_dropped(self, tmp_path: Path, content: str) -> None:
-        DeviceState(tmp_path, "memory:")
-        insert = "INSERT INTO entries VALUES ('memory:', 'b', 'unsent', '', ?)"
-        stored(tmp_path, insert, content)
-        async with serving() as service, client_of(service, state_dir=tmp_path) as client:
-            assert (await client.run_once()).outcome == "worked"
-        assert entries(tmp_path, "unsent") == []
-        assert os.listdir(tmp_path) == ["state.sqlite3"]
 
 
 class TestStop:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,13 @@ from fedone_sdk.client import EdgeClient
 from fedone_sdk.client.session import StopSignal
 from fedone_sdk.client.work import cuts
 from fedone_sdk.errors import MessageError, ProblemError, TransportError
-from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import Decline, Receipt, RunResult, Score, Scores
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests import runs
-from tests.edge import entries, stored
-from tests.runs import PROMPT, DyingTransport, RecordingTransport, memory_client, run_spec
+from tests.edge import stored
+from tests.runs import PROMPT, RecordingTransport, memory_client, run_spec
 
 WORDS = Vocabulary(candidates=tuple(f" word{n}" for n in range(20)))
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(40)]
@@ -62,40 +59,6 @@ def test_the_parts_of_a_step() -> None:
             parts = cuts(num_prompts, num_examples)
             assert [place for part in parts for place in part] == list(range(num_prompts))
             assert all(len(part) * num_examples <= 2 * 512 or len(part) == 1 for part in parts)
-
-
-@pytest.mark.parametrize("answered", [False, True])
-@pytest.mark.parametrize(("exchange", "local_steps"), [("losses", 1), ("alpha", 1), ("alpha", 2)])
-async def test_through_the_gateway(
-    tmp_path: Path, exchange: str, local_steps: int, answered: bool
-) -> None:
-    """Killed at each request in turn, it sends each only once, and the run is the same."""
-    spec = spec_of(exchange, rounds=2, local_steps=local_steps)
-    num_parts = len(cuts(NUM_SAMPLES, BATCH_SIZE)) * local_steps
-    assert num_parts == 3 * local_steps
-    undisturbed = ScriptedBackend()
-    async with serving(spec, undisturbed) as service, client_of(service, None) as client:
-        await client.run_forever()
-        wanted = result_of(service)
-    for dies_at in range(1, num_parts + 1):
-        backend = ScriptedBackend()
-        folder = tmp_path / str(dies_at)
-        async with serving(spec, backend) as service:
-            dying = DyingTransport(service, dies_at=dies_at, answered=answered)
-            async with client_of(service, folder, transport=dying) as client:
-                with pytest.raises(asyncio.CancelledError):
-                    await client.run_once()
-            again = RecordingTransport(service)
-            async with client_of(service, folder, transport=again) as client:
-                await client.run_once()
-                # What was answered is not asked again; the rest is, in the same words.
-                assert len(again.scores) == num_parts - dies_at + 1
-                assert again.scores[0] == dying.scores[-1]
-                await client.run_forever()
-            assert result_of(service).alpha_sha256 == wanted.alpha_sha256
-            assert result_of(service).spent == wanted.spent
-        assert len(backend.asked) == len(undisturbed.asked)
-        assert journal_in(folder) == []
 
 
 def journal_in(folder: Path) -> list[tuple[Any, ...]]:
@@ -158,41 +121,6 @@ def _prompt(query: Query) -> tuple[str, ...]:
     return tuple(part.text for part in query.inputs[0])
 
 
-async def died_amid(service: Service, folder: Path, **more: Any) -> None:
-    dying = DyingTransport(service, dies_at=3)
-    async with client_of(service, folder, transport=dying, **more) as client:
-        with pytest.raises(asyncio.CancelledError):
-            await client.run_once()
-
-
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "cut": lambda content: content[:-30],
-    "foreign": lambda content: b"\x00\xff" * 50 + content,
-    "wrong": lambda content: b'{"row": 1}',
-    "NaN of a broken model": lambda content: re.sub(rb"-?[0-9.]+", b"NaN", content, count=1),
-    "deep": lambda content: b"[" * 100_000 + content,
-    "empty": lambda content: b"",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-async def test_a_damaged_journal(tmp_path: Path, damage: str) -> None:
-    """It costs requests and never ends the device; the server counts them once."""
-    spec, backend = spec_of("losses"), ScriptedBackend()
-    async with serving(spec, backend) as service:
-        await died_amid(service, tmp_path)
-        value = entries(tmp_path, "answers")[0]
-        damaged = DAMAGES[damage](value.encode()).decode("latin-1")
-        stored(tmp_path, "UPDATE entries SET value = ? WHERE value = ?", damaged, value)
-        again = RecordingTransport(service)
-        async with client_of(service, tmp_path, transport=again) as client:
-            assert (await client.run_once()).outcome == "worked"
-        assert 1 < len(again.scores) <= 3
-        assert result_of(service).status == "completed"
-        assert result_of(service).spent.queries == NUM_SAMPLES
-    assert len(backend.asked) == NUM_SAMPLES
-
-
 async def test_losses_on_other_examples_do_not_mix(tmp_path: Path) -> None:
     """The app's data have changed meanwhile: what was scored is of no use."""
     spec, own = spec_of("losses"), ScriptedBackend()
@@ -223,19 +151,6 @@ async def test_another_model_than_before(tmp_path: Path) -> None:
     assert journal_in(tmp_path) == []
 
 
-async def test_work_that_cannot_go_on_after_a_restart(tmp_path: Path) -> None:
-    """The examples are gone: the cost is still reported to the server."""
-    spec = spec_of("losses")
-    async with serving(spec, None) as service:
-        await died_after(5, service, tmp_path)
-        others = [{"text": "no label"}]
-        own = ScriptedBackend()
-        async with client_of(service, tmp_path, backend=own, data=others) as client:
-            assert (await client.run_once()).outcome == "declined"
-        assert own.asked == []
-        assert result_of(service).spent.requests >= 5
-
-
 async def test_a_server_that_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work is kept for later, and what was scored with it."""
 
@@ -261,25 +176,6 @@ async def test_a_server_that_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> N
             await client.run_forever()
         assert result_of(service).status == "completed"
     assert len(backend.asked) == NUM_SAMPLES
-
-
-async def test_without_a_folder_it_resumes_after_an_outage() -> None:
-    """The same process continues where it was, too: no query is repeated."""
-    own = ScriptedBackend()
-
-    class Away(MemoryTransport):
-        async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
-            raise asyncio.CancelledError
-
-    async with serving(spec_of("losses"), None) as service:
-        async with client_of(service, None, backend=own, transport=Away(service)) as client:
-            with pytest.raises(asyncio.CancelledError):
-                await client.run_once()
-            asked = len(own.asked)
-            client._session.transport = MemoryTransport(service)
-            await client.run_forever()
-        assert result_of(service).status == "completed"
-    assert len(own.asked) == asked
 
 
 class TestPrivacy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -436,3 +436,57 @@ class TestStartAgain:
             client.stop()
             assert (await client.run_once()).outcome in ("idle", "worked")
             assert (await client.run_once()).outcome == "worked"
+
+
+async def forever(*_: Any) -> Any:
+    """An app's function that ignores its cancellation, and answers after an hour."""
+    until = now() + 3600
+    while now() < until:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(until - now())
+
+
+HOOKS = ("data", "only_when", "before_send", "score")
+CALLS = ("enrol", "claim", "task", "score", "update")
+WAITS = [*HOOKS, "model", *(f"call {name}" for name in CALLS)]
+
+
+def hanging(service: Service, wait: str) -> EdgeClient:
+    """A client one of whose waits never ends."""
+    transport = RecordingTransport(service)
+    options: dict[str, Any] = {wait: forever} if wait in HOOKS else {}
+    if wait == "model":
+        options = {"backend": ScriptedBackend(gate=forever)}
+    elif wait.startswith("call"):
+        setattr(transport, wait.removeprefix("call "), forever)
+    return client_of(service, **{"transport": transport, **options})
+
+
+@pytest.mark.parametrize("wait", WAITS)
+@on_virtual_time
+async def test_no_wait_holds_up_the_time_of_the_app(wait: str) -> None:
+    task = {"task": {"template": "{prompt} {text}", "loss": "score"}} if wait == "score" else {}
+    async with serving(spec_of(**task)) as service, hanging(service, wait) as client:
+        began = now()
+        await client.run_for(25)
+        assert 24 <= now() - began <= 25
+
+
+@pytest.mark.parametrize("wait", ["data", "only_when", "call claim"])
+@on_virtual_time
+async def test_no_wait_before_the_work_holds_up_a_stop(wait: str) -> None:
+    async with serving() as service, hanging(service, wait) as client:
+        asyncio.get_running_loop().call_later(10, client.stop)
+        await client.run_forever()
+        assert now() < 12
+
+
+@pytest.mark.parametrize("wait", ["before_send", "model", "call score"])
+@on_virtual_time
+async def test_work_that_takes_longer_than_its_deadline_is_declined(wait: str) -> None:
+    """The device goes on with other work, whatever the app's function does."""
+    async with serving() as service, hanging(service, wait) as client:
+        turn = await client.run_once()
+        assert turn.outcome == "declined"
+        assert turn.reason == "the work took longer than its deadline"
+        assert 100 < now() < 3000

@@ -14,7 +14,7 @@ import structlog
 from openapi_spec_validator import validate
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.access.tokens import AdminToken, Role, digest
+from fedone_sdk.aggregator.access.authority import AdminToken, Role, digest
 from fedone_sdk.aggregator.http.application import ROUTES, build_app
 from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, openapi_document
 from fedone_sdk.backends import Answer, ModelClient, Query

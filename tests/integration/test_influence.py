@@ -14,9 +14,9 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.access.tokens import AdminToken, digest
+from fedone_sdk.aggregator.access.authority import AdminToken, digest
 from fedone_sdk.aggregator.telemetry import Observers
-from fedone_sdk.aggregator.telemetry.metrics import Metrics
+from fedone_sdk.aggregator.telemetry.prometheus import Metrics
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import ClientInfluence, LossesUpdate
 from fedone_sdk.spec import RunSpec

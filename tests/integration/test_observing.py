@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.telemetry import Observers
-from fedone_sdk.aggregator.telemetry.metrics import Metrics
+from fedone_sdk.aggregator.telemetry.prometheus import Metrics
 from fedone_sdk.aggregator.telemetry.tracing import Tracing
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query
 from fedone_sdk.errors import BackendUnavailable

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedone_sdk.backends import OpenAIBackend
+from fedone_sdk.backends import OpenAIBackend, query_for
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import artefact_of, label_examples, read_export
@@ -300,14 +300,34 @@ async def test_the_programs_where_the_model_shows_no_log_probabilities(tmp_path:
         assert await run_program(program, ["fine", "bad", "neither"], tmp_path) == ["1", "0", None]
 
 
-async def test_the_programs_of_a_task_that_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("api", ["chat", "completions"])
+async def test_the_programs_of_a_task_that_writes(tmp_path: Path, api: str) -> None:
+    """They send what the run sends: with the schema in a chat, with stop words in a completion."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    score = {"json_fields": {"schema": schema}} if api == "chat" else "exact_match"
     async with FakeOpenAI(models={"fake-1": {}}) as server:
-        backend = {"base_url": server.base_url, "api_key_env": None}
-        spec = spec_of(backend, template="{prompt} {text}", loss="score", labels={}, max_tokens=5)
+        spec = spec_of(
+            {"base_url": server.base_url, "api_key_env": None, "api": api},
+            template="Question: {prompt} {text}",
+            loss="score",
+            labels={},
+            max_tokens=5,
+            score=score,
+        )
         prompt = PromptReport(text="Go on:", tokens=())
         program, _ = program_of(spec.task, prompt, spec.backend)
         (written,) = await run_program(program, ["so"], tmp_path)
-        assert written == server.model.write("Go on: so", 5)
+        async with build_backend(spec.backend) as model:
+            query = query_for(spec.task, "Go on:", [{"text": "so"}], backend=model)
+            assert (await model.score(query)).texts == (written,)
+        ours, theirs = server.received[-1].body, server.received[-2].body
+        assert ours == theirs
+        assert ("response_format" in ours) is (api == "chat")
 
 
 def test_where_no_such_program_can_be_written() -> None:

@@ -199,23 +199,6 @@ class FullDisk:
             yield
 
 
-async def test_what_cannot_be_counted_is_not_given_away(tmp_path: Path) -> None:
-    full = FullDisk()
-    async with serving(noisy(), ScriptedBackend()) as service:
-        transport = RecordingTransport(service)
-        with Disk(tmp_path, full):
-            async with device(transport, tmp_path) as client:
-                await client.enrol()
-                full.full = True
-                assert (await client.run_once()).reason == "the noise cannot be stored"
-                full.full = False
-                assert client.epsilon == 0.0
-                assert transport.updates == []
-                assert transport.declines[0].usage.queries > 0
-                assert (await client.run_once()).outcome == "worked"
-                assert client.epsilon == pytest.approx(epsilon_of(4.0), rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("exchange", "target"), [("losses", "losses"), ("alpha", "losses"), ("alpha", "alpha")]
 )

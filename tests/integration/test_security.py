@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.access.tokens import AdminToken, EnrolmentToken, digest
+from fedone_sdk.aggregator.access.authority import AdminToken, EnrolmentToken, digest
 from fedone_sdk.aggregator.http.guards import NO_LIMITS
 from fedone_sdk.aggregator.rounds.lifecycle import pause, resume
 from fedone_sdk.backends import Query

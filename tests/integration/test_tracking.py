@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from fedone_sdk.aggregator.rounds.state import FinishedRound
+from fedone_sdk.aggregator.rounds.run_state import FinishedRound
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.errors import MissingExtraError, SpecError
 from fedone_sdk.messages import RoundReport, RunResult

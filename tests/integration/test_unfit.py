@@ -13,9 +13,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from fedone_sdk import Aggregator, EdgeClient
-from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, digest
+from fedone_sdk.aggregator.access.authority import ROLES, AdminToken, digest
 from fedone_sdk.aggregator.telemetry import Observers
-from fedone_sdk.aggregator.telemetry.metrics import Metrics
+from fedone_sdk.aggregator.telemetry.prometheus import Metrics
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import ClientEvent
 from fedone_sdk.client.transport import Call, Idle

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedone_sdk import EdgeClient
-from fedone_sdk.aggregator.access.tokens import AdminToken, digest
+from fedone_sdk.aggregator.access.authority import AdminToken, digest
 from fedone_sdk.aggregator.http.run_routes import likeliest
 from fedone_sdk.aggregator.http.server_routes import FILES
 from fedone_sdk.messages import Me, RoundReport, Seats, TokenProbabilities

@@ -6,18 +6,16 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from playwright.async_api import expect
 
 from fedone_sdk import assets
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.aggregator.http.guards import CorsConfig
 from fedone_sdk.backends import LlamaCppBackend, Query, query_for
 from fedone_sdk.spec import RunSpec
@@ -25,11 +23,11 @@ from fedone_sdk.testing import LoopbackFederation
 from fedone_sdk.vocabulary import Vocabulary
 from tests.browser.stage import Chromium, needs_chromium
 from tests.typescript.devices import node_device
-from tests.weights import ATTACK, FORMS, as_float32
+from tests.typescript.test_page import TOKEN, page_of, take_part
+from tests.weights import FORMS, as_float32
 
 pytestmark = [pytest.mark.typescript, pytest.mark.asyncio(loop_scope="session")]
 
-TOKEN = "enrolment-token-of-the-models"
 PROMPTS = Vocabulary(candidates=("", "Judge the feedback. ", "Is it good or bad? "))
 
 
@@ -94,7 +92,6 @@ async def test_node_agrees_with_llama_cpp(
     models: Path, float32: Path, rows: list[dict[str, Any]]
 ) -> None:
     fingerprint, queries, expected = await asked(float32, rows)
-    queries.append({**queries[0], "inputs": [[["field", ATTACK]], *queries[0]["inputs"][:1]]})
     done = await asyncio.to_thread(
         subprocess.run,
         ["node", models / "dist" / "node.js"],
@@ -105,10 +102,7 @@ async def test_node_agrees_with_llama_cpp(
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    # A row with special tokens of the model fails, and no other.
-    assert [row is None for row in found["answers"].pop()["logProbs"]] == [True, False]
-    agree(found, fingerprint, expected)
+    agree(json.loads(done.stdout), fingerprint, expected)
 
 
 async def test_a_node_process_tunes_a_prompt(
@@ -130,23 +124,12 @@ async def test_a_node_process_tunes_a_prompt(
     assert all(0 < one.mean_loss < 5 for one in result.history)
 
 
-@asynccontextmanager
-async def page_of(models: Path, file: Path, rows: list[dict[str, Any]]) -> AsyncIterator[str]:
+def model_page(
+    models: Path, file: Path, rows: list[dict[str, Any]]
+) -> AbstractAsyncContextManager[str]:
     """The address of the page, with the model."""
     engine = models / "node_modules" / "@wllama" / "wllama" / "esm" / "wasm"
-    folders = models.parent / "demo", models / "dist", engine, file.parent
-
-    async def get(request: web.Request) -> web.StreamResponse:
-        name = request.match_info["name"]
-        if name == "rows.json":
-            return web.json_response(rows)
-        found = [folder / name for folder in folders if (folder / name).is_file()]
-        return web.FileResponse(found[0]) if found else web.Response(status=204)
-
-    app = web.Application()
-    app.router.add_get("/{name}", get)
-    async with listening(app) as url:
-        yield url
+    return page_of(rows, models.parent / "demo", models / "dist", engine, file.parent)
 
 
 @needs_chromium
@@ -154,7 +137,7 @@ async def test_a_page_agrees_with_llama_cpp(
     chromium: Chromium, models: Path, float32: Path, rows: list[dict[str, Any]]
 ) -> None:
     fingerprint, queries, expected = await asked(float32, rows[:3])
-    async with page_of(models, float32, rows) as pages, chromium.watching(pages) as watcher:
+    async with model_page(models, float32, rows) as pages, chromium.watching(pages) as watcher:
         page: Any = watcher.page
         await page.goto(f"{pages}/page.html#{float32.name}")
         found = await page.evaluate("queries => score(queries)", queries)
@@ -168,7 +151,7 @@ async def test_a_page_tunes_a_prompt(
     fingerprint, _, _ = await asked(smollm2, rows[:1])
     async with (
         asyncio.timeout(500),
-        page_of(models, smollm2, rows) as pages,
+        model_page(models, smollm2, rows) as pages,
         Aggregator(enrolment_tokens=[TOKEN], cors=CorsConfig(origins=(pages,))) as aggregator,
     ):
         run = await aggregator.service.add_run(spec_of(fingerprint), PROMPTS)
@@ -176,9 +159,7 @@ async def test_a_page_tunes_a_prompt(
         async with chromium.watching(pages, also=url) as watcher:
             page: Any = watcher.page
             await page.goto(f"{pages}/page.html#{smollm2.name}")
-            await page.get_by_label("Server").fill(url)
-            await page.get_by_label("Token").fill(TOKEN)
-            await page.get_by_role("button").click()
+            await take_part(page, url, TOKEN)
             await expect(page.get_by_role("status")).to_contain_text("ended", timeout=400_000)
         result = run.result()
     assert (result.status, result.rounds, result.model) == ("completed", 2, fingerprint)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +27,24 @@ SPEC = spec_of({"participation": {"exchange": "losses"}, "method": GS_BDPL, "rou
 
 
 @asynccontextmanager
-async def page_of(package: Path) -> AsyncIterator[str]:
-    """The address of the demo page, on a separate server."""
-    folders = package / "demo", package / "dist" / "page"
-    rows = json.dumps(rows_of(SPEC, 0))
+async def page_of(rows: Sequence[dict[str, Any]], *folders: Path) -> AsyncIterator[str]:
+    """The address of a page with these rows and folders, on a separate server."""
     app = web.Application()
 
     async def file(request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
         if name == "rows.json":
-            return web.Response(text=rows, content_type="application/json")
+            return web.json_response(rows)
         found = [folder / name for folder in folders if (folder / name).is_file()]
         return web.FileResponse(found[0]) if found else web.Response(status=204)
 
     app.router.add_get("/{name}", file)
     async with listening(app) as url:
         yield url
+
+
+def demo_page(package: Path) -> AbstractAsyncContextManager[str]:
+    return page_of(rows_of(SPEC, 0), package / "demo", package / "dist" / "page")
 
 
 @asynccontextmanager
@@ -73,7 +74,7 @@ async def take_part(page: Page, url: str, token: str) -> None:
 async def test_a_page_takes_part(chromium: Chromium, package: Path) -> None:
     async with (
         asyncio.timeout(60),
-        page_of(package) as pages,
+        demo_page(package) as pages,
         serving(pages, held_after=11) as (url, run, answering),
         chromium.watching(pages, also=url) as watcher,
     ):

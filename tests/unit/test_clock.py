@@ -9,7 +9,7 @@ import pytest
 
 from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas
 from fedone_sdk.aggregator.rounds.machine import RoundMachine
-from fedone_sdk.aggregator.rounds.state import Strikes
+from fedone_sdk.aggregator.rounds.run_state import Strikes
 from fedone_sdk.clock import SystemClock, wait_until_s
 from fedone_sdk.messages import Enrol
 from fedone_sdk.stores import Member, MemoryStore

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedone_sdk.aggregator.rounds.by_class import ByClass
-from fedone_sdk.aggregator.rounds.state import (
+from fedone_sdk.aggregator.rounds.run_state import (
     RunState,
     Seat,
     arrays_of,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from fedone_sdk.budget import Usage
+from fedone_sdk.client import EdgeClient
 from fedone_sdk.client.journal import Journal, Unsent, memory_of, unsent_updates
 from fedone_sdk.client.rows import Declining
 from fedone_sdk.client.state import DeviceState, Identity
@@ -40,49 +42,6 @@ def count(state: DeviceState) -> bool:
 
 def forbidden() -> tuple[float, ...]:
     raise AssertionError("the noise is drawn twice")
-
-
-class Death:
-    """The end of a process at an operation of its disk, given by its name or its number.
-
-    Attributes:
-        comes_at: The operation.
-        has_come: Whether the process has died; nothing works then.
-        is_over: Whether another process uses the disk.
-    """
-
-    def __init__(self) -> None:
-        self.comes_at: str | int | None = None
-        self.has_come = self.is_over = False
-        self._passed = 0
-
-    def __call__(self, what: str) -> None:
-        self._passed += 1
-        self.has_come = self.has_come or self.comes_at in (what, self._passed)
-        if self.has_come and not self.is_over:
-            raise KeyboardInterrupt
-
-
-class TestPowerCuts:
-    def test_what_was_read_is_there_too(self, tmp_path: Path) -> None:
-        """A killed process may have left a transaction that was not synced."""
-        death = Death()
-        with Disk(tmp_path, death) as disk:
-            state = DeviceState(tmp_path / "state", SERVER)
-            state.identity = Identity(nonce="nonce")
-            death.comes_at = "before fsync state.sqlite3-wal"
-            assert not count(state)
-            state.close()
-            death.comes_at, death.is_over = None, True
-            reader = DeviceState(tmp_path / "state", SERVER)
-            assert reader.precisions() == {"losses": 1.0}
-            death.is_over = False  # It dies without a close, which would sync.
-            reader.close()
-            disk.cut()
-            death.is_over = True
-            after = DeviceState(tmp_path / "state", SERVER)
-            assert after.precisions() == {"losses": 1.0}
-            after.close()
 
 
 class TestTransactions:
@@ -189,6 +148,35 @@ class TestJournal:
             assert (memory_of(kept, "r1"), memory_of(kept, "r2")) == (b"", b"m\xff")
 
 
+DAMAGES = {
+    "cut": lambda value: value[:-3],
+    "foreign": lambda value: "\0\xff" * 50 + value,
+    "wrong": lambda value: '{"row": 1}',
+    "NaN of a broken model": lambda value: value.replace("0.5", "NaN"),
+    "deep": lambda value: "[" * 100_000 + value,
+    "empty": lambda value: "",
+}
+
+
+class TestDamage:
+    @pytest.mark.parametrize("damage", DAMAGES)
+    def test_damaged_entries_are_deleted(self, tmp_path: Path, damage: str) -> None:
+        """They cost an enrolment, or requests that are counted once, and never end the device."""
+        state = DeviceState(tmp_path, SERVER)
+        state.identity = ENROLLED
+        Journal(state, "a0").keep({"key": (0.5,)}, "m")
+        Journal(state, "a1").finish(unsent_of(1, memory=b"0.5"))
+        state.close()
+        for rowid, value in stored(tmp_path, "SELECT rowid, value FROM entries"):
+            damaged = DAMAGES[damage](value)
+            stored(tmp_path, "UPDATE entries SET value = ? WHERE rowid = ?", damaged, rowid)
+        state = DeviceState(tmp_path, SERVER)
+        if damage != "NaN of a broken model":
+            assert (state.identity, unsent_updates(state)) == (Identity(), [])
+        assert Journal(state, "a0").row("key") is None
+        assert entries(tmp_path, "answers") == []
+
+
 class TestDisks:
     def test_a_disk_that_refuses_every_write_can_be_read(self, tmp_path: Path) -> None:
         """The kernel refuses them here; SQLite needs a file of its own for a log."""
@@ -225,6 +213,10 @@ class TestDisks:
             state.identity = ENROLLED
             Journal(state, "a0").keep({"key": (0.5,)}, "m")
             assert not any(count(state) for _ in range(10))
+            for number in range(1, 100):  # Work that is over takes no memory.
+                Journal(state, f"a{number}").keep({"key": (0.5,)}, "m")
+                Journal(state, f"a{number}").delete()
+            assert len(state._missing) == 2
             assert (state.identity, Journal(state, "a0").row("key")) == (ENROLLED, ((0.5,), "m"))
             failing = False
             assert count(state)
@@ -251,6 +243,35 @@ class TestDisks:
         DeviceState(tmp_path, SERVER)
         assert stored(tmp_path, "SELECT * FROM privacy") == []
         assert (tmp_path / "state.sqlite3.damaged").exists()
+
+
+_WORKS = """
+import sys
+from fedone_sdk.client import EdgeClient
+from fedone_sdk.errors import DataError
+try:
+    client = EdgeClient(sys.argv[2], token="x", data=[{"text": "a"}], state_dir=sys.argv[1])
+    print("works")
+except DataError as exc:
+    print(exc)
+"""
+
+
+async def test_a_folder_is_for_one_process(tmp_path: Path) -> None:
+    """Until its last client there has ended; clients of one process share it."""
+    options = {"token": "x", "data": [{"text": "a"}], "state_dir": tmp_path}
+    async with EdgeClient("http://a.example", **options):
+        async with EdgeClient("http://b.example", **options):
+            for server in ("http://a.example", "http://b.example", "http://c.example"):
+                assert "another process works with this state folder; end it" in await _ran(
+                    tmp_path, server
+                )
+        assert "another process" in await _ran(tmp_path, "http://b.example")
+    assert await _ran(tmp_path, "http://a.example") == "works"
+
+
+async def _ran(folder: Path, server: str) -> str:
+    return await asyncio.to_thread(_output, _WORKS, str(folder), server)
 
 
 def _output(program: str, *arguments: str) -> str:

@@ -182,7 +182,8 @@ async def test_the_plan_includes_the_proposer(kind: str) -> None:
     assert "prompt.proposer: its cost is not included" in without.warnings
     run = await simulate(federation, backend=ModelClient(Local()), proposer=writer)
     assert run.spent.usd > 0
-    assert plan.expected.requests - without.expected.requests == most
+    assert plan.proposer is not None
+    assert plan.expected.requests - without.expected.requests == most == plan.proposer.requests
     assert calls == 5 if kind == "scores" else 0 < calls <= most  # Not where all rows are right.
     assert run.spent.usd <= plan.most.usd
     assert without.most.usd == 0

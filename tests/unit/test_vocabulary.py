@@ -148,8 +148,6 @@ def test_too_few_candidates() -> None:
         ("v.txt", " the\n not so\n,\n"),
         ("v.txt", "\ufeff the\r\n not so\r\n,"),
         ("v.json", json.dumps([" the", " not so", ","])),
-        ("v.json", json.dumps({"vocab": [" the", " not so", ","]})),
-        ("v.json", '{"task": 0, "vocab": [{"text": " the"}, {"text": " not so"}, {"text": ","}]}'),
     ],
 )
 def test_files(tmp_path: Path, name: str, content: str) -> None:

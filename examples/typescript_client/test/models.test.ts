@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { llamaRn } from "../adapters/models/llama-rn.js";
-import { llama, TooLong } from "../adapters/models/llama.js";
+import { llama, TooLong, UnsupportedTask } from "../adapters/models/llama.js";
 import type { Asked, Engine } from "../adapters/models/llama.js";
 import { nativeWriter, promptApi, written } from "../adapters/models/written.js";
 import type { LanguageModel, Writer } from "../adapters/models/written.js";
@@ -64,8 +64,11 @@ test("a model of llama.cpp is asked one input after the other, with words as a c
   assert.deepEqual(texts, ["wrote Judge: a"]);
 });
 
-test("an input that is too long loses the end of its longest field", async () => {
+test("a task that does not fit is refused, and an input loses the end of its longest field", async () => {
   const { backend, calls } = engine(40);
+  for (const changes of [{ want: "reference" }, { inputs: [[["mask", ""]]] }] as const) {
+    await assert.rejects(backend(query([plain("a")], changes), undefined), UnsupportedTask);
+  }
   await backend(query([[...plain("x".repeat(90)), ["field", "yy"]]]), undefined);
   assert.match(String(calls[0]![0]), /^Judge: x{27}yy$/);
   await assert.rejects(backend(query([[["prompt", "p".repeat(50)]]]), undefined), TooLong);

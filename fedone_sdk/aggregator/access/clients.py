@@ -12,7 +12,7 @@ from itertools import chain, count
 
 import structlog
 
-from fedone_sdk.aggregator.access.tokens import (
+from fedone_sdk.aggregator.access.authority import (
     Authority,
     EnrolmentToken,
     digest,

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import structlog
+
+from fedone_sdk.aggregator.access.authority import may_see
 from fedone_sdk.aggregator.access.clients import Access
-from fedone_sdk.aggregator.access.tokens import may_see
 from fedone_sdk.aggregator.dispatch.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
 from fedone_sdk.aggregator.model.calls import ModelChecks
 from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
@@ -25,18 +27,23 @@ from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import AlphaAssignment, Claim, LossesAssignment, RunDevices, UnfitDevices
 from fedone_sdk.stores import ClientRecord, Member, Store
 
+_log = structlog.get_logger(__name__)
+
 R = TypeVar("R")
 Work = AlphaAssignment | LossesAssignment
 
 _MIN_PLACES = 64
 _PLACES_PER_SEAT = 4
 _MAX_REASONS = 5
+_CLONED = 10
+"""Polls of one client in a row that replaced an open one: a single device waits for its own."""
 _RETRY_NOW = RetryLater(retry_after_s=0.0)
 """No other client waits for the place: retry immediately."""
 
 
 @dataclass(eq=False, slots=True)
 class _Poll:
+    replaced: int = 0  # number of earlier polls that a newer one of the same client has closed
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     closed: bool = False
 
@@ -91,7 +98,7 @@ class Dispatcher:
             for one in [one for one in self._runs.values() if client.index in one.state.unfit]:
                 with self._may_end():
                     await one.apply(clear_unfit, client=client.index)
-        with self._polling(client.index) as poll:
+        with self._polling(client) as poll:
             while True:
                 poll.changed.clear()
                 eligible = self._eligible(client, message, run)
@@ -139,16 +146,23 @@ class Dispatcher:
         return admitting
 
     @contextmanager
-    def _polling(self, client: int) -> Iterator[_Poll]:
-        before = self._polls.get(client)
+    def _polling(self, client: ClientRecord) -> Iterator[_Poll]:
+        before = self._polls.get(client.index)
+        poll = self._polls[client.index] = _Poll()
         if before is not None:
             before.close()
-        poll = self._polls[client] = _Poll()
+            poll.replaced = before.replaced + 1
+            if poll.replaced == _CLONED:
+                _log.warning(
+                    "several devices use one identity: give each a state folder of its own, and "
+                    "revoke the client",
+                    client_id=client.client_id,
+                )
         try:
             yield poll
         finally:
-            if self._polls.get(client) is poll:
-                del self._polls[client]
+            if self._polls.get(client.index) is poll:
+                del self._polls[client.index]
 
     async def _wait_in_pool(
         self, client: ClientRecord, message: Claim, runs: Sequence[ServedRun]

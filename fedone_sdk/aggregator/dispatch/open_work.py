@@ -12,8 +12,8 @@ from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher, Work
 from fedone_sdk.aggregator.model.calls import Companion
 from fedone_sdk.aggregator.model.gateway import ModelGateway
 from fedone_sdk.aggregator.model.proposer import Reflections, is_proposable
+from fedone_sdk.aggregator.rounds.run_state import Seat
 from fedone_sdk.aggregator.rounds.seats import decline, renew
-from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ServedRun

@@ -34,7 +34,7 @@ from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry import NO_OBSERVERS, Observers
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator.telemetry.metrics import Metrics
+    from fedone_sdk.aggregator.telemetry.prometheus import Metrics
 
 _PROBES = ("/healthz", "/readyz")
 
@@ -72,11 +72,11 @@ def build_app(
         return is_for_clients and service.access.is_cached(bearer_token(request))
 
     of_devices = {handler for route, handler in handlers if route.access == "enrolment"}
-    pages = guards.Cors(cors, of_clients | of_devices)
+    pages = guards.Cors(cors.origins, of_clients | of_devices)
     app = web.Application(
         middlewares=[
             observing(observers),
-            *pages.middlewares,
+            *([pages.preflight] if cors.origins else []),
             _traffic,
             problems,
             guards.guarding(limiter, known, free=_PROBES),
@@ -88,7 +88,8 @@ def build_app(
     app[METRICS] = observers.metrics
     app[guards.LIMITER] = limiter
     app.on_response_prepare.append(stamp_headers)
-    pages.install(app)
+    if cors.origins:
+        app.on_response_prepare.append(pages.stamp)
     app[DOCUMENTS] = {
         "/openapi.json": json.dumps(openapi_document(ROUTES)).encode(),
         "/device.openapi.json": device_document().encode(),

@@ -230,41 +230,29 @@ class Cors:
     Browser credentials (cookies) are not allowed: pages send tokens in ``Authorization``.
     """
 
-    def __init__(self, config: CorsConfig, reachable: Collection[Handler]) -> None:
-        self._origins = frozenset(config.origins)
+    def __init__(self, origins: Collection[str], reachable: Collection[Handler]) -> None:
+        self._origins = frozenset(origins)
         self._reachable = reachable
 
-    def install(self, app: web.Application) -> None:
-        """Add the CORS headers to all responses, if origins are configured."""
-        if self._origins:
-            app.on_response_prepare.append(self._stamp)
+    @web.middleware
+    async def preflight(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer preflights (middleware, before authentication)."""
+        wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD, "")
+        if request.method != "OPTIONS" or not wanted or not self._origin_of(request):
+            return await handler(request)
+        matched = await request.app.router.resolve(request.clone(method=wanted))
+        if not self._is_shared(matched):
+            return await handler(request)
+        headers = {
+            hdrs.ACCESS_CONTROL_ALLOW_METHODS: _METHODS,
+            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: ", ".join(_SENT),
+            hdrs.ACCESS_CONTROL_MAX_AGE: str(_MAX_AGE_S),
+            hdrs.ACCESS_CONTROL_ALLOW_ORIGIN: self._origin_of(request),
+        }
+        return web.Response(status=204, headers=headers)
 
-    @property
-    def middlewares(self) -> list[Middleware]:
-        """The middleware that answers preflights, to run before authentication.
-
-        Empty if no origins are configured.
-        """
-
-        @web.middleware
-        async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
-            wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD, "")
-            if request.method != "OPTIONS" or not wanted or not self._origin_of(request):
-                return await handler(request)
-            matched = await request.app.router.resolve(request.clone(method=wanted))
-            if not self._is_shared(matched):
-                return await handler(request)
-            headers = {
-                hdrs.ACCESS_CONTROL_ALLOW_METHODS: _METHODS,
-                hdrs.ACCESS_CONTROL_ALLOW_HEADERS: ", ".join(_SENT),
-                hdrs.ACCESS_CONTROL_MAX_AGE: str(_MAX_AGE_S),
-                hdrs.ACCESS_CONTROL_ALLOW_ORIGIN: self._origin_of(request),
-            }
-            return web.Response(status=204, headers=headers)
-
-        return [preflight] if self._origins else []
-
-    async def _stamp(self, request: web.Request, response: web.StreamResponse) -> None:
+    async def stamp(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Set the headers of a response (``on_response_prepare``)."""
         # Also for other origins: a cache must not reuse the response for an allowed one.
         response.headers.add(hdrs.VARY, hdrs.ORIGIN)
         origin = self._origin_of(request)

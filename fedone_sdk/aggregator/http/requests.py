@@ -22,7 +22,7 @@ from aiohttp.typedefs import Middleware
 from pydantic import ValidationError
 from structlog.contextvars import bind_contextvars, clear_contextvars
 
-from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, may_see
+from fedone_sdk.aggregator.access.authority import ROLES, AdminToken, may_see
 from fedone_sdk.aggregator.http.guards import LIMITER
 from fedone_sdk.aggregator.http.route import JSON, Handler, Route
 from fedone_sdk.aggregator.runs.served_run import ServedRun
@@ -41,7 +41,7 @@ from fedone_sdk.messages import (
 from fedone_sdk.stores import ClientRecord
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator.telemetry.metrics import Metrics
+    from fedone_sdk.aggregator.telemetry.prometheus import Metrics
 
 _log = structlog.get_logger(__name__)
 

@@ -18,7 +18,7 @@ from fedone_sdk.aggregator.model.calls import (
     query_as_evaluation,
 )
 from fedone_sdk.aggregator.rounds.lifecycle import record_metric
-from fedone_sdk.aggregator.rounds.state import RunState
+from fedone_sdk.aggregator.rounds.run_state import RunState
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread

@@ -13,13 +13,13 @@ from typing import NamedTuple
 from fedone_sdk.aggregator.model.calls import BugCounter, CallBudget
 from fedone_sdk.aggregator.model.proposer import is_proposable
 from fedone_sdk.aggregator.rounds.machine import invalid
+from fedone_sdk.aggregator.rounds.run_state import Seat
 from fedone_sdk.aggregator.rounds.spending import (
     new_queries,
     reserve_call,
     return_queries,
     settle_call,
 )
-from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.runtime import in_thread_if_large

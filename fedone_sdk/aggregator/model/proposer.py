@@ -16,8 +16,8 @@ import structlog
 from fedone_sdk.aggregator.model.calls import Companion, persist, query_as_evaluation
 from fedone_sdk.aggregator.rounds.lifecycle import begin_merge, count_call, propose
 from fedone_sdk.aggregator.rounds.machine import invalid
+from fedone_sdk.aggregator.rounds.run_state import Seat
 from fedone_sdk.aggregator.rounds.spending import begin_reflection
-from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.algorithms.observations import standings

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fedone_sdk.aggregator.rounds.machine import RoundMachine
+from fedone_sdk.aggregator.rounds.run_state import FinishedRound, Lineage, Result, RunState, Seat
 from fedone_sdk.aggregator.rounds.spending import charge_lost, release
-from fedone_sdk.aggregator.rounds.state import FinishedRound, Lineage, Result, RunState, Seat
 from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256
 from fedone_sdk.algorithms.defence import Admitted, Contribution, Defence, ledger
 from fedone_sdk.algorithms.gradient import drawn_advantage

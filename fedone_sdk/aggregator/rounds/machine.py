@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.aggregator.rounds.privacy import Releases
-from fedone_sdk.aggregator.rounds.state import Result, RunState, Seat
+from fedone_sdk.aggregator.rounds.run_state import Result, RunState, Seat
 from fedone_sdk.algorithms import (
     Algorithm,
     Candidates,

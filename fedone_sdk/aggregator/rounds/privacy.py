@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 
 from fedone_sdk.accountant import GaussianAccountant
-from fedone_sdk.aggregator.rounds.state import Seat
+from fedone_sdk.aggregator.rounds.run_state import Seat
 from fedone_sdk.messages import PrivacyReport
 from fedone_sdk.spec import PrivacySpec, RunSpec
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from fedone_sdk.aggregator.rounds.lifecycle import close_seat, end_early
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, open_seat
 from fedone_sdk.aggregator.rounds.privacy import count_releases, may_take_seat
+from fedone_sdk.aggregator.rounds.run_state import MOST_UNFIT, Result, RunState, Seat, Strikes
 from fedone_sdk.aggregator.rounds.spending import release
-from fedone_sdk.aggregator.rounds.state import MOST_UNFIT, Result, RunState, Seat, Strikes
 from fedone_sdk.algorithms import Memory, State, select, stream
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import ProblemError

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, open_seat
-from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
+from fedone_sdk.aggregator.rounds.run_state import Closed, Result, RunState, Seat
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 from fedone_sdk.messages import ProposerReport

@@ -10,9 +10,9 @@ import numpy as np
 from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.aggregator.rounds.lifecycle import close_seat
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, invalid, open_seat
+from fedone_sdk.aggregator.rounds.run_state import Closed, Lineage, Result, RunState, Seat
 from fedone_sdk.aggregator.rounds.seats import count_update, renew_offers, vacate
 from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
-from fedone_sdk.aggregator.rounds.state import Closed, Lineage, Result, RunState, Seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, LossesUpdate, ProposerReport, Receipt

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import structlog
 
-from fedone_sdk.aggregator.rounds.state import Closed, FinishedRound, Result, RunState, offers
+from fedone_sdk.aggregator.rounds.run_state import Closed, FinishedRound, Result, RunState, offers
 from fedone_sdk.aggregator.runs.run_view import RunView
 from fedone_sdk.aggregator.signals import MAX_NAMED, RunChanged
 from fedone_sdk.messages import RoundReport
@@ -80,23 +80,22 @@ class Change:
 
     def write_log(self, run_id: str, state: RunState) -> None:
         """Write the lines of the server's log."""
-        log = _log.bind(run_id=run_id)
         for one in self.closed:
             if one.receipt is None:
                 facts = {"assignment_id": one.assignment_id, "client": one.client}
-                log.info("assignment closed", reason=one.reason, **facts)
+                _log.info("assignment closed", run_id=run_id, reason=one.reason, **facts)
         for kind, record in self.log:
-            log.info(_LOGGED[kind], **record)
+            _log.info(_LOGGED[kind], run_id=run_id, **record)
         if self.finished is not None:
             number = self.finished.report.round
             for banned in self.finished.record.get("quarantined", ()):
-                log.warning("client quarantined", round=number, **banned)
+                _log.warning("client quarantined", run_id=run_id, round=number, **banned)
         if self.ended:
             # A provider's words may quote a text; the summary does not.
             reason = state.summary or state.reason
             facts = {"status": state.status} | ({} if reason is None else {"reason": reason})
-            write = log.warning if state.paused or state.status == "failed" else log.info
-            write("run paused" if state.paused else "run ended", **facts)
+            write = _log.warning if state.paused or state.status == "failed" else _log.info
+            write("run paused" if state.paused else "run ended", run_id=run_id, **facts)
 
 
 Listener = Callable[[Any, Change], None]

@@ -21,8 +21,7 @@ from fedone_sdk.aggregator.rounds.lifecycle import (
     roll_back,
     stop,
 )
-from fedone_sdk.aggregator.rounds.seats import assign, fill
-from fedone_sdk.aggregator.rounds.state import (
+from fedone_sdk.aggregator.rounds.run_state import (
     Closed,
     Result,
     RunState,
@@ -33,6 +32,7 @@ from fedone_sdk.aggregator.rounds.state import (
     encode_document,
     encode_snapshot,
 )
+from fedone_sdk.aggregator.rounds.seats import assign, fill
 from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.run_view import Counters, RunView, reasons

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from structlog.contextvars import get_contextvars
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator.telemetry.metrics import Metrics
+    from fedone_sdk.aggregator.telemetry.prometheus import Metrics
     from fedone_sdk.aggregator.telemetry.tracing import Tracing
     from fedone_sdk.backends import LLMBackend, Query
 
@@ -48,7 +48,7 @@ class Observers:
         """
         tracing = counted = None
         if metrics:
-            from fedone_sdk.aggregator.telemetry.metrics import Metrics
+            from fedone_sdk.aggregator.telemetry.prometheus import Metrics
 
             counted = Metrics()
         if traces:

@@ -26,7 +26,7 @@ from fedone_sdk.errors import FedOneError, MissingExtraError, StoreUnavailable, 
 from fedone_sdk.stores.base import Signals, run_shielded
 from fedone_sdk.stores.records import Commit, VersionConflict, check_run_of
 from fedone_sdk.stores.sql import schema, statements
-from fedone_sdk.stores.sql.session import CHANNEL, REPLICAS, Session
+from fedone_sdk.stores.sql.replica_session import CHANNEL, REPLICAS, Session
 from fedone_sdk.stores.sql.store import SqlStore
 
 _log = structlog.get_logger(__name__)

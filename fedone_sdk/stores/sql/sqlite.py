@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
-from fedone_sdk.files import erase_log, use_wal
+from fedone_sdk.files import erase_log, lock_file, use_wal
 from fedone_sdk.stores.base import Alone, run_shielded
 from fedone_sdk.stores.records import Commit, check_run_of
 from fedone_sdk.stores.sql import schema, statements
@@ -328,18 +327,10 @@ def _lock(path: str) -> int:
     """
     if os.stat(path).st_nlink > 1:
         raise OSError("it has another name by a hard link, with a lock and a log of its own")
-    descriptor = os.open(f"{os.path.realpath(path)}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    if sys.platform != "win32":  # Python has no equivalent there.
-        import fcntl
-
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if not isinstance(error, BlockingIOError):
-                raise
-            raise OSError("it is in use by another process") from error
-    return descriptor
+    try:
+        return lock_file(f"{os.path.realpath(path)}.lock")
+    except BlockingIOError as exc:
+        raise OSError("it is in use by another process") from exc
 
 
 def _configure(engine: Engine, busy_timeout_s: float) -> None:

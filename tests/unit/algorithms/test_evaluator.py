@@ -134,7 +134,7 @@ def test_draws_have_the_posterior_as_their_mean_and_spread() -> None:
     assert posterior is not None
     # The textbook form: conditions on all losses, with intercepts of a huge variance.
     prior = kernel.matrix(features.present(np.concatenate([observed.prompts, new])))
-    prior[range(size, size + 3), range(size, size + 3)] -= kernel.same
+    prior[range(size, size + 3), range(size, size + 3)] -= kernel.nugget
     gain = prior[size:, :size] @ evaluator.inverse
     mean = np.append(posterior.mean, gain @ posterior.mean)
     known = np.concatenate([np.eye(size), gain])

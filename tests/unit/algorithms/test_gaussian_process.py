@@ -6,11 +6,11 @@ import pytest
 from fedone_sdk.algorithms.gaussian_process import (
     PRIOR,
     Comparisons,
-    Contrasts,
     Features,
     Kernel,
     Likelihood,
     MiniBatches,
+    RemlNoise,
     inverted,
     posterior,
     typical_length,
@@ -47,8 +47,8 @@ def test_the_posterior_is_that_of_all_losses_with_random_intercepts(part: float)
     present = Features(SPACE).present(prompts())
     covariance = Kernel(0.7, 0.3, 0.2, 4.0).matrix(present)
     batches = MiniBatches.of(ROWS, BATCHES, 6)
-    contrasts = Contrasts.of(batches, unit_covariance(covariance), part)
-    updated = Comparisons(batches, contrasts, batches.padded(losses), WEIGHTS)
+    reml = RemlNoise.of(batches, unit_covariance(covariance), part)
+    updated = Comparisons(batches, reml, batches.padded(losses), WEIGHTS)
     found = posterior(updated, inverted(covariance))
     mean, unit, total = dense(covariance, part, losses)
     np.testing.assert_allclose(found.mean, mean, atol=1e-5)
@@ -61,10 +61,10 @@ def test_the_posterior_is_that_of_all_losses_with_random_intercepts(part: float)
 def test_a_constant_on_a_mini_batch_changes_nothing() -> None:
     losses = np.random.default_rng(0).normal(size=len(ROWS))
     batches = MiniBatches.of(ROWS, BATCHES, 6)
-    contrasts = Contrasts.of(batches, np.eye(6), 0.3)
+    reml = RemlNoise.of(batches, np.eye(6), 0.3)
     found = []
     for constant in (0.0, np.array([5.0, -3.0, 40.0, 0.0])[BATCHES]):
-        updated = Comparisons(batches, contrasts, batches.padded(losses + constant), WEIGHTS)
+        updated = Comparisons(batches, reml, batches.padded(losses + constant), WEIGHTS)
         found.append(posterior(updated, np.eye(6)))
     np.testing.assert_allclose(found[0].mean, found[1].mean, atol=1e-10)
     assert found[0].noise == pytest.approx(found[1].noise)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import math
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -320,21 +319,6 @@ async def test_a_text_is_written(make: Make, api: str) -> None:
     assert answer.texts == (server.model.write(TEXT, 5),)
     assert answer.log_probs == ((),)
     assert answer.usage.completion_tokens <= 5
-
-
-async def test_a_text_is_held_to_a_schema(make: Make) -> None:
-    label = {"type": "string", "enum": ["great"]}
-    schema = {"type": "object", "properties": {"label": label}, "additionalProperties": False}
-    asked = ask(want="text", label_words=(), max_tokens=5, schema=json.dumps(schema))
-    async with FakeOpenAI() as server:
-        assert make(server).takes_schema
-        assert not make(server, api="completions").takes_schema
-        await make(server).score(asked)
-    answer = {"name": "answer", "strict": True, "schema": schema}
-    assert server.received[-1].body["response_format"] == {
-        "type": "json_schema",
-        "json_schema": answer,
-    }
 
 
 @pytest.mark.parametrize("behaviour", ["filtered", "refused", "empty"])

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from fedone_sdk.aggregator.rounds import ONE_QUERY, RoundMachine
-from fedone_sdk.aggregator.rounds.seats import assign, assignment, expire, fill
-from fedone_sdk.aggregator.rounds.spending import reserve_call, settle_call
-from fedone_sdk.aggregator.rounds.state import (
+from fedone_sdk.aggregator.rounds.run_state import (
     Closed,
     FinishedRound,
     Result,
@@ -24,6 +22,8 @@ from fedone_sdk.aggregator.rounds.state import (
     encode_arrays,
     encode_document,
 )
+from fedone_sdk.aggregator.rounds.seats import assign, assignment, expire, fill
+from fedone_sdk.aggregator.rounds.spending import reserve_call, settle_call
 from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.algorithms import State, stream
 from fedone_sdk.budget import NOTHING, Account, Usage

@@ -19,6 +19,7 @@ from fedone_sdk.aggregator.rounds.lifecycle import (
     roll_back,
     stop,
 )
+from fedone_sdk.aggregator.rounds.run_state import Result, RunState
 from fedone_sdk.aggregator.rounds.seats import (
     assign,
     clear_unfit,
@@ -34,7 +35,6 @@ from fedone_sdk.aggregator.rounds.spending import (
     reserve_evaluation,
     settle_evaluation,
 )
-from fedone_sdk.aggregator.rounds.state import Result, RunState
 from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.messages import LossesAssignment, Scored
 from tests.unit.machine.game import GATEWAY_QUERY, HERE, MODEL, Game, answer_to, spec_of

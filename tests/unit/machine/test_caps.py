@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator.rounds.lifecycle import raise_caps, record_metric, stop
+from fedone_sdk.aggregator.rounds.run_state import offers
 from fedone_sdk.aggregator.rounds.seats import assignment
 from fedone_sdk.aggregator.rounds.spending import reserve_evaluation
-from fedone_sdk.aggregator.rounds.state import offers
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import Budget, Usage
 from tests.unit.machine.game import LOSSES, SAMPLES, Game, both, refusal, spec_of

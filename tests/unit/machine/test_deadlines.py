@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fedone_sdk.aggregator.rounds import ONE_QUERY, RoundMachine
+from fedone_sdk.aggregator.rounds.run_state import Closed
 from fedone_sdk.aggregator.rounds.seats import decline, renew
 from fedone_sdk.aggregator.rounds.spending import reserve_call
-from fedone_sdk.aggregator.rounds.state import Closed
 from fedone_sdk.budget import NOTHING, Usage
 from tests.unit.machine.game import LOSSES, SAMPLES, Game, both, refusal, spec_of
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fedone_sdk.aggregator.rounds.run_state import Closed
 from fedone_sdk.aggregator.rounds.seats import lift_quarantine, quarantine
 from fedone_sdk.aggregator.rounds.spending import reserve_call
-from fedone_sdk.aggregator.rounds.state import Closed
 from fedone_sdk.budget import NOTHING, Usage
 from tests.unit.machine.game import GATEWAY_QUERY, LOSSES, SAMPLES, Game, both, refusal, spec_of
 

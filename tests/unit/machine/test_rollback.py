@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator.rounds.lifecycle import pause, resume, roll_back, stop
-from fedone_sdk.aggregator.rounds.state import Result, RunState
+from fedone_sdk.aggregator.rounds.run_state import Result, RunState
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import NOTHING, Usage
 from tests.unit.machine.game import LOSSES, MODEL, SAMPLES, Game, answer_to, both, refusal, spec_of

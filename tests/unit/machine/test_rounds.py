@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.run_state import Seat, offers
 from fedone_sdk.aggregator.rounds.seats import decline, fill
-from fedone_sdk.aggregator.rounds.state import Seat, offers
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.messages import AlphaAssignment, Tensor

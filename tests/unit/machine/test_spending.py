@@ -10,6 +10,7 @@ import pytest
 
 from fedone_sdk.aggregator.dispatch.open_work import OpenWork
 from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas, stop
+from fedone_sdk.aggregator.rounds.run_state import offers
 from fedone_sdk.aggregator.rounds.seats import decline
 from fedone_sdk.aggregator.rounds.spending import (
     has_lost_calls,
@@ -17,7 +18,6 @@ from fedone_sdk.aggregator.rounds.spending import (
     reserve_evaluation,
     settle_evaluation,
 )
-from fedone_sdk.aggregator.rounds.state import offers
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment

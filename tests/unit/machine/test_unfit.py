@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from fedone_sdk.aggregator.rounds.lifecycle import resume, stop
+from fedone_sdk.aggregator.rounds.run_state import MOST_UNFIT
 from fedone_sdk.aggregator.rounds.seats import clear_unfit, decline
-from fedone_sdk.aggregator.rounds.state import MOST_UNFIT
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.spec import RunSpec
 from tests.unit.machine.game import LOSSES, Game, spec_of

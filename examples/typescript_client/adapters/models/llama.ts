@@ -41,6 +41,11 @@ export class LabelWordError extends Error {
   override name = "LabelWordError";
 }
 
+/** A task that the model cannot do: reference texts, or a template with `{mask}`. */
+export class UnsupportedTask extends Error {
+  override name = "UnsupportedTask";
+}
+
 /** An input does not fit into the model's context. */
 export class TooLong extends Error {
   override name = "TooLong";
@@ -66,12 +71,17 @@ async function answered(
   signal: AbortSignal | undefined,
 ): Promise<ModelAnswer> {
   const { want, inputs, labelWords, maxTokens } = query;
-  if (want === "reference") throw new Error("this model does not score reference texts");
+  const isMasked = inputs.some((input) => input.some(([kind]) => kind === "mask"));
+  if (want === "reference" || isMasked) {
+    throw new UnsupportedTask(
+      "this model continues a text: it has no reference text, and no {mask}",
+    );
+  }
   const rows: (number[] | null)[] = [];
   const texts: (string | null)[] = [];
   for (const input of inputs) {
     if (signal?.aborted) throw new Error("stopped");
-    const fails = input.some(([kind, text]) => kind === "mask" || hasSpecialToken(text));
+    const fails = input.some(([, text]) => hasSpecialToken(text));
     if (want === "text") {
       const write = (asked: Asked) => engine.write(asked, maxTokens, signal);
       texts.push(fails ? null : await fitted(input, write));
@@ -104,9 +114,9 @@ function shortened(input: Input): Input | undefined {
   const longest = Math.max(...lengths);
   if (longest === 0) return undefined;
   const place = lengths.indexOf(longest);
-  return input.map(([kind, text], at) =>
-    at === place ? [kind, text.slice(0, Math.floor(0.75 * longest))] : [kind, text],
-  );
+  const cut = (text: string): string =>
+    text.slice(0, Math.floor(0.75 * longest)).replace(/[\ud800-\udbff]$/, ""); // half a character
+  return input.map(([kind, text], at) => [kind, at === place ? cut(text) : text]);
 }
 
 /**

@@ -2,6 +2,7 @@ import { messagesOf, textOf } from "../../src/backend.js";
 import type { Backend, Input, ModelAnswer, ModelQuery } from "../../src/backend.js";
 import { systemClock } from "../../src/clock.js";
 import type { Clock } from "../../src/clock.js";
+import { UnsupportedTask } from "./llama.js";
 import type { Message } from "./llama.js";
 
 /** A model of the system, which writes and shows no probabilities: one request at a time. */
@@ -70,7 +71,7 @@ async function answered(
   { want, inputs, labelWords, maxTokens }: ModelQuery,
   signal: AbortSignal | undefined,
 ): Promise<ModelAnswer> {
-  if (want === "reference") throw new Error("this model does not score reference texts");
+  if (want === "reference") throw new UnsupportedTask("this model scores no reference texts");
   let requests = 0;
   const write = async (input: Input, options: WriteOptions): Promise<string | null> => {
     for (let waitS = 1; ; waitS = Math.min(2 * waitS, MAX_WAIT_S)) {

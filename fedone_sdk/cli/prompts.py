@@ -107,14 +107,14 @@ def use(
             return await label_examples(backend, artefact, examples, any_model=any_model)
 
     with naming(str(path)):
-        found = asyncio.run(labelled())
+        labels = asyncio.run(labelled())
     rows: Iterable[dict[str, Any]] = (
         {"text": text} if text is not None else {"label": label, "scores": scores}
-        for label, scores, text in zip(found.labels, found.scores, found.texts, strict=True)
+        for label, scores, text in zip(labels.labels, labels.scores, labels.texts, strict=True)
     )
     ascii_only = target is None
     _say("".join(f"{json.dumps(row, ensure_ascii=ascii_only)}\n" for row in rows), target)
-    usage = found.usage
+    usage = labels.usage
     terminal(stderr=True).print(
         f"{len(examples)} labelled, {plural(usage.requests, 'request')}, "
         f"{usage.prompt_tokens} prompt tokens, USD {money(usage, priced='usd' in backend.bounds)}"
@@ -278,7 +278,7 @@ async def _measured(
 
 
 def _results(
-    found: Prediction,
+    prediction: Prediction,
     preferred: Preference | None,
     judged: tuple[Usage, bool] | None,
     *,
@@ -287,23 +287,23 @@ def _results(
     """Return the results as JSON, and as lines."""
     from fedone_sdk.evaluation import Outcomes, interval
 
-    task, failed = found.task, len(found.examples) - len(found.scored)
-    ends = interval(task.metric, Outcomes.of("after", found), len(task.labels))
-    metric = {"name": task.metric, "value": found.metric, "interval": ends and ends[1:3]}
+    task, failed = prediction.task, len(prediction.examples) - len(prediction.scored)
+    ends = interval(task.metric, Outcomes.of("after", prediction), len(task.labels))
+    metric = {"name": task.metric, "value": prediction.metric, "interval": ends and ends[1:3]}
     document: dict[str, Any] = {
         "metric": metric,
-        "mean_loss": found.mean_loss,
+        "mean_loss": prediction.mean_loss,
         "bias": task.bias,
-        "examples": len(found.examples),
+        "examples": len(prediction.examples),
         "failed": failed,
-        "censored": found.censored,
-        "usage": bill(found.usage, priced=priced),
+        "censored": prediction.censored,
+        "usage": bill(prediction.usage, priced=priced),
     }
     spread = "" if ends is None else f", 95 % {ends.low:.4f} to {ends.high:.4f}"
-    loss = f"{metric_text(found.mean_loss, 4)} ({task.loss})"
+    loss = f"{metric_text(prediction.mean_loss, 4)} ({task.loss})"
     facts = {"mean loss": loss + spread}
     if task.metric != "loss":
-        facts = {task.metric: metric_text(found.metric, 4) + spread, "mean loss": loss}
+        facts = {task.metric: metric_text(prediction.metric, 4) + spread, "mean loss": loss}
     if judged is not None:
         spent, has_price = judged
         document["judge"] = bill(spent, priced=has_price)
@@ -313,8 +313,8 @@ def _results(
         facts["judge in pairs"] = preferred.text
     if task.bias is not None:
         facts["label bias"] = bias_text(task.bias)
-    facts["examples"] = f"{len(found.examples)} ({failed} failed)"
-    facts["queries"] = f"{found.usage.queries} ({cost_text(found.usage, priced=priced)})"
+    facts["examples"] = f"{len(prediction.examples)} ({failed} failed)"
+    facts["queries"] = f"{prediction.usage.queries} ({cost_text(prediction.usage, priced=priced)})"
     return document, facts
 
 
@@ -331,11 +331,11 @@ async def _preferred(
     from fedone_sdk.backends.asking import texts_of
     from fedone_sdk.evaluation.verdict import preference
 
-    found = []
+    texts = []
     for prompt in (asked, ""):
         queries = prediction_queries(backend, task, prompt, examples, size)
-        found.append(texts_of(queries, await score_all(backend, queries)))
-    tuned, plain = found
+        texts.append(texts_of(queries, await score_all(backend, queries)))
+    tuned, plain = texts
     return preference(await judge.preferences(tuned, plain, examples), tuned, plain)
 
 
