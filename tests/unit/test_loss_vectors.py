@@ -12,7 +12,7 @@ from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import prompt_of
 from fedone_sdk.losses import class_means, example_loss, loss_terms, num_groups
 from fedone_sdk.messages import RunTask, Tensor
-from fedone_sdk.reports.artefact import label_examples, read_artefact
+from fedone_sdk.reports.artefact import label_examples, load_prompt
 from fedone_sdk.task import Example, Score, render, target_of, words_of
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -82,7 +82,7 @@ class OneAnswer(LLMBackend):
 async def test_artefacts(vector: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "prompt.json").write_text(vector["artefact"], encoding="utf-8")
     backend = OneAnswer(vector["answer"])
-    found = await label_examples(backend, read_artefact(tmp_path / "prompt.json"), [vector["row"]])
+    found = await label_examples(backend, load_prompt(tmp_path / "prompt.json"), [vector["row"]])
     (asked,) = backend.asked.inputs
     assert [list(part) for part in asked] == vector["input"]
     assert list(backend.asked.label_words) == vector["label_words"]
