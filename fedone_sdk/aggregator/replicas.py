@@ -195,7 +195,7 @@ class Replicas:
         self._polled_at = now
         self.is_leader = await self.store.lead()
         await self._update_alive()
-        await self.registry.refresh()
+        await self.registry.refresh(lazily=True)
         await self._publish_load()
         await self._for_each(list(self.registry.served.values()), self._check_run)
 

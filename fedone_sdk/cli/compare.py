@@ -36,7 +36,6 @@ def compare(
     cap: Cap = None,
     requests: Annotated[int | None, typer.Option(min=1)] = None,
     usd: Annotated[float | None, typer.Option(min=0)] = None,
-    target: float | None = None,
     yes: bool = False,
     only_report: bool = False,
     ray: str | None = None,
@@ -58,8 +57,6 @@ def compare(
         seeds (N): Repeats, from RUN.yaml's seed on.
         requests (TOTAL): Requests of all trials, measurements and restarts included.
         usd (TOTAL): US dollars, as --requests.
-        target (X): Report after how many queries each method reaches this metric; by default the
-            final value of the first method.
         yes: Start although the model may cost money.
         only_report: Report the kept trials without running any.
         ray (ADDRESS): Run the trials on this Ray cluster; `local` starts one on this machine.
@@ -94,7 +91,6 @@ def compare(
         seeds=repeats,
         records={(one.entrant, one.seed): one for one in records},
         num_examples=len(planned[0].federation.dev),
-        target=target,
     )
     if html is not None:
         from fedone_sdk.reports.pages import comparison_html

@@ -37,7 +37,6 @@ from fedone_sdk.vocabulary import LABELS, special_token
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend, Prediction
-    from fedone_sdk.backends.judge import Judge
     from fedone_sdk.budget import Usage
     from fedone_sdk.messages import Preference
     from fedone_sdk.metrics import MetricFunction
@@ -258,9 +257,11 @@ async def _measured(
     pairs: bool,
 ) -> tuple[Prediction, Preference | None, tuple[Usage, bool] | None]:
     """Return a prompt's answers, with what a judge prefers and has cost."""
-    from fedone_sdk.backends import predict
+    from fedone_sdk.backends import predict, prediction_queries, score_all
+    from fedone_sdk.backends.asking import texts_of
     from fedone_sdk.backends.judge import Judge
     from fedone_sdk.backends.label_words import check_label_words
+    from fedone_sdk.evaluation.verdict import preference
 
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(backend)
@@ -271,8 +272,13 @@ async def _measured(
         if not isinstance(score, Judge):
             return answers, None, None
         preferred = None
-        if pairs:
-            preferred = await _preferred(score, backend, task, asked, examples, size)
+        if pairs:  # The cache has the answers to the prompt.
+            texts = []
+            for one in (asked, ""):
+                queries = prediction_queries(backend, task, one, examples, size)
+                texts.append(texts_of(queries, await score_all(backend, queries)))
+            tuned, plain = texts
+            preferred = preference(await score.preferences(tuned, plain, examples), tuned, plain)
         spent = (await score.bill.account()).spent
         return answers, preferred, (spent, "usd" in score.backend.bounds)
 
@@ -316,27 +322,6 @@ def _results(
     facts["examples"] = f"{len(prediction.examples)} ({failed} failed)"
     facts["queries"] = f"{prediction.usage.queries} ({cost_text(prediction.usage, priced=priced)})"
     return document, facts
-
-
-async def _preferred(
-    judge: Judge,
-    backend: LLMBackend,
-    task: TaskSpec,
-    asked: TextPrompt,
-    examples: Sequence[Example],
-    size: int,
-) -> Preference | None:
-    """Compare a prompt's texts, which the cache has, with those of no prompt."""
-    from fedone_sdk.backends import prediction_queries, score_all
-    from fedone_sdk.backends.asking import texts_of
-    from fedone_sdk.evaluation.verdict import preference
-
-    texts = []
-    for prompt in (asked, ""):
-        queries = prediction_queries(backend, task, prompt, examples, size)
-        texts.append(texts_of(queries, await score_all(backend, queries)))
-    tuned, plain = texts
-    return preference(await judge.preferences(tuned, plain, examples), tuned, plain)
 
 
 def _artefact(path: Path, prompt: str, slot: list[str] | None, run: RunFile) -> PromptArtefact:

@@ -217,9 +217,14 @@ class DeviceState:
         changes = {**self._missing, **self._evicted(entries), **entries}
         is_stored = self._store(changes, counted, erases)
         if is_stored or not durable:
-            self._missing = {} if is_stored else changes
+            kept = [key for key, value in changes.items() if value or self._is_in_file(key)]
+            self._missing = {} if is_stored else {key: changes[key] for key in kept}
             self._set(changes)
         return is_stored
+
+    def _is_in_file(self, key: Key) -> bool:
+        """Return whether the file may have an entry, as far as writes have failed since."""
+        return self._missing[key] is None if key in self._missing else key in self._entries
 
     def clear(self) -> None:
         """Delete all entries of the server, such as those of an identity that it refuses."""

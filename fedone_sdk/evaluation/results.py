@@ -109,7 +109,8 @@ class Standing:
     Attributes:
         difference: Its metric minus the first entrant's, paired; None for the first, without
             pairs, or for a metric that cannot be resampled.
-        reached: Training queries to the target by seed; None if it was not reached.
+        reached: Training queries to the first entrant's final metric, by seed; None if it was not
+            reached.
     """
 
     entrant: Entrant
@@ -178,14 +179,12 @@ class Results:
 
     Attributes:
         standings: In the order of the table; the others are compared with the first.
-        target: The metric to reach; None is the first entrant's final metric, seed by seed.
     """
 
     name: str
     task: TaskSpec
     seeds: tuple[int, ...]
     standings: tuple[Standing, ...]
-    target: float | None
     models: tuple[str, ...]
     num_examples: int
     missing: tuple[str, ...]
@@ -202,14 +201,8 @@ class Results:
 
     @property
     def target_text(self) -> str:
-        """The target as text."""
-        first = self.standings[0].entrant.name
-        metric = self.task.metric
-        return (
-            f"what {first} has at its end, seed by seed"
-            if self.target is None
-            else f"{metric} {'at most' if metric == 'loss' else 'at least'} {self.target:g}"
-        )
+        """The metric that entrants should reach."""
+        return f"what {self.standings[0].entrant.name} has at its end, seed by seed"
 
     @property
     def conclusion(self) -> str:
@@ -239,8 +232,6 @@ class Results:
             text = f"{name} is {' and '.join(parts)} ({basis})."
             if sides["open"]:
                 text += f" No difference from {_names(sides['open'])} was seen."
-        if self.judged != "loss":
-            text += self._by_loss(sides["open"])
         if pairs == 1:
             text += " One seed gives no interval over seeds."
         return text
@@ -254,26 +245,11 @@ class Results:
             "models": list(self.models),
             "seeds": list(self.seeds),
             "examples": self.num_examples,
-            "target": self.target,
             "conclusion": self.conclusion,
             "methods": [one.document() for one in self.standings],
             "spent": self.spent.model_dump(mode="json"),
             "missing": list(self.missing),
         }
-
-    def _by_loss(self, names: Sequence[str]) -> str:
-        parts = []
-        for verdict, word in ("less", "lower"), ("more", "higher"):
-            apart = [
-                one.entrant.name
-                for one in self.standings
-                if one.entrant.name in names
-                and one.loss_difference is not None
-                and one.loss_difference.verdict == verdict
-            ]
-            if apart:
-                parts.append(f"of {_names(apart)} is {word}")
-        return f" The loss {' and that '.join(parts)}." if parts else ""
 
     def _side(self, estimate: Interval) -> str:
         if estimate.verdict == "open":
@@ -290,7 +266,6 @@ def results_of(
     seeds: Sequence[int],
     records: Mapping[tuple[str, int], TrialRecord],
     num_examples: int,
-    target: float | None = None,
 ) -> Results:
     """Compute the results of trials."""
     names = [entrant.name for entrant in entrants]
@@ -311,9 +286,9 @@ def results_of(
                 difference=difference(task.metric, *pair, len(task.labels)),
                 loss_difference=difference("loss", *pair, len(task.labels)),
                 reached={
-                    seed: _reached(record, bar, lower=lower)
+                    seed: _reached(record, first[seed].metric, lower=lower)
                     for seed, record in own.items()
-                    if (bar := _bar(first.get(seed), target)) is not None
+                    if seed in first
                 },
             )
         )
@@ -322,19 +297,12 @@ def results_of(
         task=task,
         seeds=tuple(seeds),
         standings=tuple(standings),
-        target=target,
         models=tuple(dict.fromkeys(record.model for record in records.values())),
         num_examples=num_examples,
         missing=tuple(
             f"{name}, seed {seed}" for seed in seeds for name in names if seed not in by_name[name]
         ),
     )
-
-
-def _bar(first: TrialRecord | None, target: float | None) -> float | None:
-    if target is not None:
-        return target
-    return None if first is None else first.metric
 
 
 def _reached(record: TrialRecord, bar: float, *, lower: bool) -> int | None:

@@ -138,29 +138,27 @@ def preference(
     pairs: Sequence[Pair | None], tuned: Sequence[str | None], plain: Sequence[str | None]
 ) -> Preference | None:
     """Return a judge's preference for the tuned prompt's texts; None without a compared row."""
-    asked = [row for row, pair in enumerate(pairs) if pair is not None]
-    answered = [pair for pair in pairs if pair is not None]
-    wins = [(pair.shown_first + pair.shown_second) / 2 for pair in answered]
+    found = [
+        (pair, len(tuned[row] or "") - len(plain[row] or ""))
+        for row, pair in enumerate(pairs)
+        if pair is not None
+    ]
+    wins = [fmean(pair) for pair, _ in found]
     ends = interval("loss", Outcomes(which="after", losses=tuple(wins)), 0)
     if ends is None:
         return None
-    longer = [len(tuned[row] or "") - len(plain[row] or "") for row in asked]
     by_length = [
-        [win for win, more in zip(wins, longer, strict=True) if more * sign > 0] for sign in (1, -1)
+        [win for win, (_, longer) in zip(wins, found, strict=True) if longer * sign > 0]
+        for sign in (1, -1)
     ]
-    first = [
-        shown
-        for pair in answered
-        for shown in (pair.shown_first, 1.0 - pair.shown_second)
-        if shown != _TIE
-    ]
+    first = [shown for (one, other), _ in found for shown in (one, 1.0 - other) if shown != _TIE]
     return Preference(
-        rows=len(answered),
+        rows=len(found),
         wins=ends.value,
         low=ends.low,
         high=ends.high,
         balanced=fmean(map(fmean, by_length)) if all(by_length) else None,
-        agreement=fmean(pair.shown_first == pair.shown_second for pair in answered),
+        agreement=fmean(one == other for (one, other), _ in found),
         first=fmean(first) if first else None,
     )
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 from aiohttp import web
 
+from fedone_sdk.spec import BackendSpec
 from tests.fake_openai.log import Log, Received
 from tests.fake_openai.model import FakeModel
 from tests.fake_openai.script import Script
@@ -132,6 +133,11 @@ class FakeOpenAI:
         """With its ``/v1``."""
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://127.0.0.1:{self._port}/v1"
+
+    def spec(self, **keys: Any) -> BackendSpec:
+        """The ``backend`` of a run that asks this server."""
+        ours = {"kind": "openai", "model": "fake-1", "base_url": self.base_url}
+        return BackendSpec.model_validate({**ours, "api_key_env": None, **keys})
 
     async def start(self) -> None:
         """Listens."""

@@ -559,6 +559,19 @@ class TestEnds:
             await one.replicas.tick()
             await update(two, client, work)
 
+    async def test_a_lazy_refresh_reads_no_served_run(self) -> None:
+        hub = Hub()
+        async with serving(hub.store(), hub.store()) as (one, two):
+            await one.add_run(spec_of(), WORDS)
+            (client,) = await enrol(one)
+            await until(lambda: "run" in two.runs)
+            await work_of(one, client)
+            await until(lambda: two.runs["run"].is_stale)
+            await two.registry.refresh(lazily=True)
+            assert two.runs["run"].is_stale
+            await two.registry.refresh()
+            assert two.runs["run"].version == one.runs["run"].version
+
     async def test_what_ends_elsewhere_leaves_nothing_behind(self) -> None:
         hub = Hub()
         backend = ScriptedBackend()

@@ -213,6 +213,10 @@ class TestDisks:
             state.identity = ENROLLED
             Journal(state, "a0").keep({"key": (0.5,)}, "m")
             assert not any(count(state) for _ in range(10))
+            for number in range(1, 100):  # Work that is over takes no memory.
+                Journal(state, f"a{number}").keep({"key": (0.5,)}, "m")
+                Journal(state, f"a{number}").delete()
+            assert len(state._missing) == 2
             assert (state.identity, Journal(state, "a0").row("key")) == (ENROLLED, ((0.5,), "m"))
             failing = False
             assert count(state)

@@ -11,12 +11,14 @@ const { MODEL: modelPath = "", THREADS = "1" } = process.env;
 const options = { gpu: false, build: "never", logLevel: LlamaLogLevel.error } as const;
 const llama = await getLlama({ ...options, maxThreads: Number(THREADS) });
 const model = await llama.loadModel({ modelPath });
+// Attention as in the SDK's `llama_cpp` backend: in single precision where the weights are not
+// quantised (float32, float16, bfloat16), else fast.
+const isExact = [0, 1, 32].includes(Number(model.fileInfo.metadata.general.file_type));
+const exact = { experimentalKvCacheKeyType: "F32", experimentalKvCacheValueType: "F32" } as const;
 const context = await model.createContext({
   contextSize: 1024,
-  // Attention in single precision: devices with other engines then agree to 0.01 nats.
-  flashAttention: false,
-  experimentalKvCacheKeyType: "F32",
-  experimentalKvCacheValueType: "F32",
+  flashAttention: !isExact,
+  ...(isExact && exact),
 });
 const fingerprint = await fingerprintOf(modelPath);
 

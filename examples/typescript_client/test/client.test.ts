@@ -26,7 +26,6 @@ import {
   json,
   lost,
   ManualClock,
-  never,
   problem,
   RUN,
   ScriptedServer,
@@ -289,6 +288,16 @@ for (const [name, options] of Object.entries(HANGING)) {
   });
 }
 
+test("a burst ends in its time, whatever hangs: a turn of the same client", async () => {
+  const stop = new AbortController();
+  const { client } = clientOf(new ScriptedServer(), { backend: hang, clock: systemClock });
+  const running = client.run({ signal: stop.signal });
+  assert.equal(await burst(client, { seconds: 0.03 }), "stopped");
+  stop.abort();
+  await running;
+  assert.equal(client.status().outcome, "stopped");
+});
+
 test("an app's function has a time limit of its own, and a model that of its seat", async () => {
   for (const what of ["data", "storage.set", "onlyWhen"] as const) {
     const { client } = clientOf(new ScriptedServer(), { ...HANGING[what], timeoutS: 0.03 });
@@ -427,17 +436,6 @@ test("nothing is claimed while the app's condition does not hold", async () => {
     events.slice(0, 2).map(({ kind }) => kind),
     ["paused", "resumed"],
   );
-});
-
-test("a request for work ends with the signal", async () => {
-  const stop = new AbortController();
-  const server = new ScriptedServer().next("claim", (received) => {
-    setTimeout(() => stop.abort());
-    return never(received);
-  });
-  const { client } = clientOf(server);
-  await client.run({ signal: stop.signal });
-  assert.equal(client.status().outcome, "stopped");
 });
 
 test("candidates that were added are fetched, and nothing else", async () => {

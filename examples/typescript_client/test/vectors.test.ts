@@ -147,9 +147,12 @@ for (const { name, artefact, row, input, label_words, answer, ...expected } of a
     const found = await prompt.predict(row, model);
     const { label, scores, text } = expected;
     assert.deepEqual({ ...found }, { label, scores, text });
-    assert.equal(prompt.render(row), textOf(input));
+    const rendered = textOf(input.filter(([kind]) => kind !== "role"));
+    assert.equal(prompt.render(row), rendered);
     const isChat = input[0]![0] === "role";
-    const user = [{ role: "user", content: textOf(input) }];
+    const user = [{ role: "user", content: rendered }];
+    const failing: Backend = async () => ({ fingerprint: "m", logProbs: [null], texts: [null] });
+    assert.deepEqual(await prompt.predict(row, failing), { label: null, scores: null, text: null });
     assert.deepEqual(prompt.messages(row), isChat ? messagesOf(input) : user);
     const other: Backend = async (query) => ({
       ...(await model(query, undefined)),

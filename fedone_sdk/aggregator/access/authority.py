@@ -269,12 +269,8 @@ class AdminTokenConfig(Spec):
 
     def build(self) -> AdminToken:
         """Return the token without its secret."""
-        return AdminToken(
-            token_sha256=digest(self.token.get_secret_value()),
-            name=self.name,
-            role=self.role,
-            runs=self.runs,
-        )
+        sha256 = digest(self.token.get_secret_value())
+        return AdminToken(token_sha256=sha256, name=self.name, role=self.role, runs=self.runs)
 
 
 def _with_token(value: object) -> dict[str, Any]:

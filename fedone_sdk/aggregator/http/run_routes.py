@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -89,24 +89,8 @@ async def add_run(request: web.Request) -> web.Response:
     document = await message_of(request, _JSON.validate_python)
     try:
         spec = validate_spec(RunSpec, document, source="run").served()
-        if spec.data is not None:
-            raise SpecError("data: clients bring their own; leave it out", source="run")
-        for key, source in spec.prompt.sources:
-            # A path in a posted run would expose files of the server.
-            if not isinstance(source, _POSTED):
-                allowed = "list" if spec.prompt.vocabulary else "list, instructions or labels"
-                raise SpecError(f"{key}.kind: must be {allowed} in a posted run", source="run")
-        if isinstance(spec.method, OwnMethodSpec):
-            # It would import a module that the caller names.
-            raise SpecError(
-                "method.name: cannot be own in a posted run; name the run file in the server's "
-                "config (runs)",
-                source="run",
-            )
-        if spec.prompt.proposer is not None:
-            raise SpecError("prompt.proposer: is not supported in a posted run", source="run")
-        if spec.backend != RunSpec.model_fields["backend"].default:
-            raise SpecError("backend: is the server's; leave it out", source="run")
+        if refusal := next(_refusals(spec), None):
+            raise SpecError(refusal, source="run")
         if not CONTEXT.get().may_see(spec.name):
             raise ProblemError("forbidden", f"your token is not valid for runs named {spec.name!r}")
         if spec.name in service.runs or spec.name in service.registry.stored:
@@ -117,6 +101,23 @@ async def add_run(request: web.Request) -> web.Response:
     response = answer(run.result(), status=201)
     response.headers["Location"] = f"/v1/runs/{run.run_id}"
     return response
+
+
+def _refusals(spec: RunSpec) -> Iterator[str]:
+    """Yield what a posted run must not name: files and modules of the server, or its model."""
+    if spec.data is not None:
+        yield "data: clients bring their own; leave it out"
+    for key, source in spec.prompt.sources:
+        if not isinstance(source, _POSTED):
+            allowed = "list" if spec.prompt.vocabulary else "list, instructions or labels"
+            yield f"{key}.kind: must be {allowed} in a posted run"
+    if isinstance(spec.method, OwnMethodSpec):
+        own = "method.name: cannot be own in a posted run"
+        yield f"{own}; name the run file in the server's config (runs)"
+    if spec.prompt.proposer is not None:
+        yield "prompt.proposer: is not supported in a posted run"
+    if spec.backend != RunSpec.model_fields["backend"].default:
+        yield "backend: is the server's; leave it out"
 
 
 @route("GET /v1/runs", "member", list[RunSummary | RunEntry])

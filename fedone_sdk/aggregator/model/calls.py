@@ -208,6 +208,7 @@ class Companion(ABC):
     def __init__(self, run: ServedRun) -> None:
         self._run = run
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._main: asyncio.Task[None] | None = None
 
     @abstractmethod
     def on_change(self, change: Change) -> None:
@@ -223,15 +224,17 @@ class Companion(ABC):
         return task
 
     def _begin_alone(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._tasks:
+        if self._main is not None and not self._main.done():
             work.close()
         else:
-            self._begin(work)
+            self._main = self._begin(work)
 
     async def wait_idle(self) -> None:
         """Wait until the work is done and charged."""
         if self._tasks:
             await asyncio.wait(self._tasks)
+        if self._main is not None:
+            await asyncio.shield(self._main)
 
     async def aclose(self) -> None:
         """Cancel the work; pending calls are charged in full."""

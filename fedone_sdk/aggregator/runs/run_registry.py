@@ -249,23 +249,25 @@ class RunRegistry:
         size = sum(len(head.document) + len(head.spec) for head in heads)
         return await in_thread_if_large(size, _stored_runs, heads)
 
-    async def refresh(self) -> None:
-        """Load the changes of other replicas."""
+    async def refresh(self, *, lazily: bool = False) -> None:
+        """Load the changes of other replicas; `lazily` only those of runs that are not served."""
         known = self.served.keys() | self.stored.keys()
         versions = await self.store.versions()
         for run_id in known - versions.keys():
             await self.remove(run_id)
-        stored = self.stored
+        heads = {run_id: head.version for run_id, head in self.stored.items()}
         others = versions.keys() - self.served.keys()
-        if any(run not in stored or stored[run].version != versions[run] for run in others):
+        changed = {run_id for run_id in others if heads.get(run_id) != versions[run_id]}
+        if changed:
             await self.read_heads()
         for run_id, version in versions.items():
             run, head = self.served.get(run_id), self.stored.get(run_id)
             try:
                 if run is not None:
                     run.on_remote_version(version)
-                    await run.catch_up()
-                elif head is None or head.live:
+                    if not lazily:
+                        await run.catch_up()
+                elif (head is None or head.live) and (run_id in changed or not lazily):
                     await self.get_or_load(run_id)
             except Exception as exc:
                 _log_unreadable(run_id, exc)

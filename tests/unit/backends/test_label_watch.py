@@ -13,7 +13,6 @@ from fedone_sdk.backends.build import build_backend
 from fedone_sdk.backends.label_watch import NUM_WATCHED, LabelWatch
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
 from fedone_sdk.errors import LabelsNotShown
-from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import Part
 from tests.fake_openai import FakeModel, FakeOpenAI
 
@@ -39,18 +38,8 @@ async def server() -> AsyncIterator[FakeOpenAI]:
 
 
 def backend(server: FakeOpenAI, guard: BudgetGuard | None = None, **options: object) -> LLMBackend:
-    spec = BackendSpec.model_validate(
-        {
-            "kind": "openai",
-            "model": "fake-1",
-            "base_url": server.base_url,
-            "api_key_env": None,
-            "retry": {"max_wait_s": 0.01},
-            "limits": {"concurrency": 1},
-            **options,
-        }
-    )
-    return build_backend(spec, guard=guard)
+    limits = {"retry": {"max_wait_s": 0.01}, "limits": {"concurrency": 1}}
+    return build_backend(server.spec(**limits, **options), guard=guard)
 
 
 def test_it_refuses_as_soon_as_the_majority_is_certain() -> None:

@@ -15,7 +15,6 @@ from fedone_sdk.backends import LOG_ZERO, build_backend
 from fedone_sdk.backends.base import Query
 from fedone_sdk.backends.sampled import FIRST, estimated, requests_of
 from fedone_sdk.budget import BudgetGuard, Usage
-from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import Part
 from tests.fake_openai import FakeOpenAI, Script
 
@@ -53,16 +52,10 @@ async def test_answers_are_requested_counted_and_paid(
     texts = [f"text {number}" for number in range(12)]
     guard = BudgetGuard(None)
     async with FakeOpenAI(takes_n=takes_n, script=Script({9: "error"})) as server:
-        spec = BackendSpec.model_validate(
-            {
-                "kind": "openai",
-                "model": "fake-1",
-                "base_url": server.base_url,
-                "api_key_env": None,
-                "log_probs": {"samples": SAMPLES},
-                "prices": {"prompt": 1, "completion": 10},
-                "retry": {"max_wait_s": 0.01},
-            }
+        spec = server.spec(
+            log_probs={"samples": SAMPLES},
+            prices={"prompt": 1, "completion": 10},
+            retry={"max_wait_s": 0.01},
         )
         async with build_backend(spec, guard=guard) as backend:
             query = Query(inputs=tuple((Part("field", text),) for text in texts), label_words=WORDS)

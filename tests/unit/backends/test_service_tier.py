@@ -22,17 +22,8 @@ QUERY = Query(
 
 
 def flex(server: FakeOpenAI, **more: Any) -> BackendSpec:
-    return BackendSpec.model_validate(
-        {
-            "kind": "openai",
-            "model": "fake-1",
-            "base_url": server.base_url,
-            "api_key_env": None,
-            "service_tier": "flex",
-            "prices": {"prompt": [2, "0.5"], "completion": 10},
-            **more,
-        }
-    )
+    prices = {"prompt": [2, "0.5"], "completion": 10}
+    return server.spec(**{"service_tier": "flex", "prices": prices, **more})
 
 
 async def test_flex_waits_for_capacity_and_cached_tokens_cost_less() -> None:

@@ -40,7 +40,7 @@ def trial(name: str, seed: int, wrong: int, curve: Sequence[tuple[int, float]]) 
     )
 
 
-def results(*records: TrialRecord, target: float | None = None, **task: Any) -> Results:
+def results(*records: TrialRecord, **task: Any) -> Results:
     names = dict.fromkeys(one.entrant for one in records)
     found = entrants(*names, **task)
     return results_of(
@@ -50,7 +50,6 @@ def results(*records: TrialRecord, target: float | None = None, **task: Any) -> 
         seeds=(0, 1, 2),
         records={(one.entrant, one.seed): one for one in records},
         num_examples=40,
-        target=target,
     )
 
 
@@ -88,9 +87,9 @@ def test_queries_to_the_target() -> None:
     # What the first has at its end, seed by seed.
     assert first.queries_to_target == 20
     assert other.queries_to_target == float("inf")
-    first, other = results(*good(), *bad(), target=0.6).standings
-    assert (first.queries_to_target, other.queries_to_target) == (10, 10)
-    first, other = results(*good(), *bad(), target=0.5, metric="loss").standings
+    first, other = results(*bad(), *good()).standings
+    assert (first.queries_to_target, other.queries_to_target) == (0, 0)
+    first, other = results(*good(), *bad(), metric="loss").standings
     assert (first.queries_to_target, other.queries_to_target) == (0, 0)
 
 
