@@ -37,7 +37,6 @@ from fedone_sdk.vocabulary import LABELS, special_token
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend, Prediction
-    from fedone_sdk.backends.judge import Judge
     from fedone_sdk.budget import Usage
     from fedone_sdk.messages import Preference
     from fedone_sdk.metrics import MetricFunction
@@ -83,10 +82,10 @@ def use(
         any_model: Allow another model than the one the prompt was tuned for.
         target (FILE): Write to this file instead of standard output.
     """
-    from fedone_sdk.reports import label_examples, read_artefact
+    from fedone_sdk.reports import label_examples, load_prompt
 
     quiet_logs()
-    artefact = read_artefact(path)
+    artefact = load_prompt(path)
     for key, name in artefact.functions.items():
         note(f"{path}: {key} names {name}, which is not imported")
     if token := special_token(artefact.prompt.text):
@@ -258,9 +257,11 @@ async def _measured(
     pairs: bool,
 ) -> tuple[Prediction, Preference | None, tuple[Usage, bool] | None]:
     """Return a prompt's answers, with what a judge prefers and has cost."""
-    from fedone_sdk.backends import predict
+    from fedone_sdk.backends import predict, prediction_queries, score_all
+    from fedone_sdk.backends.asking import texts_of
     from fedone_sdk.backends.judge import Judge
     from fedone_sdk.backends.label_words import check_label_words
+    from fedone_sdk.evaluation.verdict import preference
 
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(backend)
@@ -271,8 +272,13 @@ async def _measured(
         if not isinstance(score, Judge):
             return answers, None, None
         preferred = None
-        if pairs:
-            preferred = await _preferred(score, backend, task, asked, examples, size)
+        if pairs:  # The cache has the answers to the prompt.
+            texts = []
+            for one in (asked, ""):
+                queries = prediction_queries(backend, task, one, examples, size)
+                texts.append(texts_of(queries, await score_all(backend, queries)))
+            tuned, plain = texts
+            preferred = preference(await score.preferences(tuned, plain, examples), tuned, plain)
         spent = (await score.bill.account()).spent
         return answers, preferred, (spent, "usd" in score.backend.bounds)
 
@@ -318,33 +324,12 @@ def _results(
     return document, facts
 
 
-async def _preferred(
-    judge: Judge,
-    backend: LLMBackend,
-    task: TaskSpec,
-    asked: TextPrompt,
-    examples: Sequence[Example],
-    size: int,
-) -> Preference | None:
-    """Compare a prompt's texts, which the cache has, with those of no prompt."""
-    from fedone_sdk.backends import prediction_queries, score_all
-    from fedone_sdk.backends.asking import texts_of
-    from fedone_sdk.evaluation.verdict import preference
-
-    texts = []
-    for prompt in (asked, ""):
-        queries = prediction_queries(backend, task, prompt, examples, size)
-        texts.append(texts_of(queries, await score_all(backend, queries)))
-    tuned, plain = texts
-    return preference(await judge.preferences(tuned, plain, examples), tuned, plain)
-
-
 def _artefact(path: Path, prompt: str, slot: list[str] | None, run: RunFile) -> PromptArtefact:
-    from fedone_sdk.reports import read_artefact
+    from fedone_sdk.reports import load_prompt
 
     for option in (name for name, value in {"--prompt": prompt, "--slot": slot}.items() if value):
         raise ArgumentError(f"{option}: does not go with --artefact")
-    artefact = read_artefact(path)
+    artefact = load_prompt(path)
     for key, name in artefact.functions.items():
         if name != getattr(run.spec.task, key.removeprefix("task.")):
             problem = f"{key}: {path} names {name!r}; it is imported only if this file names it too"

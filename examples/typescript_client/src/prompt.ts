@@ -11,9 +11,9 @@ export type { Example } from "./task.js";
 
 /** What a model says of a row. */
 export interface Prediction {
-  /** The likeliest label; null if the model wrote none, or the task has none. */
+  /** The likeliest label; null if the model wrote none or failed, or the task has none. */
   readonly label: string | null;
-  /** Log-probability of each label with the prompt's label bias, nats; null without labels. */
+  /** Log-probability of each label with the prompt's bias, nats; null if it failed, or has none. */
   readonly scores: Readonly<Record<string, number>> | null;
   /** What the model wrote, if the task has no labels. */
   readonly text: string | null;
@@ -45,9 +45,9 @@ export class TunedPrompt {
     this.#model = model;
   }
 
-  /** What a model is asked about a row, as one text; a chat's messages one after the other. */
+  /** What a model is asked about a row, as text, without a mask; a chat's messages in their order. */
   render(row: Example): string {
-    return textOf(this.#input(row));
+    return textOf(this.#input(row).filter(([kind]) => kind !== "role"));
   }
 
   /** What a model is asked about a row, as the messages of a chat; a template is the user's. */
@@ -62,7 +62,7 @@ export class TunedPrompt {
    *
    * @param options.anyModel Whether another model than the prompt's may be asked.
    * @throws ArgumentError The row lacks a column, or the task is to score a text that is given.
-   * @throws FedOneError The model is another one, or failed on the row.
+   * @throws FedOneError The model is another one, or its answer does not fit.
    */
   async predict(
     row: Example,
@@ -87,7 +87,8 @@ export class TunedPrompt {
     const [text] = answer.texts ?? [];
     if (labels.length === 0) return { label: null, scores: null, text: text ?? null };
     const [found] = answer.logProbs ?? [];
-    if (found?.length !== labels.length) throw new FedOneError("the model failed on the row");
+    if (found === null) return { label: null, scores: null, text: null };
+    if (found?.length !== labels.length) throw new FedOneError("the model's answer does not fit");
     const values = biased(found, spec.bias);
     const scores = Object.fromEntries(labels.map((label, at) => [label, values[at]!]));
     return { label: labels[predicted(found, values)] ?? null, scores, text: null };

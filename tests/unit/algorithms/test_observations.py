@@ -140,21 +140,13 @@ def test_clients_with_the_same_best_candidate_are_a_cluster() -> None:
     """Where another candidate than the deployed one is better on the same rows, clearly."""
     observed = Observations.empty(2, 1, 1)
     deployed, other, third = (0, 0), (1, 0), (2, 0)
-
-    def batch(client: int, *losses: tuple[tuple[int, int], float], whole: bool = False) -> None:
-        nonlocal observed
-        found = ClassLosses.plain(np.array([loss for _, loss in losses]))
-        prompts = rows(*(prompt for prompt, _ in losses))
-        observed = observed.with_batch(prompts, found, Holder(client, whole))
-
-    for client in (0, 1, 2):
-        for _ in range(2):
-            batch(client, (deployed, 0.5), (other, 0.9))
-    for client in (3, 4):
-        batch(client, (deployed, 0.5), (other, 0.2), whole=client == 4)
-        batch(client, (deployed, 0.6), (other, 0.3), whole=client == 4)
-    batch(5, (deployed, 0.5), (third, 0.1))  # Once may be luck.
-    for loss in (0.1, 1.0):
-        batch(6, (deployed, 0.6), (third, loss))  # So may be this.
+    batches = [(client, other, 0.5, 0.9) for client in (0, 0, 1, 1, 2, 2)]
+    batches += [(client, other, 0.5, 0.2) for client in (3, 3, 4, 4)]
+    batches += [(5, third, 0.5, 0.1)]  # Once may be luck.
+    batches += [(6, third, 0.6, loss) for loss in (0.1, 1.0)]  # So may be this.
+    for client, prompt, loss, of_prompt in batches:
+        losses = ClassLosses.plain(np.array([loss, of_prompt]))
+        held = Holder(client, whole=client == 4)
+        observed = observed.with_batch(rows(deployed, prompt), losses, held)
     assert clusters(observed.memory(), 0) == {0: 5, 1: 2}
     assert clusters({}, 0) == {}
