@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedone_sdk.backends.answers import AnswerCache
 from fedone_sdk.backends.base import LLMBackend, setting_error
+from fedone_sdk.backends.local_models import LOCAL_MODELS
 from fedone_sdk.backends.model_client import ModelClient, Watch
 from fedone_sdk.budget import FREE, BudgetGuard, Price, known_price
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
@@ -87,7 +88,9 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
         case "llama_cpp":
             from fedone_sdk.backends.llama_cpp import LlamaCppBackend
 
-            return LlamaCppBackend(**{**options, "model": _gguf(model, folder)})
+            file = _path(folder, model)
+            named = model in LOCAL_MODELS and not file.is_file()
+            return LlamaCppBackend(**{**options, "model": model if named else file})
         case "transformers":
             from fedone_sdk.backends.transformers import TransformersBackend
 
@@ -119,20 +122,6 @@ def _own(spec: BackendSpec, folder: Path) -> LLMBackend:
         kind = type(backend).__name__
         raise setting_error(f"object: {spec.object} makes a {kind}, no LLMBackend")
     return backend
-
-
-def _gguf(model: str, folder: Path) -> Path:
-    from fedone_sdk.backends.local_models import LOCAL_MODELS, model_path
-
-    file = _path(folder, model)
-    if file.is_file():
-        return file
-    known = [each.name for each in LOCAL_MODELS.values() if each.backend == "llama_cpp"]
-    if model in known:
-        return model_path(model)
-    raise SpecError(
-        f"there is no file {str(file)!r}, and no known model of this name ({', '.join(known)})"
-    )
 
 
 def _path(folder: Path, name: str) -> Path:

@@ -20,9 +20,9 @@ from fedone_sdk.backends.base import (
     setting_error,
 )
 from fedone_sdk.backends.llama_engine import GgufEncoder, LlamaEngine, read_gguf
+from fedone_sdk.backends.local_models import gguf_file
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import MissingExtraError, SpecError
-from fedone_sdk.files import user_path
 
 _CONTEXT_LENGTH = 4096
 """Default context length in tokens, at most the model's training length."""
@@ -49,7 +49,8 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
     The constructor reads the file's metadata. A worker thread loads the model on the first call
     that needs it.
 
-    The arguments are keys of ``kind: llama_cpp``; `model` is a file.
+    The arguments are keys of ``kind: llama_cpp``; `model` is a file, or a name of
+    ``fedone models``.
     """
 
     answers = frozenset[Want]({"labels", "text"})
@@ -65,9 +66,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
     ) -> None:
         if find_spec("xllamacpp") is None:
             raise MissingExtraError("a GGUF model", extra="llama-cpp")
-        self._file = user_path(model)
-        if not self._file.is_file():
-            raise SpecError(f"there is no file {str(model)!r}")
+        self._file = gguf_file(model)
         metadata = read_gguf(self._file)
         trained = metadata.get(f"{metadata.get('general.architecture')}.context_length")
         if not isinstance(trained, int):

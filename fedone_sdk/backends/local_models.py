@@ -98,6 +98,23 @@ def is_present(model: LocalModel) -> bool:
     return _size(model_file(model)) == model.num_bytes
 
 
+def gguf_file(model: str | Path) -> Path:
+    """Return a file, or that of a known model by its name.
+
+    Raises:
+        SpecError: There is none.
+    """
+    file = user_path(model)
+    if file.is_file():
+        return file
+    known = [each.name for each in LOCAL_MODELS.values() if each.backend == "llama_cpp"]
+    if str(model) in known:
+        return model_path(str(model))
+    raise SpecError(
+        f"there is no file {str(file)!r}, and no known model of this name ({', '.join(known)})"
+    )
+
+
 def model_path(name: str) -> Path:
     """Return the file of a model for ``llama_cpp``, or the folder of a model for ``onnx``.
 

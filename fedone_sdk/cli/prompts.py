@@ -82,10 +82,10 @@ def use(
         any_model: Allow another model than the one the prompt was tuned for.
         target (FILE): Write to this file instead of standard output.
     """
-    from fedone_sdk.reports import label_examples, read_artefact
+    from fedone_sdk.reports import label_examples, load_prompt
 
     quiet_logs()
-    artefact = read_artefact(path)
+    artefact = load_prompt(path)
     for key, name in artefact.functions.items():
         note(f"{path}: {key} names {name}, which is not imported")
     if token := special_token(artefact.prompt.text):
@@ -325,11 +325,11 @@ def _results(
 
 
 def _artefact(path: Path, prompt: str, slot: list[str] | None, run: RunFile) -> PromptArtefact:
-    from fedone_sdk.reports import read_artefact
+    from fedone_sdk.reports import load_prompt
 
     for option in (name for name, value in {"--prompt": prompt, "--slot": slot}.items() if value):
         raise ArgumentError(f"{option}: does not go with --artefact")
-    artefact = read_artefact(path)
+    artefact = load_prompt(path)
     for key, name in artefact.functions.items():
         if name != getattr(run.spec.task, key.removeprefix("task.")):
             problem = f"{key}: {path} names {name!r}; it is imported only if this file names it too"

@@ -58,12 +58,12 @@ def retune(
         fresh: Remove the kept run and start over. Paid answers stay.
     """
     from fedone_sdk.local.retune import Retuning, retune_name, retune_spec
-    from fedone_sdk.reports import read_artefact
+    from fedone_sdk.reports import load_prompt
     from fedone_sdk.stores import SqlStore
 
     output = Output(json_file)
     quiet_logs()
-    artefact = read_artefact(path)
+    artefact = load_prompt(path)
     backend = load_backend(backend_path)
     name = retune_name(artefact, backend_path.stem)
     target = target or path.with_name(f"{name}.prompt.json")

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 import fedone_sdk
 from fedone_sdk.backends import LLMBackend, query_for, score_all
 from fedone_sdk.backends.asking import rows_of
+from fedone_sdk.backends.chat import is_chat, messages_of
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.intervals import interval
@@ -22,7 +23,7 @@ from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus, Verd
 from fedone_sdk.messages.bill import Billed
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.scores import SCORES
-from fedone_sdk.task import Example, LogProbs, TaskSpec, form_of
+from fedone_sdk.task import Example, LogProbs, Part, Rendered, TaskSpec, form_of, render
 
 _MAX_BYTES = 1 << 24
 
@@ -102,6 +103,34 @@ class PromptArtefact(_Part):
             task = task.with_labels(self.prompt.labels)
         return task if self.prompt.bias is None else task.with_bias(self.prompt.bias)
 
+    def render(self, row: Example) -> str:
+        """Return what a model is asked about a row, as text; a chat's messages one after another.
+
+        A mask is left out.
+        """
+        return "".join(part.text for part in self._input(row) if part.kind != "role")
+
+    def messages(self, row: Example) -> list[dict[str, str]]:
+        """Return what a model is asked about a row, as a chat; a template is the user's message."""
+        parts = self._input(row)
+        chat = parts if is_chat(parts) else (Part("role", "user"), *parts)
+        return [{"role": one.role, "content": one.text} for one in messages_of(chat)]
+
+    async def predict(
+        self, row: Example, backend: LLMBackend, *, any_model: bool = False
+    ) -> Prediction:
+        """Ask a model about a row.
+
+        Raises:
+            SpecError: The model is not the one that the prompt was tuned for, without `any_model`;
+                or the task scores texts that are given.
+        """
+        found = await label_examples(backend, self, [row], any_model=any_model)
+        return Prediction(label=found.labels[0], scores=found.scores[0], text=found.texts[0])
+
+    def _input(self, row: Example) -> Rendered:
+        return render(self.asked, self.prompt.prompt, row)
+
     @property
     def functions(self) -> dict[str, Any]:
         """Names of functions, by key, which are imported only if the user's RUN.yaml has them."""
@@ -144,14 +173,21 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
     ).signed()
 
 
-def read_artefact(path: Path) -> PromptArtefact:
-    """Read an artefact.
+def load_prompt(path: str | Path) -> PromptArtefact:
+    """Read a tuned prompt, to use it.
+
+    Example:
+        ```python
+        prompt = load_prompt("sst2.prompt.json")
+        async with LlamaCppBackend("smollm2-135m-instruct") as backend:
+            print((await prompt.predict({"sentence": "What a film."}, backend)).label)
+        ```
 
     Raises:
         SpecError: It is not an artefact, is of a newer version, or was modified.
     """
     try:
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
         document = json.loads(data)
     except OSError as exc:
@@ -171,6 +207,21 @@ def read_artefact(path: Path) -> PromptArtefact:
 def _canonical(value: object) -> bytes:
     text = json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
     return text.encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A model's answer to a row.
+
+    Attributes:
+        label: The likeliest label; None if the model wrote none, or failed.
+        scores: Each label's log-probability with the bias, nats; None if the model failed.
+        text: What the model wrote, if the task has no labels.
+    """
+
+    label: str | None
+    scores: dict[str, float] | None
+    text: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import structlog
 
 import fedone_sdk.cli
 from fedone_sdk.cli import report
-from fedone_sdk.reports import PromptArtefact, read_artefact
+from fedone_sdk.reports import PromptArtefact, load_prompt
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.trackers import tracker
@@ -59,7 +59,7 @@ def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def artefact(folder: Path) -> PromptArtefact:
-    return read_artefact(folder / "prompt.json")
+    return load_prompt(folder / "prompt.json")
 
 
 def test_tune_writes_the_artefact_and_the_report(folder: Path) -> None:
@@ -290,4 +290,4 @@ async def test_a_served_run_is_tracked_and_reported(tmp_path: Path) -> None:
         "end completed",
     ]
     assert digest in (tmp_path / "small.html").read_text()
-    assert read_artefact(tmp_path / "small.prompt.json").alpha_sha256 == digest
+    assert load_prompt(tmp_path / "small.prompt.json").alpha_sha256 == digest

@@ -79,7 +79,9 @@ async def test_a_reader_with_a_key_gets_the_table(
             await run("--usd", "5")
         assert not server.received
         await run("--usd", "5", *prices)
-        out = capsys.readouterr().out
+        out, requests = capsys.readouterr().out, len(server.received)
+        await run("--usd", "5", *prices)  # The run is kept.
+        assert len(server.received) == requests
         billed = sum(
             0.4 * one.prompt_tokens + 1.6 * one.completion_tokens for one in server.received
         )

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk import assets
-from fedone_sdk.reports import PromptArtefact, read_artefact
+from fedone_sdk.reports import PromptArtefact, load_prompt
 from tests.acceptance.tiny import write_sentences
 from tests.console import Fedone, Outcome, the_line
 
@@ -87,7 +87,7 @@ def document(path: str = "r.json") -> dict[str, Any]:
 
 
 def old() -> PromptArtefact:
-    return read_artefact(Path("old.json"))
+    return load_prompt(Path("old.json"))
 
 
 def test_a_prompt_moves(retune: Fedone, fedone: Fedone, folder: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_prompt_moves(retune: Fedone, fedone: Fedone, folder: Path) -> None:
     assert run["spent"]["prompt_tokens"] <= found["plan"]["most"]["prompt_tokens"]
     best = prompts[found["recommended"]]
     assert best["value"] == max(one["value"] for one in prompts.values())
-    made = read_artefact(Path(found["output"]))
+    made = load_prompt(Path(found["output"]))
     assert (made.model, made.run_id) == (found["new_model"], "tiny-on-new")
     assert made.prompt.model_dump(mode="json") == best["prompt"]
     for text in ("the old prompt with a new label bias", "Recommended: "):
@@ -247,7 +247,7 @@ def test_ctrl_c_and_the_same_command(folder: Path) -> None:
     assert found["run"]["spent"]["queries"] <= 200
     # What was measured before the stop is not paid for twice.
     assert found["run"]["spent"]["requests"] <= found["plan"]["expected"]["requests"]
-    assert read_artefact(Path(found["output"])).status in ("completed", "budget_exhausted")
+    assert load_prompt(Path(found["output"])).status in ("completed", "budget_exhausted")
 
 
 def test_a_masked_models_prompt_on_a_causal_one(

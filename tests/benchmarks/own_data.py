@@ -212,13 +212,13 @@ def command(folder: Path, *arguments: str) -> dict[str, Any]:
 
 async def private(folder: Path) -> dict[str, Any]:
     """Score no prompt and the deployed prompt on private rows."""
-    from fedone_sdk.reports import read_artefact
+    from fedone_sdk.reports import load_prompt
 
     run = RunFile.load(folder / "run.yaml")
     federation, rows = run.federation(), load_examples(folder / "private.csv")
     task = run.spec.task
     bare = no_prompt(task, federation.vocabulary)
-    artefact = read_artefact(folder / "artefact.json")
+    artefact = load_prompt(folder / "artefact.json")
     result = json.loads((folder / "tune.json").read_bytes())
     fitted_on = federation.dev[:FITTED]
     targets = [target_of(task, row) for row in rows]

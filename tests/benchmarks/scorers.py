@@ -4,6 +4,7 @@ SmolLM2-135M-Instruct answers through llama.cpp, and judges. A model of this siz
 figures show that all parts work, and how often the judge's two orders agree.
 
     python -m tests.benchmarks.scorers [--model FILE] [--queries 12]
+    fedone score scorers/judge.yaml --slot "instruction=You read complaints." --pairs
 """
 
 from __future__ import annotations
@@ -66,41 +67,39 @@ def rows(seed: int, count: int) -> list[dict[str, Any]]:
     return found
 
 
-def spec_of(name: str, model: Path, queries: int) -> RunSpec:
-    """Return the run with a scorer."""
+def describe(name: str, model: Path, queries: int, batch_size: int) -> dict[str, Any]:
+    """Return the RUN.yaml of a scorer."""
     given = TASKS[name]
     backend = {"kind": "llama_cpp", "model": str(model), "threads": 1}
     options = {"backend": backend, "rubric": RUBRIC} if name == "judge" else given.get("options")
-    return RunSpec.model_validate(
-        {
-            "name": name,
-            "task": {
-                "chat": {"system": "{instruction}", "user": "{text}\n" + given["ask"]},
-                "loss": "score",
-                "score": name if options is None else {name: options},
-                "label_field": given.get("label_field", "item"),
-                "max_tokens": 24,
-            },
-            "data": {"train": "train.jsonl", "dev": "dev.jsonl", "num_clients": 3},
-            "prompt": {
-                "slots": [
-                    {
-                        "name": "instruction",
-                        "candidates": [
-                            "",
-                            "Answer as briefly as possible.",
-                            "You read complaints.",
-                        ],
-                    }
-                ]
-            },
-            "method": {"name": "thompson", "num_samples": 3, "batch_size": 4},
-            "budget": {"queries": queries},
-            "rounds": queries,
-            "evaluation": {"every": 0},
-            "backend": backend,
-        }
-    )
+    return {
+        "name": name,
+        "task": {
+            "chat": {"system": "{instruction}", "user": "{text}\n" + given["ask"]},
+            "loss": "score",
+            "score": name if options is None else {name: options},
+            "label_field": given.get("label_field", "item"),
+            "max_tokens": 24,
+        },
+        "data": {"train": "train.jsonl", "dev": "dev.jsonl", "num_clients": 3},
+        "prompt": {
+            "slots": [
+                {
+                    "name": "instruction",
+                    "candidates": [
+                        "",
+                        "Answer as briefly as possible.",
+                        "You read complaints.",
+                    ],
+                }
+            ]
+        },
+        "method": {"name": "thompson", "num_samples": 2, "batch_size": batch_size},
+        "budget": {"queries": queries},
+        "rounds": queries,
+        "evaluation": {"every": 0},
+        "backend": backend,
+    }
 
 
 async def run(spec: RunSpec, folder: Path) -> RunResult:
@@ -115,20 +114,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path)
     parser.add_argument("--queries", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=4, help="rows of a mini-batch")
+    parser.add_argument("--dev", type=int, default=12, help="rows of the dev split")
     parser.add_argument("--only", choices=TASKS, nargs="*", default=[*TASKS])
     parser.add_argument("--folder", type=Path, default=Path("scorers"))
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     args.folder.mkdir(exist_ok=True)
-    for seed, (name, count) in enumerate({"train": 24, "dev": 12}.items()):
+    for seed, (name, count) in enumerate({"train": 24, "dev": args.dev}.items()):
         lines = "".join(json.dumps(row) + "\n" for row in rows(seed, count))
         (args.folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     model = args.model or model_path("smollm2-135m-instruct")
     print("| score | no prompt | tuned | status | model requests | judge requests | seconds |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for name in args.only:
-        begin = time.monotonic()
-        result = asyncio.run(run(spec_of(name, model, args.queries), args.folder))
+        begin, described = time.monotonic(), describe(name, model, args.queries, args.batch)
+        (args.folder / f"{name}.yaml").write_text(json.dumps(described))
+        result = asyncio.run(run(RunSpec.model_validate(described), args.folder))
         values = {one.name: one.value for one in result.standings}
         found = (values.get(name) for name in ("no_prompt", "tuned"))
         shown = ("-" if value is None else f"{1 - value:.2f}" for value in found)

@@ -15,8 +15,8 @@ from fedone_sdk.reports import (
     PromptArtefact,
     artefact_of,
     label_examples,
+    load_prompt,
     mlflow_prompt,
-    read_artefact,
     read_run,
     ready_text,
 )
@@ -43,7 +43,31 @@ async def test_what_is_in_it(tmp_path: Path) -> None:
     assert again.prompt == artefact.prompt
     assert artefact_of(done.run).dump() == artefact.dump()
     (tmp_path / "prompt.json").write_text(artefact.dump())
-    assert read_artefact(tmp_path / "prompt.json") == artefact
+    assert load_prompt(tmp_path / "prompt.json") == artefact
+
+
+async def test_a_prompt_is_used_on_a_row(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(artefact_of((await small()).run).dump())
+    prompt = load_prompt(str(tmp_path / "p.json"))
+    row = {name: "a {fine} film" for name in prompt.task.fields}
+    text = prompt.render(row)
+    assert prompt.prompt.text in text
+    assert "a {fine} film" in text
+    assert prompt.messages(row) == [{"role": "user", "content": text}]
+    chat = {"system": "Judge.{prompt}", "user": "{text}", "assistant": "So:"}
+    task = TaskSpec.model_validate({"chat": chat, "labels": {"0": " bad", "1": " good"}})
+    told = prompt.model_copy(update={"task": task}).messages({"text": "a film"})
+    assert [(one["role"], one["content"]) for one in told] == [
+        ("system", f"Judge.{prompt.prompt.text}"),
+        ("user", "a film"),
+        ("assistant", "So:"),
+    ]
+    backend = ScriptedBackend()
+    found = await prompt.predict(row, backend)
+    many = await label_examples(backend, prompt, [row, row])
+    assert (found.label, found.scores, found.text) == (many.labels[0], many.scores[0], None)
+    with pytest.raises(SpecError, match="the prompt was tuned for"):
+        await prompt.predict(row, ScriptedBackend(fingerprint="another"))
 
 
 async def test_an_export_is_lines_of_json_with_the_rounds_and_the_result(tmp_path: Path) -> None:
@@ -75,7 +99,7 @@ async def test_an_export_is_lines_of_json_with_the_rounds_and_the_result(tmp_pat
 def test_what_is_no_artefact(content: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(content)
     with pytest.raises(SpecError) as raised:
-        read_artefact(tmp_path / "p.json")
+        load_prompt(tmp_path / "p.json")
     assert f"p.json: {problem}" in str(raised.value)
 
 
@@ -84,7 +108,7 @@ async def test_a_damaged_artefact_is_not_used(tmp_path: Path) -> None:
     for old, new in (" great", " awful"), ('"rounds": ', '"rounds": "a", "more": '):
         (tmp_path / "p.json").write_text(artefact.dump().replace(old, new))
         with pytest.raises(SpecError) as raised:
-            read_artefact(tmp_path / "p.json")
+            load_prompt(tmp_path / "p.json")
         assert raised.value.problems == ["sha256: is another one: the file was changed"]
 
 

@@ -14,7 +14,10 @@ import pytest
 from typer.main import get_command
 
 from fedone_sdk.aggregator.config import ServeConfig
+from fedone_sdk.aggregator.http.guards import Limits
+from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES
 from fedone_sdk.cli.app import app
+from fedone_sdk.client.transport import _SCORE_S
 from fedone_sdk.local import Federation
 from fedone_sdk.spec import BackendSpec, MethodSpec, RunSpec, Spec, load_yaml, validate_spec
 from fedone_sdk.task import TaskSpec
@@ -97,7 +100,7 @@ def test_a_description_is_valid(text: str, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("code", _blocks("python"))
 def test_a_program_runs(code: str, tmp_path: Path) -> None:
-    parts = ("async with EdgeClient", "async with AdminClient")
+    parts = ("async with EdgeClient", "async with AdminClient", "load_prompt(")
     if any(part in code for part in parts):
         # It is a part of something larger: its calls can be made, as far as they are ours.
         assert _check_calls(code) > 0
@@ -192,3 +195,17 @@ def test_the_readme_s_server_has_the_model_of_its_run(tmp_path: Path) -> None:
             document = load_yaml(tmp_path / "block.yaml")
             found["run" if "prompt" in document else "server"] = document
     assert found["server"]["backend"] == found["run"]["backend"]
+
+
+def test_the_page_of_proxies_has_the_server_s_limits() -> None:
+    page = (ROOT / "docs" / "operations" / "proxies.md").read_text(encoding="utf-8")
+    ingress = (ROOT / "docs" / "guides" / "kubernetes.md").read_text(encoding="utf-8")
+    mebibytes, keepalive_s = MAX_BODY_BYTES >> 20, Limits().keepalive_s
+    assert f"up to {mebibytes} MiB" in page
+    assert f"client_max_body_size {mebibytes}m" in page
+    assert f"proxy-body-size: {mebibytes}m" in ingress
+    assert f"`limits.keepalive_s`, {keepalive_s:.0f} s" in page
+    assert f"up to {_SCORE_S:.0f} s" in page
+    longest_s = 60 + _SCORE_S
+    assert f"proxy_read_timeout {longest_s:.0f}s" in page
+    assert f'proxy-read-timeout: "{longest_s:.0f}"' in ingress

@@ -12,7 +12,7 @@ from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import prompt_of
 from fedone_sdk.losses import class_means, example_loss, loss_terms, num_groups
 from fedone_sdk.messages import RunTask, Tensor
-from fedone_sdk.reports.artefact import label_examples, read_artefact
+from fedone_sdk.reports.artefact import load_prompt
 from fedone_sdk.task import Example, Score, render, target_of, words_of
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -81,10 +81,12 @@ class OneAnswer(LLMBackend):
 @pytest.mark.parametrize("vector", ARTEFACTS, ids=lambda vector: vector["name"])
 async def test_artefacts(vector: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "prompt.json").write_text(vector["artefact"], encoding="utf-8")
-    backend = OneAnswer(vector["answer"])
-    found = await label_examples(backend, read_artefact(tmp_path / "prompt.json"), [vector["row"]])
+    prompt, backend = load_prompt(tmp_path / "prompt.json"), OneAnswer(vector["answer"])
+    found = await prompt.predict(vector["row"], backend)
     (asked,) = backend.asked.inputs
     assert [list(part) for part in asked] == vector["input"]
     assert list(backend.asked.label_words) == vector["label_words"]
-    assert (found.labels, found.texts) == ((vector["label"],), (vector["text"],))
-    assert found.scores == (vector["scores"],)
+    for key in ("label", "scores", "text"):
+        assert getattr(found, key) == vector[key]
+    assert prompt.render(vector["row"]) == vector["rendered"]
+    assert prompt.messages(vector["row"]) == vector["messages"]

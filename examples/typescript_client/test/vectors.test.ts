@@ -4,7 +4,6 @@ import { fileURLToPath } from "node:url";
 import { test } from "node:test";
 import { pack, unpack } from "../src/array.js";
 import { epsilonOf } from "../src/accountant.js";
-import { messagesOf, textOf } from "../src/backend.js";
 import type { Backend, Part } from "../src/backend.js";
 import { Consent } from "../src/consent.js";
 import type { Columns } from "../src/consent.js";
@@ -132,6 +131,8 @@ interface Artefact {
   label: string | null;
   scores: Record<string, number> | null;
   text: string | null;
+  rendered: string;
+  messages: { role: string; content: string }[];
 }
 
 const { artefacts } = vectors<{ artefacts: Artefact[] }>("artefacts");
@@ -145,15 +146,12 @@ for (const { name, artefact, row, input, label_words, answer, ...expected } of a
       return { fingerprint: "m", ...rows };
     };
     const found = await prompt.predict(row, model);
-    const { label, scores, text } = expected;
+    const { label, scores, text, rendered, messages } = expected;
     assert.deepEqual({ ...found }, { label, scores, text });
-    const rendered = textOf(input.filter(([kind]) => kind !== "role"));
     assert.equal(prompt.render(row), rendered);
-    const isChat = input[0]![0] === "role";
-    const user = [{ role: "user", content: rendered }];
+    assert.deepEqual(prompt.messages(row), messages);
     const failing: Backend = async () => ({ fingerprint: "m", logProbs: [null], texts: [null] });
     assert.deepEqual(await prompt.predict(row, failing), { label: null, scores: null, text: null });
-    assert.deepEqual(prompt.messages(row), isChat ? messagesOf(input) : user);
     const other: Backend = async (query) => ({
       ...(await model(query, undefined)),
       fingerprint: "n",
