@@ -99,8 +99,7 @@ async def test_what_may_pass_can_be_tried_again(
 
 
 @pytest.mark.parametrize(
-    "behaviour",
-    ["error:502", "error:504", "error:524", "reset", "truncated", "hang", "slow_body"],
+    "behaviour", ["error:502", "error:504", "error:524", "reset", "truncated", "hang", "slow_body"]
 )
 async def test_an_answer_that_does_not_arrive_is_charged_in_full(behaviour: str) -> None:
     """Also if a proxy says so: the server behind it may have answered."""
