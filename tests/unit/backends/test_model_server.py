@@ -396,6 +396,14 @@ async def test_an_address_of_azure_as_users_copy_it(path: str) -> None:
     assert server._headers["api-key"] == KEY
 
 
+def test_the_account_of_a_key_is_told_to_openai_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1\n")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "ü")
+    for url, sent in (None, {"OpenAI-Organization": "org-1"}), ("http://127.0.0.1:1/v1", {}):
+        server = ModelServer("gpt", base_url=url, api_key_env="FAKE_KEY", timeout_s=5)
+        assert {k: v for k, v in server._headers.items() if k.startswith("OpenAI")} == sent
+
+
 def test_an_address_that_is_none_is_named() -> None:
     hosts = ("htps://localhost", "http://", "http://h:99999", "http://h:port", "http://[::1")
     for url in ("localhost:8000", "http://a b", *hosts):
