@@ -114,7 +114,7 @@ class Preference(Message):
         orders = (
             "all texts are equal"
             if self.agreement is None
-            else f"the two orders agree on {self.agreement:.1%} of {self.asked} with different texts"
+            else f"the two orders agree on {self.agreement:.1%} of {self.asked} that differ"
         )
         return (
             f"tuned preferred to no prompt in {self.wins:.1%} of {self.rows} rows (95 % "
