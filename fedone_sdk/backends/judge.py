@@ -121,10 +121,7 @@ class Judge:
         return None if first is None or second is None else Pair(first, 1.0 - second)
 
     async def preferences(
-        self,
-        ones: Sequence[str | None],
-        others: Sequence[str | None],
-        examples: Sequence[Example],
+        self, ones: Sequence[str | None], others: Sequence[str | None], examples: Sequence[Example]
     ) -> list[Pair | None]:
         """Compare the texts on each example (`prefer`); None for a text that the model failed on.
 

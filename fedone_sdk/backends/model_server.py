@@ -45,6 +45,8 @@ _NOT_SENT = ClientConnectorError, aiohttp.ClientHttpProxyError, aiohttp.Connecti
 # The connection broke in use; other TLS errors come from its configuration.
 _TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _CONNECT_S = 10.0
+_ACCOUNT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
+"""Who is billed, for a key of several organisations or projects."""
 _SECRET_NAME = re.compile(r"(?i)(^|_)(api_?keys?|keys?|tokens?|secrets?|credentials?)(_|$)|passw")
 _LEAST_CHARS = 8
 _SECRET_SHAPE = re.compile(
@@ -134,8 +136,13 @@ class ModelServer:
         if api_key_env is not None:
             key = read_key(api_key_env)
             self._headers["Authorization"] = f"Bearer {key}"
-            if (urlsplit(self.url).hostname or "").endswith(".azure.com"):
+            host = urlsplit(self.url).hostname or ""
+            if host.endswith(".azure.com"):
                 self._headers["api-key"] = key
+            if host == urlsplit(OPENAI_URL).hostname:
+                for name, env in _ACCOUNT.items():
+                    if is_sendable(value := os.environ.get(env, "").strip()):
+                        self._headers[name] = value
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, path: str, body: Mapping[str, Any] | None = None) -> Reply:

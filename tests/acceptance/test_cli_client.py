@@ -123,10 +123,7 @@ async def test_generated_texts_are_scored_by_the_function_of_the_runs_file(tmp_p
     (tmp_path / "run.yaml").write_text(spec.model_dump_json(exclude_unset=True))
     words = Vocabulary(candidates=(" good", " bad"))
     echo = ScriptedBackend(write=lambda inputs, _: "".join(part.text for part in inputs))
-    async with (
-        asyncio.timeout(60),
-        Aggregator(backend=echo, enrolment_tokens=[TOKEN]) as served,
-    ):
+    async with asyncio.timeout(60), Aggregator(backend=echo, enrolment_tokens=[TOKEN]) as served:
         run = await served.service.add_run(spec, words)
         url = await served.listen()
         async with fedone_client(tmp_path, url, "--check") as process:

@@ -99,8 +99,7 @@ async def test_what_may_pass_can_be_tried_again(
 
 
 @pytest.mark.parametrize(
-    "behaviour",
-    ["error:502", "error:504", "error:524", "reset", "truncated", "hang", "slow_body"],
+    "behaviour", ["error:502", "error:504", "error:524", "reset", "truncated", "hang", "slow_body"]
 )
 async def test_an_answer_that_does_not_arrive_is_charged_in_full(behaviour: str) -> None:
     """Also if a proxy says so: the server behind it may have answered."""
@@ -395,6 +394,14 @@ async def test_an_address_of_azure_as_users_copy_it(path: str) -> None:
     url = f"https://name.openai.azure.com{address}"
     server = ModelServer("gpt", base_url=url, api_key_env="FAKE_KEY", timeout_s=5)
     assert server._headers["api-key"] == KEY
+
+
+def test_the_account_of_a_key_is_told_to_openai_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1\n")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "ü")
+    for url, sent in (None, {"OpenAI-Organization": "org-1"}), ("http://127.0.0.1:1/v1", {}):
+        server = ModelServer("gpt", base_url=url, api_key_env="FAKE_KEY", timeout_s=5)
+        assert {k: v for k, v in server._headers.items() if k.startswith("OpenAI")} == sent
 
 
 def test_an_address_that_is_none_is_named() -> None:
