@@ -1,4 +1,4 @@
-"""The entrants and the engine of trials: what is run, what is not run again, what a failure costs."""
+"""Entrants, and the engine of trials: what is run, what is not run again, what a failure costs."""
 
 from __future__ import annotations
 

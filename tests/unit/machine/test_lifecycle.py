@@ -36,15 +36,12 @@ class TestPauses:
         game.apply(pause, reason="the key was revoked")
         return game, work
 
-    def test_a_pause_ends_only_waits(self) -> None:
+    def test_a_pause_ends_only_waits_no_deadline_passes_and_no_query_is_sent(self) -> None:
         game, work = self.paused()
         assert (game.state.status, game.state.paused) == ("stopped", True)
         assert game.state.reason == "paused: the key was revoked"
         assert game.state.seat_with(work.assignment_id) is not None
         assert game.leased.queries == SAMPLES
-
-    def test_no_deadline_passes_and_no_query_is_sent_meanwhile(self) -> None:
-        game, work = self.paused()
         game.advance(100_000)
         assert game.state.seat_with(work.assignment_id) is not None
         refused = game.apply(decline, assignment_id=work.assignment_id, reason="it failed")

@@ -1,4 +1,4 @@
-"""The table of costs, and the tables of methods: which trials they name, and what they say of the results."""
+"""The tables of costs and of methods: the trials that they name, and what they say of them."""
 
 from __future__ import annotations
 
