@@ -159,18 +159,11 @@ def test_bad_tasks(more: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize(
     ("labels", "value", "index"),
-    [
-        (("0", "1"), "1.0", 1),
-        (("0", "1"), 1.0, 1),
-        (("1.5", "1"), 1.5, 0),
-        (("ham", "spam"), " SPAM", 1),
-        (("Ru\u0308ckgabe", "b"), "R\u00fcckgabe", 0),
-        (("True", "False"), "false", 1),
-        (("US", "us"), "us", 1),
-        (("US", "us"), "Us", None),
-        (("a", "b"), "", None),
-    ],
-)
+    [(("0", "1"), "1.0", 1), (("0", "1"), 1.0, 1), (("1.5", "1"), 1.5, 0),
+     (("ham", "spam"), " SPAM", 1), (("Ru\u0308ckgabe", "b"), "R\u00fcckgabe", 0),
+     (("True", "False"), "false", 1), (("US", "us"), "us", 1), (("US", "us"), "Us", None),
+     (("a", "b"), "", None)],
+)  # fmt: skip
 def test_spellings_of_a_label(labels: tuple[str, ...], value: object, index: int | None) -> None:
     words = {label: f" {number}" for number, label in enumerate(labels)}
     task = TaskSpec(template="{prompt} {a}", labels=words)
