@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import pytest
 import structlog
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -143,6 +144,22 @@ class TestMetrics:
         assert figure("store_commit_duration_seconds_count", outcome="ok") >= 4
         scored = {"method": "POST", "route": "/v1/score"}
         assert figure("http_request_duration_seconds_count", status="200", **scored) == 1
+
+    @pytest.mark.parametrize(("status", "count"), [("413", 1), ("451", 1), ("500", 0)])
+    async def test_what_proxies_refuse_is_counted(self, status: str, count: int) -> None:
+        """The text is that of both clients (`tests/integration/test_edge_troubles.py`)."""
+        reason = f"/v1/score: answered {status}, and not as an aggregator does"
+        async with serving(Observers(metrics=Metrics())) as service:
+            credential = await service.work()
+            claim = {"num_examples": 5, "wait_s": 0}
+            path = "/v1/assignments"
+            _, text = await service.call("POST", f"{path}/claim", claim, token=credential)
+            path = f"{path}/{json.loads(text)['assignment_id']}/decline"
+            found = await service.call("POST", path, {"reason": reason}, token=credential)
+            assert found == (204, "")
+            labels = (("code", f"proxy_{status}"),)
+            figures = await service.figures()
+        assert figures.get(("fedone_http_problems_total", labels), 0) == count
 
     async def test_requests_in_progress_are_those_that_keep_a_replica_busy(self) -> None:
         """One that waits for the model counts, one that waits for work does not."""

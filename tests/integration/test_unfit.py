@@ -10,10 +10,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from fedone_sdk import Aggregator, EdgeClient
-from fedone_sdk.aggregator.access.authority import ROLES, AdminToken, digest
+from fedone_sdk.aggregator.access.authority import ROLES, AdminToken
 from fedone_sdk.aggregator.telemetry import Observers
 from fedone_sdk.aggregator.telemetry.prometheus import Metrics
 from fedone_sdk.backends import LLMBackend
@@ -55,7 +56,7 @@ async def serving(
         backend=backend,
         enrolment_tokens=[TOKEN],
         admin_tokens=[
-            AdminToken(token_sha256=digest(secret_of(role)), name=role, role=role) for role in ROLES
+            AdminToken(token=SecretStr(secret_of(role)), name=role, role=role) for role in ROLES
         ],
     )
     async with aggregator:

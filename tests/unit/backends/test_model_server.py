@@ -81,16 +81,10 @@ def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("behaviour", "says", "retry_after"),
-    [
-        ("rate_limited:2", "429", 2.0),
-        ("rate_limited_ms:250", "429", 0.25),
-        ("error", "500", None),
-        ("error:408", "408", None),
-        ("error:409", "409", None),
-        ("error:425", "425", None),
-        ("overloaded:3", "503", 3.0),
-    ],
-)
+    [("rate_limited:2", "429", 2.0), ("rate_limited_ms:250", "429", 0.25), ("error", "500", None),
+     ("error:408", "408", None), ("error:409", "409", None), ("error:425", "425", None),
+     ("overloaded:3", "503", 3.0)],
+)  # fmt: skip
 async def test_what_may_pass_can_be_tried_again(
     behaviour: str, says: str, retry_after: float | None
 ) -> None:
@@ -115,14 +109,10 @@ async def test_an_answer_that_does_not_arrive_is_charged_in_full(behaviour: str)
 
 @pytest.mark.parametrize(
     ("behaviour", "says"),
-    [
-        ("no_quota", "no quota left: add credit"),
-        ("error:402", "no quota left"),
-        ("bad_key", "put a valid one in its place (the key is in FAKE_KEY)"),
-        ("no_model", "no model 'fake-1'"),
-        ("error:405", "check model and base_url"),
-    ],
-)
+    [("no_quota", "no quota left: add credit"), ("error:402", "no quota left"),
+     ("bad_key", "put a valid one in its place (the key is in FAKE_KEY)"),
+     ("no_model", "no model 'fake-1'"), ("error:405", "check model and base_url")],
+)  # fmt: skip
 async def test_an_error_names_what_to_change(behaviour: str, says: str) -> None:
     failure = await failure_of(behaviour)
     assert type(failure) is BackendBlocked
