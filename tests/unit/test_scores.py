@@ -125,6 +125,15 @@ SCHEMA = {
 }
 
 
+NULLABLE = {
+    "type": "object",
+    "properties": {
+        "o": {"type": ["object", "null"], "required": ["b"]},
+        "l": {"type": ["array", "null"], "items": {"type": "string"}},
+    },
+}
+
+
 def value_of(name: str, generated: str, answer: object, **options: Any) -> Score:
     found = ready_score(name, "answer", options)(generated, {"answer": answer})
     assert isinstance(found, (float, Score))
@@ -152,6 +161,9 @@ def value_of(name: str, generated: str, answer: object, **options: Any) -> Score
         ("json_fields", '{"n": [1]}', {"n": [1]}, {"schema": SCHEMA}, 0.0),
         ("json_fields", '{"a": "x", "n": [true]}', {"a": "x"}, {"schema": SCHEMA}, 0.0),
         ("json_fields", '{"a": "x", "b": 1}', {"a": "x"}, {"schema": SCHEMA}, 0.0),
+        ("json_fields", '{"o": null}', {"o": None}, {"schema": NULLABLE}, 1.0),
+        ("json_fields", '{"o": {"c": 1}}', {"o": {"c": 1}}, {"schema": NULLABLE}, 0.0),
+        ("json_fields", '{"l": null, "o": {"b": 1}}', {"l": None}, {"schema": NULLABLE}, 1.0),
         ("regex", "on 2024-05-01", "", {"pattern": r"\d{4}-\d\d"}, 1.0),
     ],
 )
@@ -201,6 +213,7 @@ def test_every_ready_score_is_in_range_and_best_for_its_own_reference(
         ({"regex": {"pattern": "("}}, "task.score.regex: pattern: missing"),
         ({"rouge_l": {"n": 2}}, "task.score.rouge_l: .*unexpected keyword argument 'n'"),
         ({"json_fields": {"schema": {"type": "list"}}}, "json_fields: .*schema: 'list'; its types"),
+        ({"json_fields": {"schema": {"enum": []}}}, "json_fields: .*schema: an enum is empty"),
         ({"bleu": {}}, "task.score: 'bleu' is not one of exact_match, contains, number"),
     ],
 )

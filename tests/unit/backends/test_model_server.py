@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from fedone_sdk.backends import RateLimits
 from fedone_sdk.backends.model_server import (
     OPENAI_URL,
     ModelServer,
+    Reply,
     rate_limits,
     retry_after_s,
     usage_of,
@@ -358,6 +361,20 @@ async def test_a_refusal_of_any_form_keeps_the_server_s_words(body: str) -> None
     assert "no such thing" in caught.value.said
     assert "<" not in caught.value.said
     assert "{" not in caught.value.said
+
+
+@pytest.mark.parametrize(
+    "body", ["<script>" * 100_000, "<a" * 100_000, '{"error":' * 900 + "1" + "}" * 900]
+)
+def test_what_a_server_says_is_read_in_linear_time(body: str) -> None:
+    server = ModelServer("fake-1", base_url="http://x/v1", api_key_env=None, timeout_s=1.0)
+    try:
+        read = json.loads(body)
+    except ValueError:
+        read = body
+    start = time.perf_counter()
+    assert isinstance(server.error_of(Reply(500, read, {})), BackendUnavailable)
+    assert time.perf_counter() - start < 5.0
 
 
 @pytest.mark.parametrize("path", ["", "/chat/completions"])
