@@ -22,6 +22,7 @@ from fedone_sdk.backends.completions import (
     label_log_probs,
     spellings,
 )
+from fedone_sdk.backends.model_server import Reply
 from fedone_sdk.backends.onnx import OnnxBackend
 from fedone_sdk.backends.openai import OpenAIBackend
 from fedone_sdk.backends.tokens import EstimatedCounter
@@ -207,6 +208,20 @@ async def test_the_written_label_counts_for_a_choice(make: Make) -> None:
     assert schema["strict"] is True
     assert schema["schema"]["properties"]["label"]["enum"] == ["terrible", "great"]
     assert "logprobs" not in server.received[0].body
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "JSON schema conversion failed:\nUnrecognized schema: {}",
+        "Structured outputs are not supported by this model",
+        "Unknown name 'additionalProperties' at 'generation_config.response_schema'",
+    ],
+)
+async def test_a_schema_that_a_server_refuses_is_left_out(make: Make, said: str) -> None:
+    backend = make(None)
+    with pytest.raises(FormChanged, match="without a JSON schema"):
+        backend._form.adapt(Reply(400, {"error": {"message": said}}, {}), [("user", "x")], 1)
 
 
 @pytest.mark.parametrize(
