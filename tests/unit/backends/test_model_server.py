@@ -363,17 +363,14 @@ async def test_a_refusal_of_any_form_keeps_the_server_s_words(body: str) -> None
     assert "{" not in caught.value.said
 
 
-@pytest.mark.parametrize(
-    "body", ["<script>" * 100_000, "<a" * 100_000, '{"error":' * 900 + "1" + "}" * 900]
-)
-def test_what_a_server_says_is_read_in_linear_time(body: str) -> None:
+DEEP = json.loads('{"error":' * 500 + "1" + "}" * 500)
+
+
+@pytest.mark.parametrize("body", ["<script>" * 100_000, "<a" * 100_000, DEEP])
+def test_what_a_server_says_is_read_in_linear_time(body: Any) -> None:
     server = ModelServer("fake-1", base_url="http://x/v1", api_key_env=None, timeout_s=1.0)
-    try:
-        read = json.loads(body)
-    except ValueError:
-        read = body
     start = time.perf_counter()
-    assert isinstance(server.error_of(Reply(500, read, {})), BackendUnavailable)
+    assert isinstance(server.error_of(Reply(500, body, {})), BackendUnavailable)
     assert time.perf_counter() - start < 5.0
 
 

@@ -213,9 +213,9 @@ async def test_the_written_label_counts_for_a_choice(make: Make) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        "JSON schema conversion failed:\nUnrecognized schema: {}",
-        "Structured outputs are not supported by this model",
-        "Unknown name 'additionalProperties' at 'generation_config.response_schema'",
+        "JSON schema conversion failed",
+        "Structured outputs are not supported",
+        "'x.response_schema'",
     ],
 )
 async def test_a_schema_that_a_server_refuses_is_left_out(make: Make, said: str) -> None:
