@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from aiohttp import web
 from structlog.testing import capture_logs
 from yarl import URL
@@ -372,9 +371,3 @@ class TestRetryAfter:
     )
     def test_forms(self, headers: dict[str, str], seconds: float) -> None:
         assert _retry_after_s(headers) == seconds
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_stay() -> Any:
-    yield
-    structlog.reset_defaults()

@@ -186,21 +186,24 @@ class TestWork:
             assert (await call).code == "run_conflict"
             assert run.state.seat_with(device.work.assignment_id) is not None
 
-    async def test_a_model_that_cannot_even_be_quoted(self) -> None:
+    @pytest.mark.parametrize(
+        ("error", "code"), [(REVOKED, "run_conflict"), (ZeroDivisionError(), "backend_failed")]
+    )
+    async def test_a_model_that_cannot_even_be_quoted(self, error: Exception, code: str) -> None:
         class Unquotable(ScriptedBackend):
-            revoked = False
+            broken = False
 
             async def quote(self, query: Query) -> Usage:
-                if self.revoked:
-                    raise REVOKED
+                if self.broken:
+                    raise error
                 return await super().quote(query)
 
         backend = Unquotable()
         async with serving(backend=backend) as service:
             run, device = await working(service)
-            backend.revoked = True
-            assert (await device.refused()).code == "run_conflict"
-            assert run.state.paused
+            backend.broken = True
+            assert (await device.refused()).code == code
+            assert run.state.paused is (error is REVOKED)
             assert run.state.seats[0].used == run.state.seats[0].max_pending == NOTHING
 
     async def test_what_a_provider_counts_on_top_is_held_at_once(self) -> None:

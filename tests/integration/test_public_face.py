@@ -13,7 +13,7 @@ from fedone_sdk import Aggregator, EdgeClient
 from fedone_sdk.budget import Budget
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ProblemError, SpecError, TransportError
-from fedone_sdk.messages import NewToken, RoundReport, RunEvent, RunResult
+from fedone_sdk.messages import RoundReport, RunEvent, RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, SqlStore
 from fedone_sdk.testing import ScriptedBackend
@@ -122,19 +122,6 @@ class TestAdminClient:
             assert not (await admin.delete("run", dry_run=True)).deleted
             assert (await admin.delete("run")).deleted
             assert await admin.list() == ()
-
-    async def test_clients_and_tokens(self) -> None:
-        async with serving() as (aggregator, url), AdminClient(url, "admin") as admin:
-            await aggregator.add_run(spec_of(rounds=1))
-            made = await admin.create_token(NewToken(name="fleet", uses=1))
-            async with EdgeClient(url, data=DATA, token=made.token) as client:
-                await client.enrol()
-                (enrolled,) = await admin.clients()
-                assert enrolled.token == "fleet"
-                assert {token.name: token.uses_left for token in await admin.tokens()}["fleet"] == 0
-                assert (await admin.revoke_token("fleet")).revoked_at is not None
-                assert (await admin.revoke_client(enrolled.client_id)).revoked_at is not None
-            assert await admin.clients_of("run") == ()
 
     async def test_a_rollback_is_checked_before_it_is_sent(self) -> None:
         admin = AdminClient("http://127.0.0.1:9", "admin")

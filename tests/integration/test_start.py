@@ -135,6 +135,8 @@ class TestWhatIsRead:
             assert backend.looks == 1
             with pytest.raises(ProblemError, match="there is no run"):
                 await service.registry.run("ended-9")
+            # A name is taken though its run is not read.
+            assert (await service.add_run(spec_of("ended-0"), WORDS)).state.status == "stopped"
 
     async def test_two_that_ask_for_one_run_get_the_same(self) -> None:
         store = Counting()
@@ -146,13 +148,6 @@ class TestWhatIsRead:
             store.gate.set()
             one, other = await asyncio.gather(*asked)
             assert one is other
-
-    async def test_a_name_is_taken_though_its_run_is_not_read(self) -> None:
-        store = Counting()
-        await filled(store, ended=1, live=0)
-        async with serving(store) as service:
-            run = await service.add_run(spec_of("ended-0"), WORDS)
-            assert run.state.status == "stopped"
 
 
 class TestWhoWaits:
