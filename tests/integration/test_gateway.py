@@ -248,8 +248,7 @@ class TestRefusals:
         for number in range(5):
             problem = await device.refused(examples=({"text": f"text {number}"},))
             assert problem.code == "lease_exhausted"
-        assert device.service._gateway is not None
-        (work,) = device.service._gateway._open.values()
+        (work,) = bench.gateway._open.values()
         assert len(work.calls) == 1
         # The one that was answered is answered from memory as before.
         assert await device.score() == scores
@@ -290,8 +289,7 @@ class TestRefusals:
         held.opened.set()
         await waiting
         assert bench.spent == Usage(queries=4, requests=4, prompt_tokens=8)
-        assert device.service._gateway is not None
-        assert dict(device.service._gateway._open) == {}
+        assert bench.gateway._open == {}
 
     async def test_no_gateway(self, bench: Bench) -> None:
         device = await bench.start(None, spec_of())

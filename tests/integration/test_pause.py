@@ -63,6 +63,10 @@ class Model:
             await self.held.wait()
         self.answered.append(query)
 
+    def release(self) -> None:
+        assert self.held is not None
+        self.held.set()
+
 
 class Checked(ScriptedBackend):
     """Fails its check, too, while its model fails; reports its capabilities afterwards."""
@@ -88,6 +92,19 @@ async def working(service: Service) -> tuple[ServedRun, Device]:
     device = await device_of(service)
     assert await device.claim() is not None
     return run, device
+
+
+async def pause(run: ServedRun) -> None:
+    """By an answer of another model."""
+    for model in ("m-1", "m-2"):
+        await run.apply(record_model, model=model)
+
+
+async def under_way(device: Device) -> asyncio.Task[Any]:
+    """A call whose queries are reserved."""
+    run, call = device.service.runs["run"], asyncio.create_task(device.score())
+    await until(lambda: run.state.seats[0].max_pending.requests == 4)
+    return call
 
 
 class TestWork:
@@ -119,16 +136,13 @@ class TestWork:
         model = Model(held=asyncio.Event())
         async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
             run, device = await working(service)
-            call = asyncio.create_task(device.score())
-            await until(lambda: run.state.seats[0].max_pending.requests == 4)
-            await run.apply(record_model, model="m-1")
-            await run.apply(record_model, model="m-2")
+            call = await under_way(device)
+            await pause(run)
             assert run.state.paused
             waiting = asyncio.create_task(service.wait(run))
             await asyncio.sleep(0)
             assert not waiting.done()  # the call is paid for
-            assert model.held is not None
-            model.held.set()
+            model.release()
             await call
             await waiting
             await device.update()
@@ -140,11 +154,9 @@ class TestWork:
         model = Model(held=asyncio.Event())
         async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
             run, device = await working(service)
-            call = asyncio.create_task(device.score())
-            await until(lambda: run.state.seats[0].max_pending.requests == 4)
+            call = await under_way(device)
             await service.stop_run(run)
-            assert model.held is not None
-            model.held.set()
+            model.release()
             await service.wait(run)
             assert call.done() or await call
             assert run.state.account.spent == Usage(queries=4, requests=4, prompt_tokens=8)
@@ -153,8 +165,7 @@ class TestWork:
         model = Model(held=asyncio.Event())
         async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
             run, device = await working(service)
-            call = asyncio.create_task(device.score())
-            await until(lambda: run.state.seats[0].max_pending.requests == 4)
+            call = await under_way(device)
             await service.stop_run(run)  # forgets the call
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -181,8 +192,7 @@ class TestWork:
             run, device = await working(service)
             call = asyncio.create_task(device.refused())
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
-            await run.apply(record_model, model="m-1")
-            await run.apply(record_model, model="m-2")
+            await pause(run)
             assert (await call).code == "run_conflict"
             assert run.state.seat_with(device.work.assignment_id) is not None
 
@@ -243,11 +253,9 @@ class TestEvaluation:
         async with serving(backend=backend) as service:
             run = await service.add_run(spec_of(), WORDS, dev=DEV)
             await until(lambda: len(backend.asked) == 5)  # all of the first measurement
-            await run.apply(record_model, model="m-1")
-            await run.apply(record_model, model="m-2")
+            await pause(run)
             await service.resume_run(run)
-            assert model.held is not None
-            model.held.set()
+            model.release()
             await train(service, run, TRAIN)
             assert run.state.metric.after is not None
             assert run.state.evaluation.spent.queries == 15
@@ -376,8 +384,7 @@ class TestDevices:
                     while run.state.seats[0].due != renewed:
                         await asyncio.sleep(0.01)
                     await service.replicas.tick()
-                assert model.held is not None
-                model.held.set()
+                model.release()
                 await working
             assert run.state.status == "completed"
             assert run.state.account.spent == Usage(queries=4, requests=4, prompt_tokens=8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -17,21 +18,15 @@ from fedone_sdk.messages import RoundReport, RunEvent, RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, SqlStore
 from fedone_sdk.testing import ScriptedBackend
+from tests.runs import run_spec
 
 DATA = [{"text": f"text {number}", "label": number % 2} for number in range(8)]
 DEV = [{"text": f"dev {number}", "label": number % 2} for number in range(6)]
 
 
-def spec_of(name: str = "run", rounds: int = 3, **changes: object) -> RunSpec:
-    document = {
-        "name": name,
-        "task": {"template": "{text} {prompt}", "labels": {"0": " no", "1": " yes"}},
-        "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": [" a", " b", " c"]}},
-        "method": {"name": "bdpl", "num_samples": 4, "batch_size": 4},
-        "rounds": rounds,
-        **changes,
-    }
-    return RunSpec.model_validate(document)
+def spec_of(name: str = "run", rounds: int = 3, **changes: Any) -> RunSpec:
+    method = {"name": "bdpl", "num_samples": 4, "batch_size": 4}
+    return run_spec(name=name, method=method, rounds=rounds, **changes)
 
 
 @asynccontextmanager
