@@ -161,10 +161,7 @@ class Aggregator:
         return await self._stack.enter_async_context(
             listening(
                 build_app(
-                    self.service,
-                    observers=self._observers,
-                    limits=self._limits,
-                    cors=self._cors,
+                    self.service, observers=self._observers, limits=self._limits, cors=self._cors
                 ),
                 host=host,
                 port=port,

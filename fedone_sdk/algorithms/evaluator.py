@@ -258,8 +258,7 @@ class _Parts(NamedTuple):
         weights = observed.trust[:, None] * observed.examples
         found = tuple(
             posterior(
-                Comparisons(self.batches, self.reml, losses[:, :, c], weights[:, c]),
-                self.inverse,
+                Comparisons(self.batches, self.reml, losses[:, :, c], weights[:, c]), self.inverse
             )
             if weights[:, c].any()
             else None

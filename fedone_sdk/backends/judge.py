@@ -18,7 +18,7 @@ from fedone_sdk.backends.asking import ask_each, score_all, written_query
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.budget import BudgetGuard
-from fedone_sdk.errors import BackendRefused, SpecError
+from fedone_sdk.errors import BackendError, BackendRefused, SpecError
 from fedone_sdk.objects import load_object
 from fedone_sdk.scores import AT_ONCE, SCORES, object_in, ready_score
 from fedone_sdk.spec import validate_spec
@@ -121,10 +121,7 @@ class Judge:
         return None if first is None or second is None else Pair(first, 1.0 - second)
 
     async def preferences(
-        self,
-        ones: Sequence[str | None],
-        others: Sequence[str | None],
-        examples: Sequence[Example],
+        self, ones: Sequence[str | None], others: Sequence[str | None], examples: Sequence[Example]
     ) -> list[Pair | None]:
         """Compare the texts on each example (`prefer`); None for a text that the model failed on.
 
@@ -139,8 +136,10 @@ class Judge:
                 return None
             try:
                 return await self.prefer(one, other, example)
-            except BackendRefused:  # This text only.
-                return None
+            except BackendError as exc:
+                if type(exc) in (BackendError, BackendRefused):  # These texts only.
+                    return None
+                raise
 
         rows = zip(ones, others, examples, strict=True)
         found, failures = await ask_each(pair, rows, concurrency=AT_ONCE)

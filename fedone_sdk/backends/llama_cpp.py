@@ -27,9 +27,6 @@ from fedone_sdk.errors import MissingExtraError, SpecError
 _CONTEXT_LENGTH = 4096
 """Default context length in tokens, at most the model's training length."""
 
-_WORTH = 0.9
-"""Share of the time that a pass with more threads takes at most to be chosen."""
-
 _NOT_QUANTISED = (0, 1, 32)  # float32, float16, bfloat16
 
 
@@ -102,7 +99,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         )
 
     def _load_model(self) -> LlamaEngine:
-        """Return the loaded model, with the fewest threads that are about the fastest now.
+        """Return the loaded model, with as many threads as there are cores for it now.
 
         Threads wait for each other in every layer: if other programs use the cores, few are faster.
         """
@@ -112,15 +109,12 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
                 self._file, context_length=self.max_length, threads=threads, exact=self._exact
             )
 
-        most = self._threads or (os.cpu_count() or 1)
-        if self._threads is not None or most == 1:
-            return load(most)
-        best, best_s = 1, load(1).pass_s()
-        for threads in sorted({most // 2, most} - {0, 1}):
-            engine = load(threads)
-            if (pass_s := engine.pass_s()) < _WORTH * best_s:
-                best, best_s = threads, pass_s
-        return engine if best == threads else load(best)
+        threads = self._threads or os.cpu_count() or 1
+        engine = load(threads)
+        if self._threads is None and (free := max(1, round(engine.used_cores()))) < threads:
+            del engine  # Two of them would need the memory of both.
+            engine = load(free)
+        return engine
 
     def _plan(self, query: Query) -> _Plan:
         encoder = self._loaded_encoder()

@@ -100,12 +100,12 @@ class LlamaEngine:
         self._sampled = self.tokenise("a")[-1][0]
         self._bos = str(self._request("/props")["bos_token"])
 
-    def pass_s(self) -> float:
-        """Return the seconds of a pass over some tokens; the first pass of a model is not timed."""
+    def used_cores(self) -> float:
+        """Return how many cores a pass over some tokens had, on average; the first is not timed."""
         for _ in range(2):
-            start = time.perf_counter()
+            wall_s, cores_s = time.perf_counter(), time.process_time()
             self._shown([self._sampled] * min(_TIMED_TOKENS, self.context_length // 2), fresh=True)
-        return time.perf_counter() - start
+        return (time.process_time() - cores_s) / (time.perf_counter() - wall_s)
 
     def next_log_probs(
         self, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]

@@ -45,6 +45,8 @@ _NOT_SENT = ClientConnectorError, aiohttp.ClientHttpProxyError, aiohttp.Connecti
 # The connection broke in use; other TLS errors come from its configuration.
 _TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _CONNECT_S = 10.0
+_ACCOUNT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
+"""Who is billed, for a key of several organisations or projects."""
 _SECRET_NAME = re.compile(r"(?i)(^|_)(api_?keys?|keys?|tokens?|secrets?|credentials?)(_|$)|passw")
 _LEAST_CHARS = 8
 _SECRET_SHAPE = re.compile(
@@ -57,7 +59,8 @@ _MAX_BYTES = 64 * 1024 * 1024
 """Maximal length of an answer: a list of inputs, each with the log-probabilities of many tokens."""
 _MAX_TOKENS = 2**32
 """Maximal number of tokens that one answer can report, so that sums of reports stay exact."""
-_MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[a-z/!][^>]*>")
+# Linear in the text: what is not closed goes to the end, or to the next tag.
+_MARKUP = re.compile(r"(?is)<(script|style)\b.*?(?:</\1>|\Z)|<[a-z/!][^<>]*>")
 _SAYING = (
     *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
     *("raw", "reason", "error_msg", "error_message"),
@@ -134,8 +137,13 @@ class ModelServer:
         if api_key_env is not None:
             key = read_key(api_key_env)
             self._headers["Authorization"] = f"Bearer {key}"
-            if (urlsplit(self.url).hostname or "").endswith(".azure.com"):
+            host = urlsplit(self.url).hostname or ""
+            if host.endswith(".azure.com"):
                 self._headers["api-key"] = key
+            if host == urlsplit(OPENAI_URL).hostname:
+                for name, env in _ACCOUNT.items():
+                    if is_sendable(value := os.environ.get(env, "").strip()):
+                        self._headers[name] = value
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, path: str, body: Mapping[str, Any] | None = None) -> Reply:
@@ -450,14 +458,16 @@ def _parsed(status: int, content: bytes, headers: Mapping[str, str]) -> Reply:
     return Reply(min(named, 500), {"error": error}, headers)
 
 
-def _words(body: object) -> str:
+def _words(body: object, levels: int = 20) -> str:
     """Return what an error's body says, whatever its form: JSON of any shape, text or HTML."""
     if isinstance(body, str):
         return _MARKUP.sub(" ", body)
-    if isinstance(body, dict):
-        texts = [_words(body[name]) for name in _SAYING if name in body]
+    below = levels - 1
+    if isinstance(body, dict) and below:
+        texts = [_words(body[name], below) for name in _SAYING if name in body]
     else:
-        texts = [_words(each) for each in body] if isinstance(body, list) else []
+        inner = body if isinstance(body, list) and below else ()
+        texts = [_words(each, below) for each in inner]
     return ": ".join(dict.fromkeys(filter(None, texts)))
 
 

@@ -11,12 +11,7 @@ import structlog
 
 from fedone_sdk.backends.base import Query
 from fedone_sdk.backends.model_server import ONE_REQUEST, ModelServer, Reply
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendRefused,
-    BackendUnavailable,
-    FormChanged,
-)
+from fedone_sdk.errors import BackendBlocked, BackendRefused, BackendUnavailable, FormChanged
 
 _log = structlog.get_logger(__name__)
 

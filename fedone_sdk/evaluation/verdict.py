@@ -17,14 +17,7 @@ from fedone_sdk.budget import Price, Usage
 from fedone_sdk.evaluation.intervals import difference, interval
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.losses import label_loss, predicted
-from fedone_sdk.messages import (
-    Compared,
-    Preference,
-    PromptReport,
-    Spread,
-    Standing,
-    Verdict,
-)
+from fedone_sdk.messages import Compared, Preference, PromptReport, Spread, Standing, Verdict
 from fedone_sdk.messages.verdict import Conclusion
 from fedone_sdk.metrics import METRICS, MetricFunction, evaluate, metric_text
 from fedone_sdk.task import (
@@ -151,14 +144,18 @@ def preference(
         [win for win, (_, longer) in zip(wins, found, strict=True) if longer * sign > 0]
         for sign in (1, -1)
     ]
-    first = [shown for (one, other), _ in found for shown in (one, 1.0 - other) if shown != _TIE]
+    asked = [
+        pair for row, pair in enumerate(pairs) if pair is not None and tuned[row] != plain[row]
+    ]
+    first = [shown for one, other in asked for shown in (one, 1.0 - other) if shown != _TIE]
     return Preference(
         rows=len(found),
+        asked=len(asked),
         wins=ends.value,
         low=ends.low,
         high=ends.high,
         balanced=fmean(map(fmean, by_length)) if all(by_length) else None,
-        agreement=fmean(one == other for (one, other), _ in found),
+        agreement=fmean(one == other for one, other in asked) if asked else None,
         first=fmean(first) if first else None,
     )
 

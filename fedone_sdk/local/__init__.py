@@ -1,14 +1,7 @@
 """Federations in one process, without sockets."""
 
 from fedone_sdk.backends.judge import load_score
-from fedone_sdk.local.federation import (
-    Ask,
-    Federation,
-    First,
-    load_measure,
-    running,
-    simulate,
-)
+from fedone_sdk.local.federation import Ask, Federation, First, load_measure, running, simulate
 from fedone_sdk.local.plan import RunPlan, plan_run
 from fedone_sdk.local.population import MemoryTransport
 

@@ -19,12 +19,7 @@ from fedone_sdk.backends.judge import Judge, load_score
 from fedone_sdk.budget import Usage
 from fedone_sdk.data import check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
-from fedone_sdk.local.population import (
-    Between,
-    Population,
-    enrolment_token,
-    population_secret,
-)
+from fedone_sdk.local.population import Between, Population, enrolment_token, population_secret
 from fedone_sdk.messages import RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.objects import load_object

@@ -88,17 +88,20 @@ class Preference(Message):
         low: Bounds of its 95 % interval, over the rows.
         balanced: `wins` with equal weights of the rows where the tuned prompt's text is the longer
             one and of those where it is the shorter one; null if there are none of one kind.
-        agreement: Share of the rows with the same answer in both orders.
+        asked: Those with different texts; equal ones are a tie.
+        agreement: Share of the asked rows with the same answer in both orders; null if there are
+            none.
         first: Share of the answers for the text that was shown first, without ties; null if all
             are ties.
     """
 
     rows: int
+    asked: int
     wins: float
     low: float
     high: float
     balanced: float | None = None
-    agreement: float
+    agreement: float | None = None
     first: float | None = None
 
     @property
@@ -108,10 +111,14 @@ class Preference(Message):
         first = (
             "" if self.first is None else f", and prefer the text shown first in {self.first:.1%}"
         )
+        orders = (
+            "all texts are equal"
+            if self.agreement is None
+            else f"the two orders agree on {self.agreement:.1%} of {self.asked} that differ"
+        )
         return (
-            f"tuned preferred to no prompt in {self.wins:.1%} (95 % {self.low:.1%} to "
-            f"{self.high:.1%}){even}; the two orders agree on {self.agreement:.1%} of "
-            f"{self.rows} rows{first}"
+            f"tuned preferred to no prompt in {self.wins:.1%} of {self.rows} rows (95 % "
+            f"{self.low:.1%} to {self.high:.1%}){even}; {orders}{first}"
         )
 
 

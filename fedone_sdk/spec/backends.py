@@ -91,7 +91,7 @@ class BackendSpec(Spec):
             null is the built-in model. ``llama_cpp``: the file, or the name of a fetched model
             (`fedone models`). ``transformers``: folder, or name on the hub. Servers: their name.
         cache: SQLite file that keeps paid answers across runs; null caches in memory only.
-        threads: CPU threads; null measures what is fastest, for ``onnx`` one per core, at most 4.
+        threads: CPU threads; null is one per free core, for ``onnx`` one per core, at most 4.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; ``auto`` is CUDA if available, else the CPU.
         dtype: Type of weights and arithmetic; log-probabilities are always float32.
         multi_token_labels: Allows a causal model's label words of several tokens, each scored by

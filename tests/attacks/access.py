@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import SecretStr
 
-from fedone_sdk.aggregator.access.authority import AdminToken, EnrolmentToken, digest
+from fedone_sdk.aggregator.access.authority import AdminToken, EnrolmentToken
 from fedone_sdk.aggregator.http.guards import Limits
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.client import EdgeClient
@@ -31,8 +32,8 @@ PRIVATE = "HIV-positive"
 @asynccontextmanager
 async def _server(**settings: Any) -> AsyncIterator[Server]:
     people = [
-        AdminToken(token_sha256=digest(VIEWER), name="viewer", role="viewer"),
-        AdminToken(token_sha256=digest(OPERATOR), name="operator", role="operator"),
+        AdminToken(token=SecretStr(VIEWER), name="viewer", role="viewer"),
+        AdminToken(token=SecretStr(OPERATOR), name="operator", role="operator"),
     ]
     async with served(run_spec(), admin_tokens=people, **settings) as server:
         yield server
@@ -162,7 +163,7 @@ async def _device_says_labels(folder: Path) -> str:
 )
 async def _old_replica_closes_enrolment(folder: Path) -> str:
     def token(secret: str, name: str | None) -> EnrolmentToken:
-        return EnrolmentToken(token_sha256=digest(secret), name=name)
+        return EnrolmentToken(token=SecretStr(secret), name=name)
 
     async def serve(*tokens: EnrolmentToken) -> list[str]:
         """The configuration of a replica: who can enrol, with it running."""
@@ -188,8 +189,7 @@ async def _old_replica_closes_enrolment(folder: Path) -> str:
 async def _tenant_asks_the_cache(folder: Path) -> str:
     tenants = ("acme", "zeta")
     tokens = [
-        EnrolmentToken(token_sha256=digest(name), name=name, runs=(f"{name}-*",))
-        for name in tenants
+        EnrolmentToken(token=SecretStr(name), name=name, runs=(f"{name}-*",)) for name in tenants
     ]
     exchange = {"exchange": "alpha"}
     specs = [run_spec(name=f"{name}-1", participation=exchange) for name in tenants]

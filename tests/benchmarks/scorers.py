@@ -86,11 +86,7 @@ def describe(name: str, model: Path, queries: int, batch_size: int) -> dict[str,
             "slots": [
                 {
                     "name": "instruction",
-                    "candidates": [
-                        "",
-                        "Answer as briefly as possible.",
-                        "You read complaints.",
-                    ],
+                    "candidates": ["", "Answer as briefly as possible.", "You read complaints."],
                 }
             ]
         },

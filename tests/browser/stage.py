@@ -15,10 +15,11 @@ from typing import Any
 import aiohttp
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from pydantic import SecretStr
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun
-from fedone_sdk.aggregator.access.authority import AdminToken, digest
+from fedone_sdk.aggregator.access.authority import AdminToken
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.backends import Query, Wrapper
 from fedone_sdk.spec import RunSpec
@@ -168,8 +169,8 @@ class Stage:
         """Starts to serve; after `shut` what it served then, at the same address."""
         port = int(self.url.rpartition(":")[2]) if self.url else 0
         people = [
-            AdminToken(token_sha256=digest(OPERATOR), name="olga", role="operator"),
-            AdminToken(token_sha256=digest(VIEWER), name="vincent", role="viewer"),
+            AdminToken(token=SecretStr(OPERATOR), name="olga", role="operator"),
+            AdminToken(token=SecretStr(VIEWER), name="vincent", role="viewer"),
         ]
         RoundMachine.CLAIM_TIMEOUT_S = 1.0
         self.aggregator = await self._served.enter_async_context(

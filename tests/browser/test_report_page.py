@@ -1,4 +1,4 @@
-"""The report in a real browser: accessible, and without network requests."""
+"""axe-core on the report and on every state of the dashboard; neither asks the network."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedone_sdk.reports.pages import html_report
-from tests.browser.axe import looks, overflow, violations
-from tests.browser.stage import Chromium, needs_chromium
+from tests.browser.axe import SEVERE, looks, overflow, violations
+from tests.browser.stage import DESKTOP, Chromium, needs_chromium
+from tests.browser.states import STATES, walk
 from tests.integration.test_reports import hostile
 from tests.integration.tuned import small
 
@@ -39,3 +40,15 @@ async def test_hostile_text_does_nothing(chromium: Chromium, tmp_path: Path) -> 
         shown = await watcher.page.evaluate("document.querySelector('pre').textContent")
     assert shown == run.result.prompt.text
     assert said == []
+
+
+async def test_no_state_has_a_serious_violation(chromium: Chromium) -> None:
+    """In light and dark, on a desktop and on a phone."""
+    seen, found = [], []
+    async for name, page in walk(chromium, size=DESKTOP, scheme="light"):
+        seen.append(name)
+        async for look in looks(page):
+            found += [(name, look, one) for one in await violations(page) if one.impact in SEVERE]
+        await page.set_viewport_size({"width": DESKTOP[0], "height": DESKTOP[1]})
+    assert found == []
+    assert tuple(seen) == STATES

@@ -11,9 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 from openapi_spec_validator import validate
+from pydantic import SecretStr
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.access.authority import AdminToken, Role, digest
+from fedone_sdk.aggregator.access.authority import AdminToken, Role
 from fedone_sdk.aggregator.http.application import ROUTES, build_app
 from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, openapi_document
 from fedone_sdk.backends import Answer, ModelClient, Query
@@ -40,8 +41,7 @@ def spec_of(name: str = "run", *, rounds: int = 3, **participation: Any) -> RunS
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     people = [
-        AdminToken(token_sha256=digest(role), name=role, role=role)
-        for role in LESSER_ROLES["admin"]
+        AdminToken(token=SecretStr(role), name=role, role=role) for role in LESSER_ROLES["admin"]
     ]
     async with served(
         spec_of(), enrolment_tokens=["another", TOKEN], admin_tokens=people

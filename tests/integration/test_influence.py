@@ -12,9 +12,10 @@ from typing import Any
 import aiohttp
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.access.authority import AdminToken, digest
+from fedone_sdk.aggregator.access.authority import AdminToken
 from fedone_sdk.aggregator.telemetry import Observers
 from fedone_sdk.aggregator.telemetry.prometheus import Metrics
 from fedone_sdk.local import MemoryTransport
@@ -54,7 +55,7 @@ async def test_an_attacker_is_quarantined_and_users_see_it(tmp_path: Path) -> No
     aggregator = Aggregator(
         backend=ScriptedBackend(),
         enrolment_tokens=[TOKEN],
-        admin_tokens=[AdminToken(token_sha256=digest(VIEWER), name="eyes", role="viewer")],
+        admin_tokens=[AdminToken(token=SecretStr(VIEWER), name="eyes", role="viewer")],
         observers=Observers(metrics=Metrics()),
     )
     async with aggregator, aiohttp.ClientSession() as session, AsyncExitStack() as stack:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fedone_sdk.backends.judge import Judge
-from fedone_sdk.errors import SpecError
+from fedone_sdk.backends import Answer, Query, score_all
+from fedone_sdk.backends.judge import Judge, judge_of
+from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.evaluation.verdict import preference
 from fedone_sdk.local import Federation, load_score, simulate
 from fedone_sdk.scores import graded
@@ -123,13 +125,13 @@ async def test_an_answer_without_a_grade_fails_its_row_alone() -> None:
     ("answer", "expected"),
     [  # The share of wins, with lengths balanced, of equal answers, and of those for the first.
         pytest.param(better, (0.8, (5 / 6 + 1) / 2, 1.0, 0.5), id="content"),
-        pytest.param(lambda a, b: '{"better": "a"}', (0.5, 0.5, 0.2, 1.0), id="position"),
+        pytest.param(lambda a, b: '{"better": "a"}', (0.5, 0.5, 0.0, 1.0), id="position"),
         pytest.param(
             lambda a, b: f'{{"better": "{"a" if len(a) > len(b) else "b"}"}}',
             (0.7, 0.5, 1.0, 0.5),
             id="length",
         ),
-        pytest.param(lambda a, b: "I like both", (0.5, None, 1.0, None), id="no answer"),
+        pytest.param(lambda a, b: "I like both", (0.5, None, None, None), id="no answer"),
     ],
 )
 async def test_pairs_show_what_a_judge_prefers(
@@ -146,6 +148,27 @@ async def test_pairs_show_what_a_judge_prefers(
     assert found is not None
     assert (found.wins, found.balanced, found.agreement, found.first) == pytest.approx(expected)
     assert found.low <= found.wins <= found.high
+
+
+async def test_texts_that_a_judge_cannot_be_asked_about_are_left_out() -> None:
+    async def ask(queries: Sequence[Query]) -> list[Answer]:
+        if any("too long" in part.text for query in queries for part in query.inputs[0]):
+            raise BackendError("the input is too long")
+        return await score_all(judge.backend, queries)
+
+    judge = judge_of(JUDGE, spec_of().task)
+    async with judge.backend:
+        judge = replace(judge, ask=ask)
+        pairs = await judge.preferences(["too long", "good"], ["a", "b"], ROWS[:2])
+    assert pairs == [None, (1.0, 1.0)]
+
+
+async def test_half_a_surrogate_pair_ends_no_run() -> None:
+    """A server that cuts an answer within an emoji writes one."""
+    writer = ScriptedBackend(write=lambda *_: "good \ud83d")
+    async with asyncio.timeout(30):
+        result = await simulate(federation_of(spec_of()), backend=writer)
+    assert result.status == "completed"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+import pytest
 import structlog
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -115,6 +116,17 @@ class TestMetrics:
         assert figure("store_commit_duration_seconds_count", outcome="ok") >= 4
         scored = {"method": "POST", "route": "/v1/score"}
         assert figure("http_request_duration_seconds_count", status="200", **scored) == 1
+
+    @pytest.mark.parametrize(("status", "count"), [("413", 1), ("451", 1), ("500", 0)])
+    async def test_what_proxies_refuse_is_counted(self, status: str, count: int) -> None:
+        """The text is that of both clients (`tests/integration/test_edge_troubles.py`)."""
+        reason = f"/v1/score: answered {status}, and not as an aggregator does"
+        async with serving(Observers(metrics=Metrics())) as service:
+            credential = await work(service)
+            path = f"/v1/assignments/{(await service.claim(credential))['assignment_id']}/decline"
+            await service.ok("POST", path, {"reason": reason}, token=credential)
+            figures = await figures_of(service)
+        assert figures.get(("fedone_http_problems_total", labels), 0) == count
 
     async def test_requests_in_progress_are_those_that_keep_a_replica_busy(self) -> None:
         """One that waits for the model counts, one that waits for work does not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -174,12 +175,12 @@ class TestWork:
         model = Model(fails=BackendUnavailable("no answer"))
         retry = RetrySpec(attempts=3, breaker_failures=2, max_wait_s=0.01)
         backend = ModelClient(ScriptedBackend(gate=model.gate), retry=retry)
-        assert backend._retries is not None
-        backend._retries._max_wait_s = 1e6  # The door stays shut; only `reset` opens it.
         async with serving(backend=backend) as service:
             run, device = await working(service)
             assert (await device.refused()).code == "run_conflict"
             assert "failed 2 times in a row" in str(run.state.reason)
+            assert backend._retries is not None
+            backend._retries._refuse_until = math.inf  # Only `reset` closes the breaker.
             model.fails = None
             await service.resume_run(run)
             await device.score()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import structlog
+from pydantic import SecretStr
 
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.authority import AdminToken, EnrolmentToken, digest
@@ -43,12 +44,12 @@ def serving(**settings: Any) -> AbstractAsyncContextManager[Server]:
         *map(spec_of, ("acme-1", "other")),
         enrolment_tokens=[
             FLEET,
-            EnrolmentToken(token_sha256=digest(ACME), name="acme", runs=("acme-*",)),
+            EnrolmentToken(token=SecretStr(ACME), name="acme", runs=("acme-*",)),
         ],
         admin_token=ROOT,
         admin_tokens=[
-            AdminToken(token_sha256=digest(OPS), name="ops", role="operator", runs=("acme-*",)),
-            AdminToken(token_sha256=digest(LOOK), name="look", role="viewer"),
+            AdminToken(token=SecretStr(OPS), name="ops", role="operator", runs=("acme-*",)),
+            AdminToken(token=SecretStr(LOOK), name="look", role="viewer"),
         ],
         **{"limits": NO_LIMITS, **settings},
     )

@@ -8,10 +8,11 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
-from fedone_sdk.aggregator.access.authority import ROLES, AdminToken, digest
+from fedone_sdk.aggregator.access.authority import ROLES, AdminToken
 from fedone_sdk.aggregator.telemetry import Observers
 from fedone_sdk.aggregator.telemetry.prometheus import Metrics
 from fedone_sdk.client import ClientEvent
@@ -45,9 +46,7 @@ def secret_of(role: str) -> str:
 
 
 def serving(*specs: RunSpec, **settings: Any) -> AbstractAsyncContextManager[Server]:
-    people = [
-        AdminToken(token_sha256=digest(secret_of(role)), name=role, role=role) for role in ROLES
-    ]
+    people = [AdminToken(token=SecretStr(secret_of(role)), name=role, role=role) for role in ROLES]
     return served(*specs, words=WORDS, admin_tokens=people, **settings)
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import SecretStr
 
 from fedone_sdk import EdgeClient
-from fedone_sdk.aggregator.access.authority import AdminToken, digest
+from fedone_sdk.aggregator.access.authority import AdminToken
 from fedone_sdk.aggregator.http.run_routes import likeliest
 from fedone_sdk.aggregator.http.server_routes import FILES
 from fedone_sdk.messages import Me, RoundReport, Seats, TokenProbabilities
@@ -45,8 +46,8 @@ def serving(spec: RunSpec | None = None, **settings: Any) -> AbstractAsyncContex
         spec or spec_of(),
         words=WORDS,
         admin_tokens=[
-            AdminToken(token_sha256=digest(OPS), name="ops", role="operator", runs=("acme-*",)),
-            AdminToken(token_sha256=digest(LOOK), name="look", role="viewer"),
+            AdminToken(token=SecretStr(OPS), name="ops", role="operator", runs=("acme-*",)),
+            AdminToken(token=SecretStr(LOOK), name="look", role="viewer"),
         ],
         **settings,
     )

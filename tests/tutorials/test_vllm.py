@@ -1,4 +1,4 @@
-"""docs/tutorials/vllm.md without a server; tests/vllm/test_tutorial.py has one."""
+"""docs/tutorials/vllm.md without a server; tests/vllm/test_causal.py has one."""
 
 from __future__ import annotations
 

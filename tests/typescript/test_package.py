@@ -1,4 +1,4 @@
-"""The tarball of the package: what is in it, and React Native's bundler on it."""
+"""The package: its tarball, React Native's bundler on it, and the TypeScript of its pages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages import blocks
+
 pytestmark = pytest.mark.typescript
 
-APP = """\
+BUNDLED = """\
 import { EdgeClient } from "@fedone/edge";
 import { burst } from "@fedone/edge/burst";
 import { llamaRn } from "@fedone/edge/llama-rn";
@@ -44,8 +46,69 @@ def test_metro_bundles_the_tarball(models: Path, package: Path, tmp_path: Path) 
     wanted = [installed / "LICENSE", installed / "README.md", *files]
     assert [file for file in wanted if not file.is_file()] == []
     assert not installed.is_symlink()
-    (tmp_path / "index.js").write_text(APP)
+    (tmp_path / "index.js").write_text(BUNDLED)
     metro = models / "node_modules" / ".bin" / "metro"
     options = ("--config", models / "metro.config.cjs", "--max-workers", "1", "--reset-cache")
-    run(metro, "build", "index.js", "--out", "bundle.js", *options, cwd=tmp_path, APP=str(tmp_path))
+    run(
+        metro,
+        "build",
+        "index.js",
+        "--out",
+        "bundle.js",
+        *options,
+        cwd=tmp_path,
+        APP=str(tmp_path),
+    )
     assert run("node", "bundle.js", cwd=tmp_path) == "offline\n"
+
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "docs" / "guides" / "mobile.md",
+    *sorted((ROOT / "examples" / "typescript_client").glob("*.md")),
+    *sorted((ROOT / "examples" / "typescript_client" / "adapters").glob("*/*.md")),
+]
+
+# What a page leaves to the app.
+APP = """\
+import type * as edge from "@fedone/edge";
+declare global {
+  const server: string, token: string, leaving: AbortController, expired: AbortController;
+  const data: edge.Example[], reviews: { all(): edge.Example[] };
+  const progress: { show(kind: string): void };
+  const battery: () => Promise<{ charging: boolean }>;
+  const tokenFromYourBackend: () => Promise<string>;
+  const schedule: (seconds: number) => void;
+  const file: File, modelPath: string;
+  const client: edge.EdgeClient;
+  const model: { logProbs(texts: string[], words: readonly string[]): Promise<number[][]> };
+}
+"""
+OPTIONS = {
+    **{"module": "nodenext", "target": "es2022", "strict": True, "noEmit": True},
+    **{"skipLibCheck": True, "types": ["node"], "lib": ["es2022", "dom"]},
+    "noUncheckedSideEffectImports": False,
+    "exactOptionalPropertyTypes": True,
+}
+
+
+def test_the_programs_compile(models: Path, package: Path) -> None:
+    folder = package / "dist" / "pages"  # in the package, whose exports it then sees
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    (folder / "node_modules").symlink_to(models / "node_modules")  # the engines'
+    (folder / "app.d.ts").write_text(APP)
+    (folder / "tsconfig.json").write_text(json.dumps({"compilerOptions": OPTIONS}))
+    count = 0
+    for page in PAGES:
+        for block in blocks(page.read_text(encoding="utf-8")):
+            if block.language == "ts":
+                count += 1
+                name = f"{page.relative_to(ROOT).as_posix().replace('/', '-')}-{block.line}.ts"
+                # With an import or an export a file is a module.
+                (folder / name).write_text(f"{block.text}export {{}};\n", encoding="utf-8")
+    assert count >= 7
+    command = [package / "node_modules" / ".bin" / "tsc", "--project", folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -47,7 +47,7 @@ def test_tokens_are_text_or_mappings() -> None:
     assert (plain.token_sha256, plain.name, plain.runs) == (digest("plain-secret"), None, None)
     assert fleet.token_sha256 == digest("fleet-secret")
     assert (acme.name, acme.runs, acme.uses) == ("acme", ("acme-*",), 3)
-    assert acme.expires_at == 1893549845
+    assert acme.record("acme", 0).expires_at == 1893549845
     assert (other.token_sha256, other.name) == (digest("root-secret"), "other")
     authority = Authority(**config.arguments())
     assert authority.check("ops-secret", "operator").runs == ("acme-*",)

@@ -79,16 +79,10 @@ class TestAddresses:
 
     @pytest.mark.parametrize(
         ("peer", "counted"),
-        [
-            ("192.0.2.7", "192.0.2.7"),
-            ("::ffff:192.0.2.7", "192.0.2.7"),
-            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-            ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
-            ("fe80::1%eth0", "fe80::/64"),
-            (None, ""),
-            ("", ""),
-        ],
-    )
+        [("192.0.2.7", "192.0.2.7"), ("::ffff:192.0.2.7", "192.0.2.7"),
+         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"), ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+         ("fe80::1%eth0", "fe80::/64"), (None, ""), ("", "")],
+    )  # fmt: skip
     def test_callers_that_count_as_one(self, peer: str | None, counted: str) -> None:
         assert self.address(peer) == counted
 

@@ -184,8 +184,7 @@ class TestSchemas:
     def test_the_committed_copy_is_current(self) -> None:
         committed = ROOT / "docs" / "reference" / "device.openapi.json"
         assert committed.read_text(encoding="utf-8") == device_document(), (
-            "write it again: python -m fedone_sdk.aggregator.http > "
-            "docs/reference/device.openapi.json"
+            "write it again: application.device_document() is docs/reference/device.openapi.json"
         )
 
     @pytest.mark.parametrize("vector", GOLDEN, ids=name_of)

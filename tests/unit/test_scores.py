@@ -16,6 +16,7 @@ from fedone_sdk.backends import query_for
 from fedone_sdk.errors import BackendUnavailable, SpecError
 from fedone_sdk.local import load_score
 from fedone_sdk.losses import example_loss, feedback
+from fedone_sdk.metrics import METRICS, accuracy, evaluate, f1, matthews
 from fedone_sdk.scores import SCORES, graded, ready_score
 from fedone_sdk.task import Example, Score, ScoreFunction, TaskSpec
 from fedone_sdk.testing import ScriptedBackend
@@ -124,6 +125,15 @@ SCHEMA = {
 }
 
 
+NULLABLE = {
+    "type": "object",
+    "properties": {
+        "o": {"type": ["object", "null"], "required": ["b"]},
+        "l": {"type": ["array", "null"], "items": {"type": "string"}},
+    },
+}
+
+
 def value_of(name: str, generated: str, answer: object, **options: Any) -> Score:
     found = ready_score(name, "answer", options)(generated, {"answer": answer})
     assert isinstance(found, (float, Score))
@@ -151,6 +161,9 @@ def value_of(name: str, generated: str, answer: object, **options: Any) -> Score
         ("json_fields", '{"n": [1]}', {"n": [1]}, {"schema": SCHEMA}, 0.0),
         ("json_fields", '{"a": "x", "n": [true]}', {"a": "x"}, {"schema": SCHEMA}, 0.0),
         ("json_fields", '{"a": "x", "b": 1}', {"a": "x"}, {"schema": SCHEMA}, 0.0),
+        ("json_fields", '{"o": null}', {"o": None}, {"schema": NULLABLE}, 1.0),
+        ("json_fields", '{"o": {"c": 1}}', {"o": {"c": 1}}, {"schema": NULLABLE}, 0.0),
+        ("json_fields", '{"l": null, "o": {"b": 1}}', {"l": None}, {"schema": NULLABLE}, 1.0),
         ("regex", "on 2024-05-01", "", {"pattern": r"\d{4}-\d\d"}, 1.0),
     ],
 )
@@ -200,6 +213,7 @@ def test_every_ready_score_is_in_range_and_best_for_its_own_reference(
         ({"regex": {"pattern": "("}}, "task.score.regex: pattern: missing"),
         ({"rouge_l": {"n": 2}}, "task.score.rouge_l: .*unexpected keyword argument 'n'"),
         ({"json_fields": {"schema": {"type": "list"}}}, "json_fields: .*schema: 'list'; its types"),
+        ({"json_fields": {"schema": {"enum": []}}}, "json_fields: .*schema: an enum is empty"),
         ({"bleu": {}}, "task.score: 'bleu' is not one of exact_match, contains, number"),
     ],
 )
@@ -223,3 +237,59 @@ def test_a_backend_without_schemas_is_refused_before_any_query() -> None:
     task = task_of({"json_fields": {"schema": SCHEMA}})
     with pytest.raises(SpecError, match="holds no text to a JSON schema; kinds llama_cpp, vllm"):
         query_for(task, "", [{"text": "a"}], backend=ScriptedBackend(write=lambda *_: ""))
+
+
+# TP 3, TN 4, FP 2, FN 1.
+PREDICTIONS = [1, 1, 1, 0, 0, 0, 0, 1, 1, 0]
+TARGETS = [1, 1, 1, 0, 0, 0, 0, 0, 0, 1]
+
+
+def test_by_hand() -> None:
+    assert accuracy(PREDICTIONS, TARGETS) == 7 / 10
+    assert f1(PREDICTIONS, TARGETS) == 6 / (6 + 2 + 1)
+    assert f1([0, 0], [0, 0]) == 0.0
+
+
+def test_ends_of_the_scale() -> None:
+    wrong = [1 - target for target in TARGETS]
+    assert [evaluate(name, TARGETS, TARGETS) for name in METRICS] == [1.0, 1.0, 1.0]
+    assert [evaluate(name, wrong, TARGETS) for name in METRICS] == [0.0, 0.0, -1.0]
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_nothing_to_measure(name: str) -> None:
+    assert evaluate(name, [], []) == 0.0
+
+
+def test_bad_calls() -> None:
+    with pytest.raises(ValueError, match="no metric 'auc'; metrics: accuracy, f1, matthews"):
+        evaluate("auc", [0], [0])
+    for name in METRICS:
+        with pytest.raises(ValueError, match=r"shorter|longer"):
+            evaluate(name, [0], [0, 1])
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1))
+def test_binary_matthews_is_the_textbook_form(pairs: list[tuple[int, int]]) -> None:
+    count = {cell: pairs.count(cell) for cell in ((0, 0), (0, 1), (1, 0), (1, 1))}
+    tn, fn, fp, tp = count[0, 0], count[0, 1], count[1, 0], count[1, 1]
+    below = math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    expected = (tp * tn - fp * fn) / below if below else 0.0
+    assert matthews([p for p, _ in pairs], [t for _, t in pairs]) == pytest.approx(expected)
+
+
+@pytest.mark.filterwarnings("ignore:A single label was found")
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=2))
+def test_against_sklearn(pairs: list[tuple[int, int]]) -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    predictions, targets = [p for p, _ in pairs], [t for _, t in pairs]
+    assert accuracy(predictions, targets) == pytest.approx(
+        sklearn.accuracy_score(targets, predictions)
+    )
+    assert matthews(predictions, targets) == pytest.approx(
+        sklearn.matthews_corrcoef(targets, predictions)
+    )
+    positive = ([p == 1 for p in predictions], [t == 1 for t in targets])
+    assert f1(predictions, targets) == pytest.approx(
+        sklearn.f1_score(positive[1], positive[0], zero_division=0.0)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,13 @@ import pytest
 from fedone_sdk.backends.base import Answer, Query
 from fedone_sdk.backends.vllm import VllmBackend
 from fedone_sdk.task import Part, Rendered
+from tests.acceptance.test_slots_cli import chat_run, check, folder
+from tests.console import Fedone, fedone
+from tests.processes import free_port
+from tests.tutorials.tutorial import Tutorial
+from tests.weights import as_folder
 
-from .conftest import VllmServer
+from .conftest import Serve, VllmServer
 
 TOLERANCE = 1e-4  # nats
 LABELS = (" terrible", " great")
@@ -152,3 +158,37 @@ async def test_an_answer_does_not_depend_on_its_company(
     assert_close(reverse, rows[::-1])
     for answer, row in zip(alone, rows, strict=True):
         assert_close(answer, [row])
+
+
+__all__ = ["fedone", "folder"]
+
+
+def test_a_prompt_of_slots(fedone: Fedone, folder: Path, smollm2: Path, serve: Serve) -> None:
+    server = serve(as_folder(smollm2, folder / "weights"), "--max-model-len", "512")
+    backend = {
+        "kind": "vllm",
+        "model": server.model,
+        "base_url": server.url,
+        "tokenizer": str(folder / "weights"),
+    }
+    check(fedone, folder, chat_run(backend))
+
+
+def test_vllm_tutorial(tmp_path: Path, shared: Callable[..., Path]) -> None:
+    page = Tutorial("vllm", tmp_path, changes={"8000": str(free_port())})
+    page.skip("python3 -m venv")
+    page.run()
+    page.skip("hf download FacebookAI/roberta-base --local-dir model")
+    (page.folder / "model").symlink_to(shared("models", "roberta-mini"))
+    with page.start() as server:
+        server.reaches("Application startup complete")
+        page.shown(server)
+        page.run()
+        page.run()
+        result = json.loads((page.folder / "result.json").read_text())
+        assert (result["status"], result["rounds"]) == ("completed", 50)
+        assert 0 < result["spent"]["queries"] <= 500
+        served, ledger = (float(line.split()[-1]) for line in page.run().splitlines())
+        assert served == ledger == result["spent"]["prompt_tokens"] > 0
+        page.run()
+    assert page.rest == []

@@ -8,11 +8,10 @@ import os
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import is_sendable
@@ -65,61 +64,127 @@ def check_patterns(patterns: Iterable[str] | None) -> tuple[str, ...] | None:
     return checked
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnrolmentToken:
-    """A configured enrolment token, without its secret.
+_FEWEST_CHARS = 20
+_FEWEST_DIFFERENT = 8
+
+MAKE_A_TOKEN = """python3 -c "import secrets; print(secrets.token_urlsafe(32))\""""
+"""Command that generates a token, for error messages."""
+
+
+def _token(value: object) -> object:
+    # Raises its own ValueErrors: pydantic's messages would contain the secret.
+    if isinstance(value, SecretStr):
+        return value
+    if isinstance(value, dict) and value.keys() == {"env"} and isinstance(value["env"], str):
+        if value["env"] not in os.environ:
+            raise ValueError(f"the environment variable {value['env']} is not set")
+        value = os.environ[value["env"]]
+    if not isinstance(value, str):
+        raise ValueError("must be a token in quotes, or {env: NAME} to read it from NAME")
+    if not is_sendable(value) or " " in value:
+        raise ValueError("a token is printable ASCII without spaces, and not empty")
+    return value
+
+
+Token = Annotated[SecretStr, BeforeValidator(_token)]
+"""A secret: text, or ``{env: NAME}`` to read it from the environment. Errors never show it."""
+
+TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+
+
+def _patterns(value: object) -> object:
+    if value is None:
+        return None
+    if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
+        raise ValueError("must be a list of names of runs; * stands for any text")
+    return check_patterns(value)
+
+
+Runs = Annotated[tuple[str, ...] | None, BeforeValidator(_patterns)]
+
+
+class _Secret(Spec):
+    # An error of pydantic shows its input by default.
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    token: Token
+
+    @property
+    def token_sha256(self) -> str:
+        return digest(self.token.get_secret_value())
+
+
+class EnrolmentToken(_Secret):
+    """A configured token that devices enrol with.
 
     Attributes:
-        name: Its name; None is numbered.
-        runs: Patterns of the runs that its clients may access; None is all.
-        expires_at: Expiry, seconds since the epoch; None is never.
-        uses: Maximal number of clients that enrol with it; None is unlimited.
+        name: Its name; numbered by default.
+        runs: Names of the runs that its clients may access, with ``*`` for any text; null is all.
+        expires: Expiry, a date and time with UTC offset; null is never.
+        uses: Maximal number of clients that enrol with it; null is unlimited.
     """
 
-    token_sha256: str
-    name: str | None = None
-    runs: tuple[str, ...] | None = None
-    expires_at: float | None = None
-    uses: int | None = None
-
-    @classmethod
-    def of(cls, secret: str) -> Self:
-        """Return a token without limits."""
-        return cls(token_sha256=digest(secret))
+    name: TokenName | None = None
+    runs: Runs = None
+    expires: AwareDatetime | None = None
+    uses: Annotated[int, Field(ge=1, le=2**53 - 1)] | None = None
 
     def record(self, name: str, created_at: float) -> TokenRecord:
-        """Return the record of the store."""
+        """Return the record of the store, with a digest of the secret."""
         return TokenRecord(
             name=name,
             token_sha256=self.token_sha256,
             runs=self.runs,
             uses_left=self.uses,
-            expires_at=self.expires_at,
+            expires_at=None if self.expires is None else self.expires.timestamp(),
             created_at=created_at,
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdminToken:
-    """A user's token, without its secret.
+class AdminToken(_Secret):
+    """A user's token.
 
     Attributes:
-        runs: Patterns of the runs that it is valid for; None is all. Role admin is always valid for
-            all runs.
+        role: viewer reads runs, operator also controls them, admin also manages devices.
+        runs: Names of the runs that it is valid for, with ``*`` for any text; null is all.
     """
 
-    token_sha256: str
-    name: str
+    name: TokenName
     role: Role
-    runs: tuple[str, ...] | None = None
+    runs: Runs = None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check_scope(self) -> Self:
         if self.role == "admin" and self.runs is not None:
             raise ValueError("role admin is for all runs; give a viewer or operator runs instead")
+        return self
 
     def allows(self, role: Role) -> bool:
         """Whether the user's role includes this role."""
         return ROLES.index(self.role) >= ROLES.index(role)
+
+
+def _with_token(value: object) -> dict[str, Any]:
+    """Return a mapping with ``token`` from a token, ``{env: ...}``, or a mapping with either."""
+    if not isinstance(value, dict) or value.keys() == {"env"}:
+        return {"token": value}
+    if "env" not in value:
+        return value
+    if "token" in value:
+        raise ValueError("has both token and env; one of them is the secret")
+    rest = {name: part for name, part in value.items() if name != "env"}
+    return {"token": {"env": value["env"]}, **rest}
+
+
+def _tokens(kind: str) -> BeforeValidator:
+    """Return the validator of a list of tokens; `kind` says what they are, for errors."""
+
+    def validate(value: object) -> object:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"must be a list of {kind}")
+        return tuple(one if isinstance(one, Spec) else _with_token(one) for one in value)
+
+    return BeforeValidator(validate)
 
 
 class Authority:
@@ -133,13 +198,14 @@ class Authority:
         admin_tokens: Iterable[AdminToken] = (),
     ) -> None:
         self.enrolment_tokens = tuple(
-            EnrolmentToken.of(token) if isinstance(token, str) else token
+            EnrolmentToken(token=SecretStr(token)) if isinstance(token, str) else token
             for token in enrolment_tokens
         )
         self._people = list(admin_tokens)
         if admin_token is not None:
-            person = AdminToken(token_sha256=digest(admin_token), name="admin_token", role="admin")
-            self._people.append(person)
+            self._people.append(
+                AdminToken(token=SecretStr(admin_token), name="admin_token", role="admin")
+            )
         for key, tokens in (
             ("enrolment_tokens", self.enrolment_tokens),
             ("admin_tokens", self._people),
@@ -181,121 +247,6 @@ class Authority:
         return person
 
 
-# CONFIG.yaml
-
-_FEWEST_CHARS = 20
-_FEWEST_DIFFERENT = 8
-
-MAKE_A_TOKEN = """python3 -c "import secrets; print(secrets.token_urlsafe(32))\""""
-"""Command that generates a token, for error messages."""
-
-
-def _token(value: object) -> object:
-    # Raises its own ValueErrors: pydantic's messages would contain the secret.
-    if isinstance(value, SecretStr):
-        return value
-    if isinstance(value, dict) and value.keys() == {"env"} and isinstance(value["env"], str):
-        if value["env"] not in os.environ:
-            raise ValueError(f"the environment variable {value['env']} is not set")
-        value = os.environ[value["env"]]
-    if not isinstance(value, str):
-        raise ValueError("must be a token in quotes, or {env: NAME} to read it from NAME")
-    if not is_sendable(value) or " " in value:
-        raise ValueError("a token is printable ASCII without spaces, and not empty")
-    return value
-
-
-Token = Annotated[SecretStr, BeforeValidator(_token)]
-"""A secret: text, or ``{env: NAME}`` to read it from the environment. Errors never show it."""
-
-TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-
-
-def _patterns(value: object) -> object:
-    if value is None:
-        return None
-    if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
-        raise ValueError("must be a list of names of runs; * stands for any text")
-    return check_patterns(value)
-
-
-Runs = Annotated[tuple[str, ...] | None, BeforeValidator(_patterns)]
-
-
-class EnrolmentTokenConfig(Spec):
-    """A token that devices enrol with.
-
-    Attributes:
-        name: Its name; numbered by default.
-        runs: Names of the runs that its clients may access, with ``*`` for any text; null is all.
-        expires: Expiry, a date and time with UTC offset; null is never.
-        uses: Maximal number of clients that enrol with it; null is unlimited.
-    """
-
-    token: Token
-    name: TokenName | None = None
-    runs: Runs = None
-    expires: AwareDatetime | None = None
-    uses: Annotated[int, Field(ge=1, le=2**53 - 1)] | None = None
-
-    def build(self) -> EnrolmentToken:
-        """Return the token without its secret."""
-        return EnrolmentToken(
-            token_sha256=digest(self.token.get_secret_value()),
-            name=self.name,
-            runs=self.runs,
-            expires_at=None if self.expires is None else self.expires.timestamp(),
-            uses=self.uses,
-        )
-
-
-class AdminTokenConfig(Spec):
-    """A user's token.
-
-    Attributes:
-        role: viewer reads runs, operator also controls them, admin also manages devices.
-        runs: Names of the runs that it is valid for, with ``*`` for any text; null is all.
-    """
-
-    token: Token
-    name: TokenName
-    role: Role
-    runs: Runs = None
-
-    @model_validator(mode="after")
-    def _check_scope(self) -> Self:
-        self.build()
-        return self
-
-    def build(self) -> AdminToken:
-        """Return the token without its secret."""
-        sha256 = digest(self.token.get_secret_value())
-        return AdminToken(token_sha256=sha256, name=self.name, role=self.role, runs=self.runs)
-
-
-def _with_token(value: object) -> dict[str, Any]:
-    """Return a mapping with ``token`` from a token, ``{env: ...}``, or a mapping with either."""
-    if not isinstance(value, dict) or value.keys() == {"env"}:
-        return {"token": value}
-    if "env" not in value:
-        return value
-    if "token" in value:
-        raise ValueError("has both token and env; one of them is the secret")
-    rest = {name: part for name, part in value.items() if name != "env"}
-    return {"token": {"env": value["env"]}, **rest}
-
-
-def _tokens(kind: str) -> BeforeValidator:
-    """Return the validator of a list of tokens; `kind` says what they are, for errors."""
-
-    def validate(value: object) -> object:
-        if not isinstance(value, (list, tuple)):
-            raise ValueError(f"must be a list of {kind}")
-        return tuple(one if isinstance(one, Spec) else _with_token(one) for one in value)
-
-    return BeforeValidator(validate)
-
-
 class AuthConfig(Spec):
     """Authentication. A token is text, or ``{env: NAME}`` to read it from the environment.
 
@@ -304,10 +255,10 @@ class AuthConfig(Spec):
             administrative routes are disabled.
     """
 
-    enrolment_tokens: Annotated[tuple[EnrolmentTokenConfig, ...], _tokens("tokens")] = ()
+    enrolment_tokens: Annotated[tuple[EnrolmentToken, ...], _tokens("tokens")] = ()
     admin_token: Token | None = None
     admin_tokens: Annotated[
-        tuple[AdminTokenConfig, ...], _tokens("mappings with token (or env), name and role")
+        tuple[AdminToken, ...], _tokens("mappings with token (or env), name and role")
     ] = ()
 
     @model_validator(mode="after")
@@ -330,9 +281,9 @@ class AuthConfig(Spec):
         """Return keyword arguments for `Authority` or `Aggregator`."""
         admin = self.admin_token
         return {
-            "enrolment_tokens": [token.build() for token in self.enrolment_tokens],
+            "enrolment_tokens": self.enrolment_tokens,
             "admin_token": None if admin is None else admin.get_secret_value(),
-            "admin_tokens": [person.build() for person in self.admin_tokens],
+            "admin_tokens": self.admin_tokens,
         }
 
 

@@ -132,13 +132,14 @@ class Access:
             ProblemError: ``token_conflict`` when the name is taken.
         """
         secret, now = new_secret("fedone_enrol"), self._clock.now()
-        limits = EnrolmentToken(
+        token = TokenRecord(
+            name=message.name,
             token_sha256=digest(secret),
             runs=message.runs,
-            uses=message.uses,
+            uses_left=message.uses,
             expires_at=None if message.expires_in_s is None else now + message.expires_in_s,
+            created_at=now,
         )
-        token = limits.record(message.name, now)
         try:
             await self._store.put_token(token)
         except ValueError as exc:
@@ -365,18 +366,21 @@ class Access:
             known = kept.pop(token.token_sha256, None)
             if known is None:
                 await self._add(token, expected=is_new)
-            elif not known.name.startswith(CONFIGURED):
+                continue
+            if not known.name.startswith(CONFIGURED):
                 raise SpecError(
                     f"auth.enrolment_tokens: {token.name or 'a token'}: has the secret of the "
                     f"token {known.name!r}, which was created by an admin"
                 )
-            elif known.revoked_at is not None:
+            if known.revoked_at is not None:
                 _log.warning(
                     "a configured enrolment token is revoked permanently", token=known.name
                 )
-            elif (known.runs, known.expires_at) != (token.runs, token.expires_at):
-                await self._store.put_token(token.record(known.name, known.created_at))
-                limits = {"runs": token.runs, "expires_at": token.expires_at}
+                continue
+            new = token.record(known.name, known.created_at)
+            if (known.runs, known.expires_at) != (new.runs, new.expires_at):
+                await self._store.put_token(new)
+                limits = {"runs": new.runs, "expires_at": new.expires_at}
                 self._changed("token_changed", {"token": known.name, **limits})
         for known in kept.values():
             if known.name.startswith(CONFIGURED) and known.revoked_at is None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 
 from aiohttp import web
 
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
 from fedone_sdk.aggregator.http.requests import (
     CONTEXT,
+    PROBLEM,
     SERVICE,
     answer,
     bearer_token,
@@ -43,6 +45,9 @@ from fedone_sdk.messages import (
 )
 
 route = RouteTable("devices")
+
+_BY_A_PROXY = re.compile(r": answered (4\d\d), and not as an aggregator does$")
+"""The reason of a device whose request something between it and the server refused."""
 
 
 @route("POST /v1/clients", "enrolment", {201: Enrolled}, request=Enrol, problems=("forbidden",))
@@ -150,7 +155,10 @@ async def decline(request: web.Request) -> web.Response:
     assignment_id = request.match_info["assignment_id"]
     message = await message_of(request, Decline.model_validate)
     await service.work.decline(client, assignment_id, message)
-    return web.Response(status=204)
+    response = web.Response(status=204)
+    if refused := _BY_A_PROXY.search(message.reason):  # Counted like the server's own refusals.
+        response[PROBLEM] = f"proxy_{refused[1]}"
+    return response
 
 
 @route(

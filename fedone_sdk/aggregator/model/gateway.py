@@ -210,14 +210,13 @@ class ModelGateway:
         if len(message.examples) > batch_size:
             raise invalid(
                 f"examples: {len(message.examples)} were sent, a mini-batch has at most "
-                f"{batch_size}",
+                f"{batch_size}"
             )
         for number, example in enumerate(message.examples):
             if example.keys() != set(task.fields):
                 given = sorted(name[:100] for name in example)  # They may be 32 MiB long.
                 raise invalid(
-                    f"examples.{number}: has the fields {given}, the task's are "
-                    f"{list(task.fields)}",
+                    f"examples.{number}: has the fields {given}, the task's are {list(task.fields)}"
                 )
         wanted = len(message.examples) if task.loss == "nll" else 0
         if len(message.references) != wanted:

@@ -49,7 +49,7 @@ def accept(
         if not machine.admits(own_model=True):
             raise invalid(
                 f"losses: the gateway answered {spent.queries} of {seat.num_queries} queries, and "
-                "the run refuses models on devices (participation.own_models)",
+                "the run refuses models on devices (participation.own_models)"
             )
         spent = lease
     state = replace(state, account=state.account.settle(assignment_id, spent), model=update.model)
@@ -118,7 +118,7 @@ def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
     if not total or counts.scored < MIN_SCORED_SHARE * total:
         raise invalid(
             f"scored: only {counts.scored} of {total} examples were scored; under "
-            f"{MIN_SCORED_SHARE:.0%} the assignment must be declined",
+            f"{MIN_SCORED_SHARE:.0%} the assignment must be declined"
         )
 
 
@@ -188,7 +188,7 @@ def _local(machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpda
     if array.dtype != "float32" or array.shape != machine.shape:
         raise invalid(
             f"alpha: is {array.dtype} {list(array.shape)}, the run's is "
-            f"float32 {list(machine.shape)}",
+            f"float32 {list(machine.shape)}"
         )
     alpha = from_wire(array)
     if not (alpha >= 0).all() or not alpha.any(axis=1).all():
@@ -203,6 +203,6 @@ def _local(machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpda
     if step > longest:
         raise invalid(
             f"alpha: an entry moved by {step:g}, {seat.num_steps} local steps move it by at most "
-            f"{longest:g}",
+            f"{longest:g}"
         )
     return State(alpha=alpha)

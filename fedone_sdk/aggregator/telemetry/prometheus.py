@@ -57,9 +57,7 @@ class Metrics:
             registry=self.registry,
         )
         self._refusals = counter(
-            "fedone_http_problems",
-            "Refused requests, by problem code",
-            ("code",),
+            "fedone_http_problems", "Refused requests, by problem code", ("code",)
         )
         self._claims = histogram(
             "fedone_claim_wait_seconds",

@@ -141,8 +141,7 @@ class SqlStore(Store):
         except (ArgumentError, ValueError):
             # Without the cause, which may contain the URL with its password.
             raise SpecError(
-                "must be a file, or a URL such as postgresql://user@host/database",
-                source="store",
+                "must be a file, or a URL such as postgresql://user@host/database", source="store"
             ) from None
         kind = cls._kinds.get(url.drivername)
         if kind is None:
@@ -228,10 +227,7 @@ class SqlStore(Store):
             FedOneError: A server uses one of the stores, the target is not empty, or the copy
                 differs; the target stays empty.
         """
-        async with (
-            self._alone(empty=False) as source,
-            target._alone(empty=True) as copy,
-        ):
+        async with self._alone(empty=False) as source, target._alone(empty=True) as copy:
             return await greenlet_spawn(schema.copy, source, copy, digest)
 
     async def clear(self) -> None:

@@ -256,28 +256,15 @@ def test_bad_sizes(name: str, wrong: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("gs-bdpl", {"tau": 0}),
-        ("gs-bdpl", {"tau": "hot"}),
-        ("gs-bdpl", {"learning_rate": -1.0}),
-        ("gs-bdpl", {"learning_rate": np.inf}),
-        ("gs-bdpl", {"optimizer": "lion"}),
-        ("gs-bdpl", {"alpha_min": 0.0}),
-        ("gs-bdpl", {"alpha_min": 0.5}),
-        ("gs-bdpl", {"alpha_min": 1e-60}),
-        ("gs-bdpl", {"alpha_init": -1}),
-        ("gs-bdpl", {"weight_decay": -0.1}),
-        ("gs-bdpl", {"weight_decay": 0.1, "optimizer": "sgd"}),
-        ("bdpl", {"alpha_min": 0.2}),
-        ("bdpl", {"optimizer": None}),
-        ("random", {"elite": 0}),
-        ("random", {"pool_size": 3}),
-        ("random", {"blank": 5}),
-        ("random", {"search": -1}),
-        ("random", {"halving": 0.2}),
-        ("random", {"biases": ((0.0,), (1.0,))}),
-    ],
-)
+    [("gs-bdpl", {"tau": 0}), ("gs-bdpl", {"tau": "hot"}), ("gs-bdpl", {"learning_rate": -1.0}),
+     ("gs-bdpl", {"learning_rate": np.inf}), ("gs-bdpl", {"optimizer": "lion"}),
+     ("gs-bdpl", {"alpha_min": 0.0}), ("gs-bdpl", {"alpha_min": 0.5}),
+     ("gs-bdpl", {"alpha_min": 1e-60}), ("gs-bdpl", {"alpha_init": -1}),
+     ("gs-bdpl", {"weight_decay": -0.1}), ("gs-bdpl", {"weight_decay": 0.1, "optimizer": "sgd"}),
+     ("bdpl", {"alpha_min": 0.2}), ("bdpl", {"optimizer": None}), ("random", {"elite": 0}),
+     ("random", {"pool_size": 3}), ("random", {"blank": 5}), ("random", {"search": -1}),
+     ("random", {"halving": 0.2}), ("random", {"biases": ((0.0,), (1.0,))})],
+)  # fmt: skip
 def test_bad_options(name: str, options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         make_method(name, prompt_len=4, vocab_size=5, num_samples=3, seed=0, **options)

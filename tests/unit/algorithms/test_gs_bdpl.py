@@ -1,14 +1,29 @@
 from __future__ import annotations
 
+import hashlib
 import itertools
+import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedone_sdk.algorithms import GumbelSoftmaxBDPL, State, dump_state, load_state, stream
+from fedone_sdk.algorithms import (
+    SGD,
+    AdamW,
+    GumbelSoftmaxBDPL,
+    State,
+    alpha_sha256,
+    dump_state,
+    load_state,
+    make_optimizer,
+    stream,
+    stream_seed,
+)
 from fedone_sdk.algorithms.gradient import drawn_advantage
 from fedone_sdk.algorithms.method import Candidates
 from fedone_sdk.algorithms.sampling import draw_prompts
+from tests.benchmarks.slot_runs import CONTESTANTS, TABLES, Federation, Table
 
 RNG = np.random.default_rng(0)
 
@@ -155,3 +170,113 @@ def test_ties_go_to_a_seeded_draw_among_the_tied() -> None:
     prompts = [method(seed=seed).prompt(State(alpha=alpha)).tolist() for seed in range(20)]
     assert {token for prompt in prompts for token in prompt} == {1, 3}
     assert prompts[0] == method(seed=0).prompt(State(alpha=alpha)).tolist()
+
+
+GOLDEN = {
+    "thompson": ("73e53712f37434d6", None, [0, 1, 1, 3]),
+    "thompson-no-halving": ("c0b17a13e200109f", None, [0, 1, 1, 3]),
+    "thompson-told": ("933ebd19f39612f6", None, [2, 2, 1, 3]),
+    "random": ("c217a01c9b46dd8e", None, [0, 1, 1, 3]),
+    "tpe": ("67551a1f9c9c9b19", None, [3, 1, 1, 3]),
+    "gs-bdpl-paper": ("eaf28adf744f07b6", "86fef5b048153bdb", [1, 0, 3, 2]),
+    "gs-bdpl-best": ("213304468b217503", "0e309f3d7d026e3d", [0, 2, 1, 0]),
+    "bdpl-paper": ("e02e23882d6072dd", "0e12ed127d366672", [0, 0, 3, 2]),
+    "bdpl-best": ("21c5e809b7071a30", "7e8b447c982f4093", [3, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_asks_and_ends_as_pinned(name: str) -> None:
+    if name.startswith("tpe"):
+        pytest.importorskip("optuna")
+    assert outcome(name) == GOLDEN[name]
+
+
+def outcome(name: str) -> tuple[str, str | None, list[int]]:
+    """Run a method, and return digests of its prompts and alpha, and the deployable prompt.
+
+    The alpha of a search is a posterior, whose last bits depend on the threads of BLAS.
+    """
+    table = Table(TABLES / "gemma-sst2.npz")
+    contestant, seed, asks = CONTESTANTS[name], 7, 30
+    federation = Federation(table=table, clients=8, batch_size=16, liars=1, seed=seed)
+    method: Any = contestant.method(table, asks, seed)
+    state, asked = method.init(), hashlib.sha256()
+    for step in range(asks):
+        rng = stream(stream_seed(seed, "prompts", step))
+        holder = federation.holder(federation.client(step))
+        candidates = method.ask(state, rng, method.wanted(state), holder)
+        asked.update(candidates.prompts.astype("<i8").tobytes())
+        losses: Any = (
+            federation.by_class(candidates, step)
+            if contestant.calibrates
+            else federation.plain(candidates.prompts, step, own_bias=contestant.own_bias)
+        )
+        state = method.tell(state, candidates, losses)
+    prompt = np.array(method.prompt(state)).tolist()
+    alpha = alpha_sha256(state.alpha)[:16] if "bdpl" in name else None
+    return asked.hexdigest()[:16], alpha, prompt
+
+
+def torch_adamw(
+    theta: float, gradients: list[float], lr: float, b1: float, b2: float, eps: float, wd: float
+) -> float:
+    """One number through torch.optim.AdamW, written from its documentation."""
+    m = v = 0.0
+    for t, g in enumerate(gradients, start=1):
+        theta -= lr * wd * theta
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g**2
+        m_hat, v_hat = m / (1 - b1**t), v / (1 - b2**t)
+        theta -= lr * m_hat / (math.sqrt(v_hat) + eps)
+    return theta
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01, 0.3])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.5)])
+def test_adamw_follows_torch(weight_decay: float, betas: tuple[float, float]) -> None:
+    rng = np.random.default_rng(0)
+    start, gradients = rng.normal(size=(2, 3)), rng.normal(size=(25, 2, 3)) * 100
+    gradients[:, 1, 2] = 0.0
+    optimizer = AdamW(learning_rate=0.02, betas=betas, weight_decay=weight_decay)
+    params, memory = start, {}
+    for gradient in gradients:
+        params, memory = optimizer.update(params, gradient, memory)
+    for at in np.ndindex(2, 3):
+        expected = torch_adamw(
+            start[at], gradients[(slice(None), *at)].tolist(), 0.02, *betas, 1e-8, weight_decay
+        )
+        assert params[at] == pytest.approx(expected, rel=1e-12)
+    assert memory["t"] == 25
+    assert [memory[key].dtype.name for key in "mvt"] == ["float64", "float64", "int64"]
+
+
+def test_sgd() -> None:
+    params, memory = SGD(learning_rate=0.5).update(np.ones(2), np.array([1.0, -2.0]), {})
+    assert params.tolist() == [0.5, 2.0]
+    assert memory == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lion", {"learning_rate": 1.0}),
+        ("sgd", {}),
+        ("sgd", {"learning_rate": 0.0}),
+        ("sgd", {"learning_rate": 1.0, "weight_decay": 0.1}),
+        ("adamw", {"learning_rate": 1.0, "betas": (0.9, 1.0)}),
+        ("adamw", {"learning_rate": 1.0, "betas": (0.9,)}),
+        ("adamw", {"learning_rate": 1.0, "eps": 0.0}),
+        ("adamw", {"learning_rate": 1.0, "weight_decay": -1.0}),
+    ],
+)
+def test_bad_options(name: str, options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"optimizer|learning_rate|betas|eps|weight_decay"):
+        make_optimizer(name, **options)
+
+
+def test_a_memory_of_another_shape_is_refused() -> None:
+    optimizer = AdamW(learning_rate=0.1)
+    _, memory = optimizer.update(np.ones(3), np.ones(3), {})
+    with pytest.raises(ValueError, match="shape"):
+        optimizer.update(np.ones((2, 3)), np.ones((2, 3)), memory)

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
-from fedone_sdk.algorithms import make_method, stream
-from fedone_sdk.algorithms.space import Space
+from fedone_sdk.algorithms import State, make_method, project_to_simplex, stream
+from fedone_sdk.algorithms.space import Space, is_warm_started, warm_start
 
 SPACE = Space.of([(1, 3, 0), (2, 5, None), (1, 2, 1)])
 
@@ -103,3 +106,85 @@ def test_a_wide_space_admits_new_candidates() -> None:
     assert alpha[0, 0] > alpha[0, 2] > alpha[0, 1]
     drawn = new.ask(state.evolve(alpha=alpha), stream(99), 200).prompts
     assert set(drawn[:, 0].tolist()) == {0, 1, 2, 3}
+
+
+ROWS = arrays(
+    np.float64, array_shapes(min_dims=2, max_dims=2, max_side=8), elements=st.floats(-50, 50)
+)
+
+
+@given(ROWS, st.floats(0.0, 0.9))
+def test_meets_the_kkt_conditions(rows: np.ndarray, share: float) -> None:
+    """The unique projection: feasible, and above the floor it is the row minus one threshold."""
+    floor = share / rows.shape[1]
+    for row, projected in zip(rows, project_to_simplex(rows, floor=floor), strict=True):
+        assert projected.sum() == pytest.approx(1.0, abs=1e-9)
+        assert projected.min() >= floor
+        free = projected > floor
+        thresholds = (row - projected)[free]
+        assert np.ptp(thresholds) < 1e-9
+        assert np.all(row[~free] - floor <= thresholds.max() + 1e-9)
+
+
+def test_huge_entries_lose_nothing() -> None:
+    np.testing.assert_allclose(project_to_simplex([[1e9, 1e9 + 0.5, -1e12]]), [[0.25, 0.75, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("rows", "floor"),
+    [([[np.nan, 1]], 0.0), (1.0, 0.0), ([], 0.0), ([[1.0, 2.0]], 0.5), ([[1.0, 2.0]], -0.1)],
+)
+def test_bad_input(rows: object, floor: float) -> None:
+    with pytest.raises(ValueError, match=r"rows|floor"):
+        project_to_simplex(rows, floor=floor)  # type: ignore[arg-type]
+
+
+SIZES: dict[str, Any] = {"prompt_len": 3, "vocab_size": 6, "num_samples": 8, "seed": 5}
+START = (((4, 0.5),), ((0, 0.5),), ((0, 0.25), (2, 0.75)))
+TOKENS = ("bdpl", "gs-bdpl")
+POOLS = ("random", "thompson")
+
+
+class TestBegun:
+    def test_shares_and_what_they_leave(self) -> None:
+        found = warm_start((3, 6), START)
+        assert found.sum(axis=1) == pytest.approx([1, 1, 1])
+        assert found[0] == pytest.approx([1 / 12] * 4 + [0.5 + 1 / 12, 1 / 12])
+        assert found[2] == pytest.approx([0.25, 0, 0.75, 0, 0, 0])
+        assert (warm_start((3, 6), None) == 1 / 6).all()
+
+    @pytest.mark.parametrize(
+        ("start", "line"),
+        [
+            (START[:2], "start must have 3 positions, not 2"),
+            (((((6, 0.5)),), *START[1:]), r"tokens must lie in \[0, 6\), not 6"),
+            ((((4, 0.0),), *START[1:]), r"a share must lie in \(0, 1\], not 0.0"),
+            ((((4, float("nan")),), *START[1:]), "a share must lie in"),
+            ((((4, 0.7), (3, 0.5)), *START[1:]), "must sum to at most 1"),
+        ],
+    )
+    def test_what_is_none(self, start: Any, line: str) -> None:
+        with pytest.raises(ValueError, match=line):
+            warm_start((3, 6), start)
+
+
+@pytest.mark.parametrize("name", [*TOKENS, *POOLS])
+def test_the_untrained_prompt_is_the_initial_one(name: str) -> None:
+    method = make_method(name, **SIZES, start=START)
+    state = method.init()
+    assert is_warm_started(state.alpha)
+    assert method.prompt(state).tolist() == [4, 0, 2]
+    method.check(state)
+    assert (method.project(state.alpha) == state.alpha).all()
+    assert state.alpha == pytest.approx(warm_start((3, 6), START), abs=0.1)
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_a_search_evaluates_it_first(name: str) -> None:
+    method = make_method(name, **SIZES, blank=0, start=START)
+    asked = method.ask(method.init(), stream(1)).prompts.tolist()
+    assert asked[0] == [0, 0, 0]  # no prompt
+    assert [4, 2, 0] in asked  # blanks at the end
+    # What is not known of the method is in alpha: a device begins alike.
+    device = make_method(name, **SIZES, blank=0)
+    assert device.ask(State(alpha=method.init().alpha), stream(1)).prompts.tolist() == asked

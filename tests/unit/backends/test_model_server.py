@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from fedone_sdk.backends import RateLimits
 from fedone_sdk.backends.model_server import (
     OPENAI_URL,
     ModelServer,
+    Reply,
     rate_limits,
     retry_after_s,
     usage_of,
@@ -78,16 +81,10 @@ def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("behaviour", "says", "retry_after"),
-    [
-        ("rate_limited:2", "429", 2.0),
-        ("rate_limited_ms:250", "429", 0.25),
-        ("error", "500", None),
-        ("error:408", "408", None),
-        ("error:409", "409", None),
-        ("error:425", "425", None),
-        ("overloaded:3", "503", 3.0),
-    ],
-)
+    [("rate_limited:2", "429", 2.0), ("rate_limited_ms:250", "429", 0.25), ("error", "500", None),
+     ("error:408", "408", None), ("error:409", "409", None), ("error:425", "425", None),
+     ("overloaded:3", "503", 3.0)],
+)  # fmt: skip
 async def test_what_may_pass_can_be_tried_again(
     behaviour: str, says: str, retry_after: float | None
 ) -> None:
@@ -99,8 +96,7 @@ async def test_what_may_pass_can_be_tried_again(
 
 
 @pytest.mark.parametrize(
-    "behaviour",
-    ["error:502", "error:504", "error:524", "reset", "truncated", "hang", "slow_body"],
+    "behaviour", ["error:502", "error:504", "error:524", "reset", "truncated", "hang", "slow_body"]
 )
 async def test_an_answer_that_does_not_arrive_is_charged_in_full(behaviour: str) -> None:
     """Also if a proxy says so: the server behind it may have answered."""
@@ -113,14 +109,10 @@ async def test_an_answer_that_does_not_arrive_is_charged_in_full(behaviour: str)
 
 @pytest.mark.parametrize(
     ("behaviour", "says"),
-    [
-        ("no_quota", "no quota left: add credit"),
-        ("error:402", "no quota left"),
-        ("bad_key", "put a valid one in its place (the key is in FAKE_KEY)"),
-        ("no_model", "no model 'fake-1'"),
-        ("error:405", "check model and base_url"),
-    ],
-)
+    [("no_quota", "no quota left: add credit"), ("error:402", "no quota left"),
+     ("bad_key", "put a valid one in its place (the key is in FAKE_KEY)"),
+     ("no_model", "no model 'fake-1'"), ("error:405", "check model and base_url")],
+)  # fmt: skip
 async def test_an_error_names_what_to_change(behaviour: str, says: str) -> None:
     failure = await failure_of(behaviour)
     assert type(failure) is BackendBlocked
@@ -376,6 +368,20 @@ async def test_a_refusal_of_any_form_keeps_the_server_s_words(body: str) -> None
     assert "{" not in caught.value.said
 
 
+@pytest.mark.parametrize(
+    "body", ["<script>" * 100_000, "<a" * 100_000, '{"error":' * 900 + "1" + "}" * 900]
+)
+def test_what_a_server_says_is_read_in_linear_time(body: str) -> None:
+    server = ModelServer("fake-1", base_url="http://x/v1", api_key_env=None, timeout_s=1.0)
+    try:
+        read = json.loads(body)
+    except ValueError:
+        read = body
+    start = time.perf_counter()
+    assert isinstance(server.error_of(Reply(500, read, {})), BackendUnavailable)
+    assert time.perf_counter() - start < 5.0
+
+
 @pytest.mark.parametrize("path", ["", "/chat/completions"])
 async def test_an_address_of_azure_as_users_copy_it(path: str) -> None:
     asked = []
@@ -395,6 +401,14 @@ async def test_an_address_of_azure_as_users_copy_it(path: str) -> None:
     url = f"https://name.openai.azure.com{address}"
     server = ModelServer("gpt", base_url=url, api_key_env="FAKE_KEY", timeout_s=5)
     assert server._headers["api-key"] == KEY
+
+
+def test_the_account_of_a_key_is_told_to_openai_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1\n")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "ü")
+    for url, sent in (None, {"OpenAI-Organization": "org-1"}), ("http://127.0.0.1:1/v1", {}):
+        server = ModelServer("gpt", base_url=url, api_key_env="FAKE_KEY", timeout_s=5)
+        assert {k: v for k, v in server._headers.items() if k.startswith("OpenAI")} == sent
 
 
 def test_an_address_that_is_none_is_named() -> None:

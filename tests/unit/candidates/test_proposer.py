@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.candidates import Description, ScoredCandidate, proposal_messages, read_proposals
-from fedone_sdk.task import ChatSpec, TaskSpec
+from fedone_sdk.candidates import (
+    Description,
+    ScoredCandidate,
+    proposal_messages,
+    quotes,
+    read_proposals,
+    read_reflection,
+    reflection_messages,
+)
+from fedone_sdk.losses import feedback
+from fedone_sdk.scores import graded
+from fedone_sdk.task import ChatSpec, Score, TaskSpec
 
 WORDS = {"0": " terrible", "1": " great"}
 TASK = TaskSpec(
@@ -168,3 +180,37 @@ def test_a_hostile_answer_takes_no_time(part: str) -> None:
     begin = time.perf_counter()
     _read(part * 200_000)
     assert time.perf_counter() - begin < 5.0
+
+
+VECTORS = json.loads(
+    (Path(__file__).parents[2] / "vectors" / "reflection.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize(("text", "private"), VECTORS["quotes"]["texts"])
+def test_what_is_private_stays(text: str, private: bool) -> None:
+    found = quotes(text, VECTORS["quotes"]["rows"], VECTORS["quotes"]["public"])
+    assert (found is not None) == private, found
+
+
+def test_a_candidate_is_read_from_an_answer() -> None:
+    given = VECTORS["reads"]
+    for answer, candidate in given["answers"]:
+        found = read_reflection(answer, known=given["known"], labels=given["labels"])
+        assert found == candidate, answer
+
+
+def test_the_messages_have_the_task_the_text_and_the_cases() -> None:
+    given = VECTORS["messages"]
+    cases = [(case["fields"], case["feedback"]) for case in given["cases"]]
+    task = TaskSpec.model_validate(given["task"])
+    found = reflection_messages(task, given["slot"], given["parent"], cases)
+    assert [list(message) for message in found] == given["expected"]
+
+
+@pytest.mark.parametrize("case", VECTORS["feedback"])
+async def test_feedback_says_what_was_expected_and_answered(case: dict[str, Any]) -> None:
+    task, answer, example = TaskSpec.model_validate(case["task"]), case["answer"], case["example"]
+    if isinstance(answer, str):
+        (answer,) = await graded(task, [answer], [example], lambda *_: Score(**case["score"]))
+    assert feedback(task, answer, example) == case["expected"]

@@ -1,9 +1,11 @@
 """Partitions: exact properties, and the statistics of random ones."""
 
+import json
 import math
 import random
 from collections import Counter
 from itertools import chain
+from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.data import Partition, dirichlet, iid, partition_clients
+from fedone_sdk.data import Partition, SplitMix64, dirichlet, draw_minibatch, iid, partition_clients
 from fedone_sdk.data.partition import _dirichlet_draw, _round_shares
 from fedone_sdk.errors import DataError
 
@@ -163,3 +165,76 @@ def test_too_few_rows_are_reported_with_their_number() -> None:
         dirichlet([0, 1, 1], 4, 1.0, 0)
     with pytest.raises(DataError, match=r"0 rows"):
         k_shot([], 2, 1, 0)
+
+
+VECTORS = json.loads(
+    (Path(__file__).parents[2] / "vectors" / "minibatch.json").read_text(encoding="utf-8")
+)
+
+
+def test_generator_vector() -> None:
+    generator = SplitMix64(VECTORS["splitmix64"]["seed"])
+    outputs = VECTORS["splitmix64"]["outputs"]
+    assert [str(generator.next_u64()) for _ in outputs] == outputs
+
+
+@pytest.mark.parametrize("vector", VECTORS["draws"], ids=lambda v: f"{v['seed']}")
+def test_draw_vectors(vector: dict[str, Any]) -> None:
+    drawn = draw_minibatch(vector["num_examples"], vector["batch_size"], vector["seed"])
+    assert drawn == vector["rows"]
+
+
+@given(st.integers(1, 200), st.integers(1, 250), st.integers(0, 2**53 - 1))
+def test_distinct_rows_in_range(num_examples: int, batch_size: int, seed: int) -> None:
+    drawn = draw_minibatch(num_examples, batch_size, seed)
+    assert len(drawn) == len(set(drawn)) == min(batch_size, num_examples)
+    assert set(drawn) <= set(range(num_examples))
+
+
+def test_every_ordered_draw_is_equally_likely() -> None:
+    num_examples, batch_size, draws = 6, 3, 24_000
+    seen = Counter(tuple(draw_minibatch(num_examples, batch_size, s)) for s in range(draws))
+    cells = math.perm(num_examples, batch_size)
+    expected = draws / cells
+    assert len(seen) == cells
+    chi_square = sum((count - expected) ** 2 / expected for count in seen.values())
+    degrees = cells - 1
+    # Five standard deviations of a chi-square around its mean.
+    assert abs(chi_square - degrees) < 5 * math.sqrt(2 * degrees)
+
+
+@pytest.mark.parametrize(("num_examples", "batch_size", "seed"), [(0, 1, 0), (1, 0, 0), (1, 1, -1)])
+def test_bad_arguments(num_examples: int, batch_size: int, seed: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        draw_minibatch(num_examples, batch_size, seed)
+
+
+def test_published_values() -> None:
+    generator = SplitMix64(1234567)
+    assert [generator.next_u64() for _ in range(5)] == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**53])
+def test_seed_out_of_range(seed: int) -> None:
+    with pytest.raises(ValueError, match="seed must be in"):
+        SplitMix64(seed)
+
+
+@given(st.integers(0, 2**53 - 1), st.integers(1, 2**40))
+def test_below_is_in_range(seed: int, bound: int) -> None:
+    assert 0 <= SplitMix64(seed).below(bound) < bound
+
+
+@given(st.integers(0, 2**53 - 1), st.lists(st.text(max_size=2)), st.integers(0, 40))
+def test_sample_begins_a_shuffle(seed: int, items: list[str], count: int) -> None:
+    before = list(items)
+    shuffled = SplitMix64(seed).shuffle(items)
+    assert items == before
+    assert sorted(shuffled) == sorted(items)
+    assert SplitMix64(seed).sample(items, count) == shuffled[:count]
