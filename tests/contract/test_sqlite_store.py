@@ -142,16 +142,10 @@ class TestFile:
 
     @pytest.mark.parametrize(
         "url",
-        [
-            "nonsense",
-            "mysql://user:secret@host/db",
-            "postgresql+psycopg2://user:secret@host/db",
-            "postgresql://user:secret@host:port/db",
-            "sqlite://",
-            "sqlite:///:memory:",
-            "sqlite:///file:x.db?uri=true",
-        ],
-    )
+        ["nonsense", "mysql://user:secret@host/db", "postgresql+psycopg2://user:secret@host/db",
+         "postgresql://user:secret@host:port/db", "sqlite://", "sqlite:///:memory:",
+         "sqlite:///file:x.db?uri=true"],
+    )  # fmt: skip
     def test_unusable_url(self, url: str) -> None:
         with pytest.raises(SpecError) as caught:
             SqlStore.at(url)

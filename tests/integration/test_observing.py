@@ -125,6 +125,7 @@ class TestMetrics:
             credential = await work(service)
             path = f"/v1/assignments/{(await service.claim(credential))['assignment_id']}/decline"
             await service.ok("POST", path, {"reason": reason}, token=credential)
+            labels = (("code", f"proxy_{status}"),)
             figures = await figures_of(service)
         assert figures.get(("fedone_http_problems_total", labels), 0) == count
 

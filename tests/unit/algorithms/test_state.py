@@ -133,14 +133,10 @@ def test_a_well_signed_other_thing_is_refused(payload: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("indices", "probabilities"),
-    [
-        ([[0, 3]], np.full((2, 3), 1 / 3)),
-        ([[0, -1]], np.full((2, 3), 1 / 3)),
-        ([[0, 1, 2]], np.full((2, 3), 1 / 3)),
-        ([0, 1], np.full((2, 3), 1 / 3)),
-        ([[0.0, 1.0]], np.full((2, 3), 1 / 3)),
-    ],
-)
+    [([[0, 3]], np.full((2, 3), 1 / 3)), ([[0, -1]], np.full((2, 3), 1 / 3)),
+     ([[0, 1, 2]], np.full((2, 3), 1 / 3)), ([0, 1], np.full((2, 3), 1 / 3)),
+     ([[0.0, 1.0]], np.full((2, 3), 1 / 3))],
+)  # fmt: skip
 def test_bad_candidates(indices: object, probabilities: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"prompts|probabilities"):
         Candidates(prompts=indices, probabilities=probabilities)  # type: ignore[arg-type]

@@ -150,14 +150,9 @@ async def error_of(says: str, *, status: int, key_env: str | None) -> BackendErr
 @pytest.mark.parametrize("status", [400, 403, 429, 503])
 @pytest.mark.parametrize(
     "secret",
-    [
-        "sk-proj-0123456789abcdef",
-        "gsk_Abcdef0123456789Abcdef0123456789",
-        "xai-0123456789abcdef0123456789",
-        "0123456789abcdef0123456789abcdef",
-        "plain+words/of=nobody",
-    ],
-)
+    ["sk-proj-0123456789abcdef", "gsk_Abcdef0123456789Abcdef0123456789",
+     "xai-0123456789abcdef0123456789", "0123456789abcdef0123456789abcdef", "plain+words/of=nobody"],
+)  # fmt: skip
 async def test_a_key_of_any_form_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch, secret: str, status: int
 ) -> None:

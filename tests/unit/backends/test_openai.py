@@ -536,15 +536,9 @@ async def test_a_failure_is_of_its_kind_and_does_not_last(
 
 @pytest.mark.parametrize(
     "body",
-    [
-        b"[]",
-        b"{}",
-        b'{"choices": []}',
-        b'{"choices": [{"logprobs": 3}]}',
-        b'{"choices": null}',
-        b"",
-    ],
-)
+    [b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"logprobs": 3}]}', b'{"choices": null}',
+     b""],
+)  # fmt: skip
 async def test_an_answer_of_another_shape_is_a_clear_error(
     make: Make, monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:

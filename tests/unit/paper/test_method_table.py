@@ -173,16 +173,10 @@ def megabytes(found: dict[str, Any], times: int = 1) -> str:
 
 @pytest.mark.parametrize(
     ("row", "method", "together", "times"),
-    [
-        ("bdpl", BDPL, 1, 1),
-        ("gs-bdpl", GS_BDPL, 1, 1),
-        ("gs-bdpl", GS_BDPL, 10, 10),
-        ("prompt-tuning", TUNING, 1, 1),
-        ("prompt-tuning", TUNING, 10, 10),
-        ("bbt", BBT, 1, 50),
-        ("bbt", BBT, 10, 100),
-    ],
-)
+    [("bdpl", BDPL, 1, 1), ("gs-bdpl", GS_BDPL, 1, 1), ("gs-bdpl", GS_BDPL, 10, 10),
+     ("prompt-tuning", TUNING, 1, 1), ("prompt-tuning", TUNING, 10, 10), ("bbt", BBT, 1, 50),
+     ("bbt", BBT, 10, 100)],
+)  # fmt: skip
 def test_the_papers_counts_come_out(
     tmp_path: Path, row: str, method: dict[str, Any], together: int, times: int
 ) -> None:
