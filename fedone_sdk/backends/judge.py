@@ -7,6 +7,7 @@ LLM-as-a-Judge with MT-Bench and Chatbot Arena"). A comparison is asked in both 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,8 +159,11 @@ class Judge:
         shown = {name: example[name] for name in self.task.fields}
         if (expected := example.get(self.task.label_field)) is not None:
             shown["expected_answer"] = expected
+        shown |= answers
+        names = "|".join(map(re.escape, shown))
+        tag = re.compile(rf"<(?=\s*/?\s*({names})\s*>)", re.IGNORECASE)  # A text ends at its own.
         texts = "\n".join(
-            f"<{name}>\n{text}\n</{name}>" for name, text in {**shown, **answers}.items()
+            f"<{name}>\n{tag.sub('&lt;', str(text))}\n</{name}>" for name, text in shown.items()
         )
         asked = f"Rubric: {self.rubric}\n\n{texts}\n\nAnswer with a JSON object only: {form}"
         fields = {"reason": {"type": "string", "maxLength": _REASON_CHARS}, **result}

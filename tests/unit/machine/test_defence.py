@@ -123,6 +123,14 @@ def test_a_rollback_keeps_the_ledger() -> None:
     assert all(game.state.defence[name] is before[name] for name in before)
 
 
+def test_after_a_rollback_merges_are_due_as_before() -> None:
+    game = Game(defended())
+    play(game, until=20)
+    game.state = dataclasses.replace(game.state, merged_at=18)
+    game.apply(roll_back, method=game.machine.initial_state().method, to_round=5, reason="test")
+    assert game.state.merged_at == 5
+
+
 def test_a_search_drops_held_back_losses() -> None:
     raw = spec_of(participation={"exchange": "losses"}, name="random", num_samples=20, rounds=20)
     game = Game(RunSpec.model_validate({**raw.model_dump(), "defence": "standard"}))
