@@ -163,21 +163,6 @@ class TestTls:
         with pytest.raises(SpecError, match="stands alone"):
             Network(ssl_context=context, ca_file="ca.pem").context()
 
-    @pytest.mark.parametrize(
-        ("url", "events"),
-        [
-            ("https://user:secret@fedone.example", None),
-            ("https://[", None),
-            ("x", "is not an http"),
-            ("localhost:80", "is not an http"),
-            ("ftp://x", "is not an http"),
-            ("http://", "is not an http"),
-        ],
-    )
-    def test_a_url_that_will_not_do(self, url: str, events: str | None) -> None:
-        with pytest.raises(SpecError, match=events):
-            HttpTransport(url)
-
 
 class TestProxy:
     @pytest.mark.parametrize("secure", [True, False])

@@ -126,7 +126,8 @@ class TestAdminClient:
     @pytest.mark.parametrize(
         ("url", "token", "message"),
         [
-            ("ftp://host", "admin", "is not an http"),
+            *((url, "admin", "is not an http") for url in ("ftp://host", "x", "h:80", "http://")),
+            ("https://[", "admin", "server: "),
             ("http://user:secret@host", "admin", "must not have a user"),
             ("http://host", "", "printable ASCII"),
             ("http://host", "two\nlines", "printable ASCII"),

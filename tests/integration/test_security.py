@@ -365,15 +365,7 @@ class TestLimits:
 
 
 class Held(MemoryStore):
-    """Make a change, and answer only when released.
-
-    Attributes:
-        method: Which change.
-        holds: Whether it is slow by now.
-        made: The change was made.
-        go: It may answer.
-        closed: Whether the store was closed.
-    """
+    """Make a change by a method while it `holds`, and answer only when released by `go`."""
 
     def __init__(self, method: str) -> None:
         super().__init__()

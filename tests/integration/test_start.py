@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
@@ -23,6 +22,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, RunRecord, Store
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend
+from tests import runs
 from tests.integration.caller import ADMIN, TOKEN, Caller
 from tests.processes import free_port
 from tests.runs import WORDS, run_spec
@@ -77,25 +77,19 @@ class Looked(ScriptedBackend):
             raise self.trouble_of
 
 
-def service_of(store: Store, backend: LLMBackend, clock: ManualClock | None = None) -> Service:
+def service_of(store: Store, backend: LLMBackend) -> Service:
     return Service(
         store=store,
-        clock=clock or ManualClock(),
-        authority=Authority(enrolment_tokens=[TOKEN]),
+        clock=ManualClock(),
+        authority=Authority(enrolment_tokens=[runs.TOKEN]),
         backend=backend,
     )
 
 
-@asynccontextmanager
-async def serving(
+def serving(
     store: Store, backend: LLMBackend | None = None, clock: ManualClock | None = None
-) -> AsyncIterator[Service]:
-    service = service_of(store, backend or Looked(), clock)
-    await service.start()
-    try:
-        yield service
-    finally:
-        await service.stop()
+) -> AbstractAsyncContextManager[Service]:
+    return runs.serving(store=store, backend=backend or Looked(), clock=clock)
 
 
 async def filled(store: Store, *, ended: int, live: int) -> None:
@@ -159,7 +153,7 @@ class TestWhoWaits:
         async with serving(store) as service:
             run = await service.add_run(spec_of("live"), WORDS)
             for _ in range(3):
-                credential = (await service.access.enrol(TOKEN, Enrol())).credential
+                credential = (await service.access.enrol(runs.TOKEN, Enrol())).credential
                 await service.work.claim(await service.access.client(credential), claim)
             before = dict(service.dispatcher.available(run))
         assert len(before) == 3
@@ -186,7 +180,7 @@ class TestTheModel:
         await service.open()
         service.admit_devices()
         device = await service.access.client(
-            (await service.access.enrol(TOKEN, Enrol())).credential
+            (await service.access.enrol(runs.TOKEN, Enrol())).credential
         )
         claim = asyncio.create_task(service.work.claim(device, Claim(num_examples=5, wait_s=30)))
         done, _ = await asyncio.wait({claim}, timeout=0.05)
