@@ -156,7 +156,10 @@ class Judge:
     def _query(
         self, example: Example, answers: Mapping[str, str], form: str, **result: Mapping[str, Any]
     ) -> Query:
-        shown = {name: example[name] for name in self.task.fields}
+        taken = ("expected_answer", *answers)
+        shown = {
+            f"input_{name}" if name in taken else name: example[name] for name in self.task.fields
+        }
         if (expected := example.get(self.task.label_field)) is not None:
             shown["expected_answer"] = expected
         shown |= answers
