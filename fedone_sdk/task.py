@@ -153,11 +153,9 @@ _CUT = re.compile(r"(?:\.([1-9]\d{0,6}))?")
 """The format of a template's field: the number of characters that are used of a text."""
 
 
-def _label_key(value: object) -> object:
-    return str(value) if isinstance(value, (int, bool)) else value
-
-
-LabelValue = Annotated[str, BeforeValidator(_label_key)]
+LabelValue = Annotated[
+    str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
+]
 """A label's value, which YAML may read as a number or a truth value."""
 
 
@@ -183,14 +181,10 @@ def _label_pairs(given: object) -> object:
     return pairs
 
 
-def _as_list(labels: Mapping[str, str]) -> list[Label]:
-    return [Label(value=value, word=word) for value, word in labels.items()]
-
-
 Labels = Annotated[
     OrderedDict[LabelValue, str],
     BeforeValidator(_label_pairs, json_schema_input_type=list[Label]),
-    PlainSerializer(_as_list),
+    PlainSerializer(lambda labels: [Label(value=v, word=w) for v, w in labels.items()]),
 ]
 """Label value -> label word, in order. JSON has a list, because the keys of its objects have no
 order."""

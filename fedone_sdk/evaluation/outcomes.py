@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Self
 
@@ -21,10 +22,6 @@ OUTCOMES = "outcomes"
 
 Which = Literal["no_prompt", "before", "cheapest", "after"]
 """The measured prompt: "no prompt", the untrained one, a shorter one, or the deployable one."""
-
-
-def _is_empty(value: object) -> bool:
-    return value == ()
 
 
 _Index = Annotated[int, Field(ge=-1, lt=64)]
@@ -48,7 +45,7 @@ class Outcomes(BaseModel):
     predicted: tuple[_Index | None, ...] = ()
     targets: tuple[_Index, ...] = ()
     losses: tuple[float | None, ...] = ()
-    log_probs: tuple[tuple[float, ...] | None, ...] = Field(default=(), exclude_if=_is_empty)
+    log_probs: tuple[tuple[float, ...] | None, ...] = Field(default=(), exclude_if=operator.not_)
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
