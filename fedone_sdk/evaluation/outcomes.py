@@ -6,8 +6,9 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from fedone_sdk._frozen import Frozen
 from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import Prediction, price_of
 from fedone_sdk.data import draw_minibatch
@@ -27,7 +28,7 @@ Which = Literal["no_prompt", "before", "cheapest", "after"]
 _Index = Annotated[int, Field(ge=-1, lt=64)]
 
 
-class Outcomes(BaseModel):
+class Outcomes(Frozen):
     """Results of one prompt per example of the dev split, in order, without texts.
 
     Attributes:
@@ -38,8 +39,6 @@ class Outcomes(BaseModel):
         log_probs: Of the baselines, log-probability of each label without a bias, nats; null if the
             model failed. Empty for tasks without labels.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     which: Which
     predicted: tuple[_Index | None, ...] = ()

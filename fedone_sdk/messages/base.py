@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
+from fedone_sdk._frozen import Frozen
 from fedone_sdk.errors import ProblemError
 
 
-class Message(BaseModel):
+class Message(Frozen):
     """A JSON message: immutable, with finite numbers only and without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 def encode(message: Message) -> bytes:
