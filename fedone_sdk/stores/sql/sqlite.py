@@ -337,7 +337,6 @@ def _lock(path: str) -> int:
 
 
 def _configure(engine: Engine) -> None:
-    """Configure connections, with explicit BEGIN statements."""
     pragmas = (
         # Required by the budget: an acknowledged commit survives a power failure.
         "synchronous=FULL",
