@@ -17,7 +17,7 @@ from typing_extensions import TypedDict  # pydantic takes that of typing from Py
 
 from fedone_sdk.clock import answer_of
 from fedone_sdk.errors import BackendError, BackendRefused, BudgetError, ProblemError, SpecError
-from fedone_sdk.task import Example, LogProbs, Score, ScoreFunction, TaskSpec
+from fedone_sdk.task import Example, LogProbs, Score, ScoreFunction, TaskSpec, in_unicode
 
 __all__ = [
     "SCORES",
@@ -97,7 +97,7 @@ async def _called(
             returned = await asyncio.to_thread(score, written, example)
             given = await answer_of(returned)
         given = given if isinstance(given, Score) else Score(float(given))
-        value, said = float(given.value), str(given.feedback)
+        value, said = float(given.value), in_unicode(str(given.feedback))
     except Exception as exc:
         refused = type(exc) in (BackendError, BackendRefused)  # This text only.
         if isinstance(exc, (BackendError, BudgetError, ProblemError)) and not refused:
@@ -284,23 +284,29 @@ _TYPES: Mapping[str, Any] = {
 def _form(schema: Mapping[str, Any]) -> Any:
     """Return the type of the values that fit a JSON Schema, as far as `json_fields` checks it."""
     if "enum" in schema:
+        if not schema["enum"]:
+            raise TypeError("an enum is empty")
         return Literal[tuple(schema["enum"])]
-    if "items" in schema:
-        return list[_form(schema["items"])]  # type: ignore[misc]
-    if "properties" in schema:
-        needed = schema.get("required", ())
-        fields = {
-            name: _form(of) if name in needed else NotRequired[_form(of)]
-            for name, of in schema["properties"].items()
-        }
-        closed = schema.get("additionalProperties") is False
-        make: Any = TypedDict  # A type checker takes a literal only.
-        form = make("form", fields)
-        form.__pydantic_config__ = ConfigDict(strict=True, extra="forbid" if closed else "allow")
-        return form
-    kinds = schema.get("type", [])
-    found = [_TYPES[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds)]
+    implied = "array" if "items" in schema else "object" if "properties" in schema else []
+    kinds = schema.get("type", implied)
+    found = [_of_kind(kind, schema) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
     return reduce(or_, found) if found else Any
+
+
+def _of_kind(kind: str, schema: Mapping[str, Any]) -> Any:
+    if kind == "array" and "items" in schema:
+        return list[_form(schema["items"])]  # type: ignore[misc]
+    if kind != "object":
+        return _TYPES[kind]
+    needed, named = schema.get("required", ()), schema.get("properties", {})
+    fields = dict.fromkeys(needed, Any) | {
+        name: _form(of) if name in needed else NotRequired[_form(of)] for name, of in named.items()
+    }
+    closed = schema.get("additionalProperties") is False
+    make: Any = TypedDict  # A type checker takes a literal only.
+    form = make("form", fields)
+    form.__pydantic_config__ = ConfigDict(strict=True, extra="forbid" if closed else "allow")
+    return form
 
 
 def object_in(text: str) -> Mapping[str, Any] | None:

@@ -524,6 +524,11 @@ def _field(example: Example, name: str) -> str:
     return value
 
 
+def in_unicode(text: str) -> str:
+    """Return a model's text with ``?`` for each half of a surrogate pair, as no message has it."""
+    return text.encode(errors="replace").decode()
+
+
 def target_of(task: TaskSpec, example: Example) -> int | str:
     """Return the index of an example's label among the task's labels, or its reference text.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 from fedone_sdk.backends.chat import TemplateWarning
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, SpecError
-from fedone_sdk.task import LOG_ZERO, Rendered
+from fedone_sdk.task import LOG_ZERO, Rendered, in_unicode
 
 if TYPE_CHECKING:
     from fedone_sdk.backends.encoders import CausalEncoder, ClozeEncoder
@@ -82,6 +82,10 @@ class Query:
         )
 
 
+_MODEL_CHARS = 500
+"""Of a reported model version, at most."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimits:
     """Remaining rate limits as reported by a provider; None is unknown."""
@@ -120,6 +124,12 @@ class Answer:
     censored: int = 0
     model: str | None = None
     limits: RateLimits | None = None
+
+    def __post_init__(self) -> None:
+        texts = tuple(None if text is None else in_unicode(text) for text in self.texts)
+        object.__setattr__(self, "texts", texts)
+        if self.model is not None:
+            object.__setattr__(self, "model", in_unicode(self.model)[:_MODEL_CHARS])
 
     @property
     def text(self) -> str:

@@ -7,6 +7,7 @@ LLM-as-a-Judge with MT-Bench and Chatbot Arena"). A comparison is asked in both 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from fedone_sdk.backends.asking import ask_each, score_all, written_query
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.budget import BudgetGuard
-from fedone_sdk.errors import BackendRefused, SpecError
+from fedone_sdk.errors import BackendError, BackendRefused, SpecError
 from fedone_sdk.objects import load_object
 from fedone_sdk.scores import AT_ONCE, SCORES, object_in, ready_score
 from fedone_sdk.spec import validate_spec
@@ -136,8 +137,10 @@ class Judge:
                 return None
             try:
                 return await self.prefer(one, other, example)
-            except BackendRefused:  # This text only.
-                return None
+            except BackendError as exc:
+                if type(exc) in (BackendError, BackendRefused):  # These texts only.
+                    return None
+                raise
 
         rows = zip(ones, others, examples, strict=True)
         found, failures = await ask_each(pair, rows, concurrency=AT_ONCE)
@@ -156,8 +159,11 @@ class Judge:
         shown = {name: example[name] for name in self.task.fields}
         if (expected := example.get(self.task.label_field)) is not None:
             shown["expected_answer"] = expected
+        shown |= answers
+        names = "|".join(map(re.escape, shown))
+        tag = re.compile(rf"<(?=\s*/?\s*({names})\s*>)", re.IGNORECASE)  # A text ends at its own.
         texts = "\n".join(
-            f"<{name}>\n{text}\n</{name}>" for name, text in {**shown, **answers}.items()
+            f"<{name}>\n{tag.sub('&lt;', str(text))}\n</{name}>" for name, text in shown.items()
         )
         asked = f"Rubric: {self.rubric}\n\n{texts}\n\nAnswer with a JSON object only: {form}"
         fields = {"reason": {"type": "string", "maxLength": _REASON_CHARS}, **result}

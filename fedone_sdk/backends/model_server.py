@@ -59,7 +59,8 @@ _MAX_BYTES = 64 * 1024 * 1024
 """Maximal length of an answer: a list of inputs, each with the log-probabilities of many tokens."""
 _MAX_TOKENS = 2**32
 """Maximal number of tokens that one answer can report, so that sums of reports stay exact."""
-_MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[a-z/!][^>]*>")
+# Linear in the text: what is not closed goes to the end, or to the next tag.
+_MARKUP = re.compile(r"(?is)<(script|style)\b.*?(?:</\1>|\Z)|<[a-z/!][^<>]*>")
 _SAYING = (
     *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
     *("raw", "reason", "error_msg", "error_message"),
@@ -457,14 +458,16 @@ def _parsed(status: int, content: bytes, headers: Mapping[str, str]) -> Reply:
     return Reply(min(named, 500), {"error": error}, headers)
 
 
-def _words(body: object) -> str:
+def _words(body: object, levels: int = 20) -> str:
     """Return what an error's body says, whatever its form: JSON of any shape, text or HTML."""
     if isinstance(body, str):
         return _MARKUP.sub(" ", body)
-    if isinstance(body, dict):
-        texts = [_words(body[name]) for name in _SAYING if name in body]
+    below = levels - 1
+    if isinstance(body, dict) and below:
+        texts = [_words(body[name], below) for name in _SAYING if name in body]
     else:
-        texts = [_words(each) for each in body] if isinstance(body, list) else []
+        inner = body if isinstance(body, list) and below else ()
+        texts = [_words(each, below) for each in inner]
     return ": ".join(dict.fromkeys(filter(None, texts)))
 
 

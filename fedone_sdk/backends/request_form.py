@@ -27,6 +27,10 @@ _SYSTEM = (
     *("system role", "system message", "system prompt", "system instruction", "'system'"),
     *("developer instruction", "roles", ".role"),
 )
+_SCHEMA = (
+    *("response_format", "response format", "json_schema", "json schema", "response_schema"),
+    "structured output",
+)
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _CONTINUING: Mapping[str, Mapping[str, Any]] = {
     "llamacpp": {},
@@ -176,7 +180,7 @@ class RequestForm:
             raise self._changed("the system message is the beginning of the user's")
         if names("array", "list") and names("content", "messages") and self._once("parts"):
             raise self._changed("messages are lists of parts")
-        if names("response_format", "json_schema") and self._once("schema"):
+        if names(*_SCHEMA) and self._once("schema"):
             raise self._changed("without a JSON schema, so answers may have another form")
         if self._effort is not None and names("reasoning"):
             raise BackendBlocked(

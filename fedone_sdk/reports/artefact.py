@@ -196,9 +196,13 @@ def load_prompt(path: str | Path) -> PromptArtefact:
     if document.pop("sha256", None) != hashlib.sha256(_canonical(document)).hexdigest():
         raise SpecError("sha256: is another one: the file was changed", source=str(path))
     try:
-        return PromptArtefact.model_validate_json(data)
+        artefact = PromptArtefact.model_validate_json(data)
+        artefact.asked  # noqa: B018 - labels and bias fit the task
+        return artefact
     except ValidationError as exc:
         raise SpecError(first_error(exc), source=str(path)) from exc
+    except ValueError as exc:
+        raise SpecError(f"prompt.{exc}", source=str(path)) from exc
 
 
 def _canonical(value: object) -> bytes:

@@ -313,16 +313,6 @@ def test_a_wrong_argument_is_one_line(
     assert "secret" not in err
 
 
-def test_a_token_with_a_line_end_is_refused(
-    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEDONE_TOKEN", "secret\nx")
-    found = fedone("client", "--server", "http://h", "--data", folder / "dev.jsonl")
-    allowed = "allowed is printable ASCII"
-    message = f"arguments: token: has characters that a token cannot have; {allowed}\n"
-    assert found == (2, "", message)
-
-
 def test_several_mistakes_are_a_line_each(fedone: Fedone, folder: Path) -> None:
     path = folder / "run.yaml"
     path.write_text(RUN.replace("rounds: 10", "rounds: 0").replace("length: 3", "length: 0"))

@@ -16,6 +16,7 @@ import pytest
 
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.backends import LLMBackend
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -23,6 +24,7 @@ from tests.integration.test_edge_network import SECRET, Authority, HttpProxy, se
 from tests.runs import TOKEN, run_spec
 
 ROOT = Path(__file__).parents[2]
+WORDS = Vocabulary(candidates=(" good", " bad"))
 ROWS = "".join(json.dumps({"text": f"text {n}", "label": n % 2}) + "\n" for n in range(6))
 
 
@@ -51,20 +53,25 @@ async def fedone_client(
             await process.wait()
 
 
+@asynccontextmanager
+async def serving(*specs: RunSpec, backend: LLMBackend | None = None) -> AsyncIterator[Aggregator]:
+    backend = backend or ScriptedBackend()
+    async with asyncio.timeout(60), Aggregator(backend=backend, enrolment_tokens=[TOKEN]) as served:
+        for spec in specs:
+            await served.add_run(spec, WORDS)
+        yield served
+
+
 async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)
     pytest.importorskip("dp_accounting")
-    words = Vocabulary(candidates=(" good", " bad"))
     noise = {"clip": 2.0, "noise_multiplier": 4.0}
     noisy = RunSpec.model_validate({**spec_of(2).model_dump(mode="json"), "privacy": noise})
     options = ("--label", "label", "--field", "text")
-    async with (
-        asyncio.timeout(60),
-        Aggregator(backend=ScriptedBackend(), enrolment_tokens=[TOKEN]) as served,
-    ):
-        plain = await served.service.add_run(spec_of(2), words)
+    async with serving(spec_of(2)) as served:
+        plain = served.service.runs["run"]
         url = await served.listen()
         declined = "the client requires noise, and the run asks for none"
         async with fedone_client(tmp_path, url, *options, FEDONE_PRIVACY="label:1.5") as process:
@@ -76,7 +83,7 @@ async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(
             out, err = await process.communicate()
         assert (process.returncode, err) == (0, b"")
         assert declined in out.decode()
-        private = await served.service.add_run(noisy.model_copy(update={"name": "private"}), words)
+        private = await served.service.add_run(noisy.model_copy(update={"name": "private"}), WORDS)
         arguments = (*options, "--privacy", "label:1.5", "--run", "private")
         async with fedone_client(tmp_path, url, *arguments) as process:
             out, err = await process.communicate()
@@ -100,11 +107,7 @@ async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(
 async def test_check(tmp_path: Path, labels: dict[Any, str], code: int, line: str) -> None:
     spec = spec_of(2).model_dump(mode="json")
     spec["task"]["labels"] = labels
-    async with (
-        asyncio.timeout(60),
-        Aggregator(backend=ScriptedBackend(), enrolment_tokens=[TOKEN]) as served,
-    ):
-        await served.add_run(RunSpec.model_validate(spec), Vocabulary(candidates=("x", "y")))
+    async with serving(RunSpec.model_validate(spec)) as served:
         url = await served.listen()
         async with fedone_client(tmp_path, url, "--check") as process:
             out, err = await process.communicate()
@@ -121,10 +124,9 @@ async def test_generated_texts_are_scored_by_the_function_of_the_runs_file(tmp_p
     }
     spec = run_spec(task=task, method={"name": "random", "batch_size": 5}, rounds=2)
     (tmp_path / "run.yaml").write_text(spec.model_dump_json(exclude_unset=True))
-    words = Vocabulary(candidates=(" good", " bad"))
     echo = ScriptedBackend(write=lambda inputs, _: "".join(part.text for part in inputs))
-    async with asyncio.timeout(60), Aggregator(backend=echo, enrolment_tokens=[TOKEN]) as served:
-        run = await served.service.add_run(spec, words)
+    async with serving(spec, backend=echo) as served:
+        run = served.service.runs["run"]
         url = await served.listen()
         async with fedone_client(tmp_path, url, "--check") as process:
             out, _ = await process.communicate()
@@ -161,12 +163,8 @@ async def test_a_requirement_that_cannot_be_kept(
 async def test_through_a_proxy_with_a_private_authority_and_a_certificate(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("device")
-    async with (
-        asyncio.timeout(60),
-        HttpProxy() as proxy,
-        Aggregator(backend=ScriptedBackend(), enrolment_tokens=[TOKEN]) as served,
-    ):
-        run = await served.service.add_run(spec_of(2), Vocabulary(candidates=(" good", " bad")))
+    async with serving(spec_of(2)) as served, HttpProxy() as proxy:
+        run = served.service.runs["run"]
         url = await served.listen(ssl_context=server_context(authority, clients=True))
         certificate.write_bytes(certificate.read_bytes() + key.read_bytes())
         trust = {"HTTPS_PROXY": proxy.url, "SSL_CERT_FILE": str(authority.file)}
@@ -194,12 +192,8 @@ async def test_through_a_proxy_with_a_private_authority_and_a_certificate(tmp_pa
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_signals_end_it_in_good_order(tmp_path: Path, number: signal.Signals) -> None:
-    async with (
-        asyncio.timeout(60),
-        Aggregator(backend=ScriptedBackend(), enrolment_tokens=[TOKEN]) as served,
-    ):
-        # It waits for work that does not come: the run needs two.
-        await served.add_run(spec_of(2, min_clients=2), Vocabulary(candidates=(" good", " bad")))
+    # It waits for work that does not come: the run needs two.
+    async with serving(spec_of(2, min_clients=2)) as served:
         url = await served.listen()
         async with fedone_client(tmp_path, url) as process:
             while not served.service.dispatcher.num_polls:

@@ -25,16 +25,8 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 HUB_MODEL = "HuggingFaceTB/SmolLM2-135M"
 WORDS = (
-    " parcel",
-    " rain",
-    " steps",
-    " car",
-    " sofa",
-    " stuck",
-    " twice",
-    " scale",
-    " alert",
-    " it",
+    *(" parcel", " rain", " steps", " car", " sofa"),
+    *(" stuck", " twice", " scale", " alert", " it"),
 )
 
 

@@ -45,16 +45,22 @@ def write(file: Path, rows: Iterable[dict[str, Any]] = ROWS) -> None:
 
 @asynccontextmanager
 async def program(
-    name: str, *arguments: object, folder: Path, warnings: str = "error", **options: Any
+    name: str,
+    served: LoopbackFederation,
+    *arguments: object,
+    folder: Path,
+    warnings: str = "error",
+    **options: Any,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """An example as a separate process, killed at the end if it still runs."""
+    token = {"PYTHONPATH": str(ROOT), "FEDONE_TOKEN": served.token}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-W", warnings),
         EXAMPLES / name,
-        *map(str, arguments),
+        *map(str, (served.url, *arguments)),
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})},
+        env={**os.environ, **token, **options.pop("env", {})},
         **options,
     )
     try:
@@ -102,13 +108,7 @@ async def test_edge_client(tmp_path: Path) -> None:
     async with (
         asyncio.timeout(60),
         LoopbackFederation(run, WORDS, backend=model) as served,
-        program(
-            "edge_client.py",
-            served.url,
-            "rows.jsonl",
-            folder=tmp_path,
-            env={"FEDONE_TOKEN": served.token},
-        ) as process,
+        program("edge_client.py", served, "rows.jsonl", folder=tmp_path) as process,
     ):
         assert await process.wait() == 0
         assert served.run.result().status == "completed"
@@ -126,22 +126,15 @@ async def test_thread_app_continues_where_it_was(tmp_path: Path) -> None:
 
     model = ScriptedBackend(gate=hold)
     async with asyncio.timeout(60), LoopbackFederation(spec(), WORDS, backend=model) as served:
-        command = ("thread_app.py", served.url, "rows.jsonl")
-        async with program(
-            *command, folder=tmp_path, env={"FEDONE_TOKEN": served.token}
-        ) as process:
+        async with program("thread_app.py", served, "rows.jsonl", folder=tmp_path) as process:
             await asked.wait()
             process.send_signal(signal.SIGINT)
             assert await process.wait() == 0
         (seat,) = served.run.state.seats
         assert seat.phase == "working"
         answers.set()
-        async with program(
-            *command,
-            folder=tmp_path,
-            env={"FEDONE_TOKEN": served.token},
-            stdout=asyncio.subprocess.PIPE,
-        ) as process:
+        piped: dict[str, Any] = {"folder": tmp_path, "stdout": asyncio.subprocess.PIPE}
+        async with program("thread_app.py", served, "rows.jsonl", **piped) as process:
             out, _ = await process.communicate()
             assert process.returncode == 0
         result = served.run.result()
@@ -165,9 +158,8 @@ async def test_aiohttp_app(tmp_path: Path) -> None:
         asyncio.timeout(60),
         LoopbackFederation(spec(rounds=40), WORDS, backend=model) as served,
         program(
-            *("aiohttp_app.py", served.url, "rows.jsonl", port),
+            *("aiohttp_app.py", served, "rows.jsonl", port),
             folder=tmp_path,
-            env={"FEDONE_TOKEN": served.token},
             stdout=asyncio.subprocess.PIPE,
         ) as process,
         aiohttp.ClientSession(app) as user,
@@ -246,19 +238,13 @@ async def test_companion_app(tmp_path: Path) -> None:
         asyncio.timeout(90),
         LoopbackFederation(spec(), WORDS, backend=model) as served,
         program(
-            *("companion_app/app.py", served.url, tmp_path / "rows.jsonl"),
-            *("--system", tmp_path),
+            *("companion_app/app.py", served, tmp_path / "rows.jsonl", "--system", tmp_path),
             folder=tmp_path,
             warnings="ignore",  # toga-textual says of each feature that a terminal has not
             stdin=terminal.theirs,
             stdout=terminal.theirs,
             stderr=terminal.theirs,
-            env={
-                "FEDONE_TOKEN": served.token,
-                "TERM": "xterm-256color",
-                "COLUMNS": "80",
-                "LINES": "24",
-            },
+            env={"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
         ) as process,
     ):
         await terminal.shows("Paused: not charging")
@@ -311,10 +297,8 @@ async def test_mqtt_gateway(tmp_path: Path) -> None:
         asyncio.timeout(90),
         LoopbackFederation(spec(rounds=30, method=method), WORDS, backend=model) as served,
         program(
-            *("mqtt_gateway.py", served.url),
-            *("--broker", f"127.0.0.1:{port}", "--sensors", 30),
+            *("mqtt_gateway.py", served, "--broker", f"127.0.0.1:{port}", "--sensors", 30),
             folder=tmp_path,
-            env={"FEDONE_TOKEN": served.token},
             stdout=asyncio.subprocess.PIPE,
         ) as process,
     ):

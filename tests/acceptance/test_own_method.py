@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from fedone_sdk import EdgeClient
-from fedone_sdk.aggregator import Aggregator, ServedRun
+from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.config import ServeConfig
 from fedone_sdk.algorithms import Space, State, check_algorithm, make_method, registry
 from fedone_sdk.backends.build import build_backend
@@ -24,6 +24,7 @@ from fedone_sdk.stores import SqlStore
 from tests.console import Fedone
 from tests.integration.caller import ADMIN, TOKEN
 from tests.integration.test_http import server, spec_of  # noqa: F401
+from tests.runs import until
 
 MODULE = """\
 from dataclasses import dataclass
@@ -229,17 +230,12 @@ class TestServed:
             client = EdgeClient(url, token=TOKEN, data=rows, state_dir="device")
             async with client:
                 work = asyncio.create_task(client.run_forever())
-                await self.until(run, rounds)
+                await until(lambda: run.state.round >= rounds)
                 work.cancel()
                 with suppress(asyncio.CancelledError):
                     await work
             result = run.result()
         return result
-
-    async def until(self, run: ServedRun, rounds: int) -> None:
-        async with asyncio.timeout(60):
-            while run.state.round < rounds:
-                await asyncio.sleep(0.005)
 
     async def test_a_restarted_server_continues(self, folder: Path, unused_tcp_port: int) -> None:
         config = self.config()

@@ -182,12 +182,6 @@ def test_wrong_arguments(retune: Fedone, folder: Path, arguments: list[object], 
     assert not list(folder.glob("*.prompt.json"))
 
 
-def test_a_prompt_that_is_not_to_be_trusted(retune: Fedone, folder: Path) -> None:
-    Path("old.json").write_text(Path("old.json").read_text().replace("great", "awful"))
-    line = "old.json: sha256: is another one: the file was changed"
-    assert the_line(retune(*DATA)) == line
-
-
 @pytest.mark.parametrize(
     ("change", "line"),
     [

@@ -58,10 +58,8 @@ class Scenario:
     """A run, and the requirements of the device that works for it.
 
     Attributes:
-        exchange: The run's.
         own: Whether the device has a model of its own.
         noise: What gets noise, if anything.
-        local_steps: The run's.
         required: Whether the device counts its own epsilon.
     """
 
@@ -373,12 +371,7 @@ def _judge(
 
 
 async def campaign(scenario: Scenario, deaths: Iterable[Death]) -> Figures:
-    """Play a run per moment, in which the device dies there.
-
-    Args:
-        scenario: The run.
-        deaths: The moments; those after the end of the run end it.
-    """
+    """Play a run per moment, in which the device dies there, up to the end of the run."""
     total = Figures()
     for death in deaths:
         if not await add(total, scenario, [death]):

@@ -67,19 +67,10 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One run, and when it is killed.
+    """One run, with keys of RUN.yaml, its provider, and when each process but the last is killed.
 
     Attributes:
-        seed: Of the run and of the provider's errors.
-        cap: The run's budget.
         errors: Whether the provider makes any.
-        kills: One for each process but the last.
-        exchange: As in RUN.yaml.
-        clients_per_round: As in RUN.yaml.
-        optimizer: As in RUN.yaml.
-        api: As in RUN.yaml.
-        concurrency: As in RUN.yaml.
-        rounds: As in RUN.yaml.
         evaluates: Whether the run has a dev split.
         latency_s: The provider's.
         flags: ``default``, or ``named`` for a store and a cache at paths of their own.
@@ -106,12 +97,10 @@ class Plan:
 
     @property
     def answers(self) -> str:
-        """Path of the run's answers."""
         return ".fedone/answers.sqlite" if self.flags == "default" else "answers.db"
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What is typed after ``fedone``."""
         named = ("--store", self.store)
         return ("tune", "run.yaml", *(named if self.flags == "named" else ()))
 
@@ -501,12 +490,7 @@ def _units(cap: Budget) -> list[str]:
 
 
 async def play(plan: Plan, *, keep: bool = True) -> Figures:
-    """Plays one run; one without errors is played again without kills, and compared.
-
-    Args:
-        plan: The run.
-        keep: Whether the folder of a run with violations stays.
-    """
+    """Plays one run; one without errors is played again without kills, and compared."""
     folder = Path(tempfile.mkdtemp(prefix=f"fedone-chaos-{plan.seed}-"))
     run = KilledRun(plan, _made(folder / "killed"))
     figures = await run.play()

@@ -48,11 +48,7 @@ logging.getLogger("aiohttp.server").addFilter(_is_news)
 
 @dataclass(frozen=True)
 class _Announcing(Script):
-    """A script that tells of each request when it comes.
-
-    Args:
-        tell: Takes the number of the request.
-    """
+    """A script that tells of each request by its number when it comes."""
 
     tell: Callable[[int], None] = field(default=lambda _: None)
 
@@ -62,14 +58,7 @@ class _Announcing(Script):
 
 
 class Provider:
-    """The scripted server, with totals and a cap that it watches.
-
-    Args:
-        cap: Of what it counts itself: requests, tokens, money.
-        chances: What goes wrong: behaviour -> probability.
-        seed: Of what goes wrong.
-        latency_s: Before each answer.
-        on_request: Told the number of each request when it comes, before it is answered.
+    """The scripted server, with totals and a cap on requests, tokens and money that it watches.
 
     Attributes:
         overshoot: One line for each request beyond the cap.

@@ -75,13 +75,9 @@ async def play(
     """Play a run under kills, and compare it with the run without kills.
 
     Args:
-        scenario: The run.
         deaths: Planned deaths, by the number of the server.
         whole: The run without kills; by default it is played first, on SQLite.
         databases: Databases of PostgreSQL; without them the store is SQLite.
-        replicas: Servers on the store.
-        random_kills: Kills at random moments.
-        keep: Whether the folder of a run with violations is kept.
     """
     folder = Path(tempfile.mkdtemp(prefix=f"fedone-chaos-{scenario.seed}-"))
     if whole is None:
@@ -126,14 +122,7 @@ async def kill_at_writes(
     databases: Databases | None = None,
     jobs: int = 2,
 ) -> Figures:
-    """Kill the server before and after one write after the other.
-
-    Args:
-        scenario: The run.
-        numbers: The writes; all of the run by default.
-        databases: As for `play`.
-        jobs: Runs at once.
-    """
+    """Kill the server before and after one write after the other, by default of all of the run."""
     with tempfile.TemporaryDirectory(prefix="fedone-chaos-") as folder:
         whole = await Deployment(scenario, Path(folder)).play()
     deaths = (

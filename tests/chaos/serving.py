@@ -46,37 +46,17 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["tests.chaos.serving", "fedone_sdk.stores.sql", "aiosqlite"])
 
 WRITES = frozenset(
-    {
-        "add_run",
-        "change_client",
-        "commit",
-        "enrol",
-        "join",
-        "leave",
-        "put_token",
-        "restore",
-        "revoke_token",
-    }
+    (
+        *("add_run", "commit", "restore", "enrol", "change_client"),
+        *("join", "leave", "put_token", "revoke_token"),
+    )
 )
 """The methods of a store that change it: the points of its journal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A run, and who works for it.
-
-    Attributes:
-        seed: Of the run and of its data.
-        exchange: As in RUN.yaml.
-        method: As in RUN.yaml.
-        optimizer: As in RUN.yaml; for gs-bdpl.
-        clients_per_round: As in RUN.yaml.
-        local_steps: As in RUN.yaml.
-        rounds: As in RUN.yaml.
-        num_clients: Devices.
-        latency_s: How long the model takes at most.
-        deadline_s: As in RUN.yaml. A machine under load must not cost a client its seat.
-    """
+    """A run, with keys of RUN.yaml, the devices that work for it, and the model's latency."""
 
     seed: int = 0
     exchange: str = "alpha"
@@ -87,7 +67,7 @@ class Scenario:
     rounds: int = 4
     num_clients: int = 3
     latency_s: float = 0.0
-    deadline_s: float = 600.0
+    deadline_s: float = 600.0  # A machine under load must not cost a client its seat.
 
     NUM_SAMPLES = 3
 
@@ -168,11 +148,7 @@ class Death:
 
 
 class Fate:
-    """Counts what a server does, until its death.
-
-    Args:
-        death: None never.
-    """
+    """Counts what a server does, until its death."""
 
     def __init__(self, death: Death | None) -> None:
         self._death = death
@@ -188,13 +164,7 @@ class Fate:
 
 
 class Journal:
-    """A store that kills its process at a write, and watches the cap at each commit.
-
-    Args:
-        store: The real one.
-        fate: When.
-        trouble: File that takes what must not be.
-    """
+    """A store that kills its process at a write, and writes commits over the cap to a file."""
 
     def __init__(self, store: Store, fate: Fate, trouble: Path) -> None:
         self._store, self._fate, self._trouble = store, fate, trouble
@@ -374,16 +344,10 @@ class Outcome:
     """How a run ended, and what was found on the way.
 
     Attributes:
-        status: As in the run's result.
-        alpha_sha256: As in the run's result.
         history: (round, enrolment indices, queries, mean loss) of each round.
-        queries: Spent.
         requests: Spent; what was under way at a kill counts in full.
         asked: Requests that reached the model.
         receipts: Updates that were acknowledged.
-        kills: Servers that were killed.
-        wall_s: Seconds.
-        violations: What must not be.
     """
 
     status: str = ""
@@ -400,14 +364,7 @@ class Outcome:
 
 
 class Deployment:
-    """Servers on one store, devices that work with them, and deaths.
-
-    Args:
-        scenario: The run.
-        folder: Takes all files.
-        store: SQLite file or URL; a file in the folder by default.
-        replicas: Servers.
-    """
+    """Servers on one store (a SQLite file or a URL), and devices that work with them."""
 
     def __init__(
         self, scenario: Scenario, folder: Path, *, store: str | None = None, replicas: int = 1
@@ -420,7 +377,6 @@ class Deployment:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Where the servers are."""
         return tuple(f"http://127.0.0.1:{port}" for port in self._ports)
 
     async def play(
@@ -429,12 +385,7 @@ class Deployment:
         *,
         chaos: Callable[[Deployment], Awaitable[None]] | None = None,
     ) -> Outcome:
-        """Plays the run to its end.
-
-        Args:
-            deaths: Where servers die, by their number; then they are started again.
-            chaos: Kills servers while the run goes on, by `kill`.
-        """
+        """Plays the run to its end, with planned deaths of servers, and with `chaos` that kills."""
         began = time.monotonic()
         devices: BaseProcess | None = None
         with ExitStack() as stack:
@@ -481,7 +432,6 @@ class Deployment:
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
-        """The run's store, to look at."""
         store = _store(self._store, serving=False)
         await store.open()
         try:
@@ -507,7 +457,6 @@ class Deployment:
             death = None
 
     def kill_all(self) -> None:
-        """Kills all servers."""
         for process in self._servers.values():
             process.kill()
 

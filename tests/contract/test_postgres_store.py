@@ -411,18 +411,18 @@ class TestLostAnswers:
             assert not isinstance(caught.value, VersionConflict)
         assert await store.versions() == {"run-1": num_later + 1}
 
-    async def test_enrolment_is_not_done_twice(self, store: SqlStore, proxy: Proxy) -> None:
+    async def test_enrolments_and_runs_are_not_added_twice(
+        self, store: SqlStore, proxy: Proxy
+    ) -> None:
         await store.put_token(replace(TOKEN, uses_left=1))
         proxy.lose_answer.add(b"COMMIT;")
         client = await store.enrol(device(0), TOKEN.token_sha256, 1.0)
         assert proxy.lost == 1
         assert await store.clients() == [client]
         assert (await store.tokens())[0].uses_left == 0
-
-    async def test_run_is_not_added_twice(self, store: SqlStore, proxy: Proxy) -> None:
         proxy.lose_answer.add(b"COMMIT;")
         await store.add_run(replace(RUN, run_id="run-2"))
-        assert proxy.lost == 1
+        assert proxy.lost == 2
         assert await store.versions() == {"run-1": 0, "run-2": 0}
 
 

@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.contract.stores import RUN, WORK, enrol, everything, opened, until
 
 
 class TestFile:
-    async def test_killed_process_loses_nothing(self, tmp_path: Path) -> None:
+    async def test_a_killed_process_loses_nothing_and_leaves_no_lock(self, tmp_path: Path) -> None:
         path = tmp_path / "store.db"
         await asyncio.to_thread(commit_and_be_killed, path)
         async with opened(path) as store:
@@ -44,17 +44,9 @@ class TestFile:
             assert await one.run("run-1") == replace(RUN, document="two", version=2)
 
     async def test_a_cancelled_write_completes(self, tmp_path: Path) -> None:
-        began, go_on = threading.Event(), threading.Event()
-
-        def work(connection: Connection) -> None:
-            connection.exec_driver_sql("UPDATE meta SET value = 3 WHERE key = 'num_clients'")
-            began.set()
-            go_on.wait()
-            connection.exec_driver_sql("UPDATE meta SET value = 7 WHERE key = 'num_clients'")
-
         async with opened(tmp_path / "store.db") as store:
-            task = asyncio.create_task(store._write(work))
-            await until(began.is_set)
+            number = "UPDATE meta SET value = 7 WHERE key = 'num_clients'"
+            task, go_on = await held_back(store, number)
             task.cancel()
             go_on.set()
             with pytest.raises(asyncio.CancelledError):
@@ -151,15 +143,10 @@ class TestFile:
 
     @pytest.mark.parametrize(
         "url",
-        [
-            "mysql://user:secret@host/db",
-            "postgresql+psycopg2://user:secret@host/db",
-            "postgresql://user:secret@host:port/db",
-            "sqlite://",
-            "sqlite:///:memory:",
-            "sqlite:///file:x.db?uri=true",
-        ],
-    )
+        ["mysql://user:secret@host/db", "postgresql+psycopg2://user:secret@host/db",
+         "postgresql://user:secret@host:port/db", "sqlite://", "sqlite:///:memory:",
+         "sqlite:///file:x.db?uri=true"],
+    )  # fmt: skip
     def test_unusable_url(self, url: str) -> None:
         with pytest.raises(SpecError) as caught:
             SqlStore.at(url)
@@ -216,17 +203,6 @@ class TestOneServer:
         with pytest.raises(FedOneError, match=r"store\.db cannot be used: there is no such file"):
             await SqlStore.sqlite(tmp_path / "store.db", serving=False).open()
         assert os.listdir(tmp_path) == []
-
-    async def test_a_killed_one_leaves_no_lock(self, tmp_path: Path) -> None:
-        path = tmp_path / "store.db"
-        await asyncio.to_thread(commit_and_be_killed, path, meanwhile=refused)
-        async with opened(path):
-            pass
-
-
-def refused(path: Path) -> None:
-    with pytest.raises(FedOneError, match="in use by another process"):
-        asyncio.run(SqlStore.sqlite(path).open())
 
 
 class TestSharedTransactions:
@@ -323,14 +299,7 @@ class TestSharedTransactions:
     async def test_a_cancelled_call_leaves_the_queue(self, tmp_path: Path) -> None:
         async with opened(tmp_path / "store.db") as store:
             await store.add_run(RUN)
-            began, go_on = threading.Event(), threading.Event()
-
-            def work(connection: Connection) -> None:
-                began.set()
-                go_on.wait()
-
-            first = asyncio.create_task(store._write(work))
-            await until(began.is_set)
+            first, go_on = await held_back(store)
             second = asyncio.create_task(store.commit("run-1", 0, everything()))
             await asyncio.sleep(0)
             second.cancel()
@@ -345,15 +314,7 @@ class TestSharedTransactions:
         store = SqlStore.sqlite(path)
         await store.open()
         await store.add_run(RUN)
-        began, go_on = threading.Event(), threading.Event()
-
-        def work(connection: Connection) -> None:
-            began.set()
-            go_on.wait()
-            connection.exec_driver_sql("UPDATE runs SET document = 'written'")
-
-        writing = asyncio.create_task(store._write(work))
-        await until(began.is_set)
+        writing, go_on = await held_back(store, "UPDATE runs SET document = 'written'")
         late = asyncio.create_task(store.commit("run-1", 0, everything()))
         await asyncio.sleep(0)
         closing_store = asyncio.create_task(store.close())
@@ -364,6 +325,22 @@ class TestSharedTransactions:
             await late
         async with opened(path) as again:
             assert await again.run("run-1") == replace(RUN, document="written")
+
+
+async def held_back(
+    store: SqlStore, statement: str = "SELECT 1"
+) -> tuple[asyncio.Task[None], threading.Event]:
+    """Start a write that waits for the event before its statement."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def work(connection: Connection) -> None:
+        began.set()
+        go_on.wait()
+        connection.exec_driver_sql(statement)
+
+    task = asyncio.create_task(store._write(work))
+    await until(began.is_set)
+    return task, go_on
 
 
 @contextmanager
@@ -382,7 +359,7 @@ def transactions(store: SqlStore) -> Iterator[list[None]]:
         event.remove(engine, "commit", count)
 
 
-def commit_and_be_killed(path: Path, meanwhile: Callable[[Path], None] = Path.stat) -> None:
+def commit_and_be_killed(path: Path) -> None:
     """20 commits in another process, which is killed once it has reported them."""
     script = (
         "import asyncio, sys\n"
@@ -409,7 +386,8 @@ def commit_and_be_killed(path: Path, meanwhile: Callable[[Path], None] = Path.st
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == b"committed\n"
-            meanwhile(path)
+            with pytest.raises(FedOneError, match="in use by another process"):
+                asyncio.run(SqlStore.sqlite(path).open())
         finally:
             process.kill()
         assert process.wait() == -signal.SIGKILL

@@ -226,11 +226,7 @@ CASES: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """What a release would send to Kubernetes.
-
-    Attributes:
-        documents: All of them, hooks too.
-    """
+    """What a release would send to Kubernetes, hooks too."""
 
     documents: list[dict[str, Any]]
 

@@ -62,14 +62,7 @@ def stages(containerfile: Path) -> list[Stage]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An image that was built into a folder.
-
-    Attributes:
-        folder: Stands for ``/``.
-        environment: What ENV says.
-        entrypoint: Of the last stage.
-        command: Of the last stage.
-    """
+    """The last stage of an image that was built into a folder, which stands for ``/``."""
 
     folder: Path
     environment: Mapping[str, str]

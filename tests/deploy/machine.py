@@ -40,12 +40,7 @@ with socket.socket(socket.AF_UNIX) as link:
 
 
 class Machine:
-    """The services of one machine.
-
-    Attributes:
-        root: Stands for ``/``.
-        url: Of the aggregator.
-    """
+    """The services of one machine, whose ``/`` is `root`."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"

@@ -271,18 +271,14 @@ def test_there_is_time_to_drain(case: str) -> None:
     assert grace > config["drain_s"] + config["drain_notice_s"]
 
 
-def test_autoscaling_sets_the_number_of_pods() -> None:
+def test_autoscaling_follows_requests_and_the_cpu() -> None:
+    case = CASES["a bundled database and autoscaling"]
     manifests = rendered("a bundled database and autoscaling")
     assert "replicas" not in manifests.get("Deployment", "fedone-aggregator")["spec"]
     scaler = manifests.get("HorizontalPodAutoscaler", "fedone-aggregator")["spec"]
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 9)
     assert scaler["scaleTargetRef"]["kind"] == "Deployment"
-
-
-def test_autoscaling_follows_requests_and_the_cpu() -> None:
-    case = CASES["a bundled database and autoscaling"]
-    scaler = rendered("a bundled database and autoscaling").of_kind("HorizontalPodAutoscaler")[0]
-    requests, cpu = scaler["spec"]["metrics"]
+    requests, cpu = scaler["metrics"]
     assert requests["pods"] == {
         "metric": {"name": "fedone_requests_in_progress"},
         "target": {"type": "AverageValue", "averageValue": "16"},
@@ -330,16 +326,6 @@ def test_dns_of_kubernetes_openshift_and_nodelocal() -> None:
     )
     assert "169.254.0.0/16" in internet["except"], "cloud metadata"
     assert "fc00::/7" in internet_v6["except"], "private networks"
-
-
-def test_openshift_assigns_the_users() -> None:
-    """Its restricted SCC refuses pods that name their user."""
-    own = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
-    for _, _, spec in render({"podSecurityContext": own}).pods():
-        assert spec["securityContext"] == {
-            "runAsNonRoot": True,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        }
 
 
 def test_the_migration_comes_first() -> None:

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fedone_sdk.aggregator.telemetry import Observers
 from fedone_sdk.aggregator.telemetry.prometheus import _RUN_FIGURES, Metrics
 from tests.deploy.helm_chart import CASES, CHART, render
-from tests.integration.test_observing import ADMIN, serving
+from tests.integration.test_observing import exposition, serving, work
 from tests.processes import tool
 
 SCRAPED = {"job", "namespace"}
@@ -69,9 +69,8 @@ def selectors(expression: str) -> list[promql_parser.VectorSelector]:
 async def figures() -> dict[str, set[str]]:
     """Each series that a real service shows after a round, with the labels that it has."""
     async with serving(Observers(metrics=Metrics())) as service:
-        await service.work()
-        status, text = await service.call("GET", "/metrics", token=ADMIN)
-    assert status == 200
+        await work(service)
+        text = await exposition(service)
     # Figures of the verdict come with the end of a run.
     found = {
         f"fedone_{name}": {"run", *labels}

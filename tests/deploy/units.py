@@ -13,12 +13,7 @@ SYSTEMD = ROOT / "deploy" / "systemd"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A service of this folder.
-
-    Attributes:
-        name: ``fedone-edge@factory`` is an instance of ``fedone-edge@.service``.
-        root: Stands for ``/``.
-    """
+    """A service of this folder, or an instance: ``fedone-edge@factory``; `root` is its ``/``."""
 
     name: str
     root: Path

@@ -127,19 +127,13 @@ def test_the_commands_run(tmp_path: Path) -> None:
     (tmp_path / "fedone_sdk").symlink_to(ROOT / "fedone_sdk")  # where the data lies in a checkout
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
-    outputs = []
-    for block in page:
-        if block.language == "bash":
-            command = ["bash", "-euo", "pipefail", "-c", block.text]
-            done = subprocess.run(
-                command, cwd=tmp_path, env=environment, capture_output=True, text=True
-            )
-            assert done.returncode == 0, done.stderr
-            outputs.append(done.stdout)
-    plan, tuned, used = outputs
-    assert "training queries" in plan
-    assert "Tuned prompt" in tuned
-    assert "over no prompt" in tuned
-    assert json.loads(used)["label"] in ("0", "1")
+    (commands,) = [block.text for block in page if block.language == "bash"]
+    command = ["bash", "-euo", "pipefail", "-c", commands]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "training queries" in done.stdout
+    assert "Tuned prompt" in done.stdout
+    assert "over no prompt" in done.stdout
+    assert json.loads(done.stdout.splitlines()[-1])["label"] in ("0", "1")
     assert {"report.html", "prompt.json"} <= {file.name for file in tmp_path.iterdir()}
     assert (tmp_path / ".fedone" / "feedback.db").is_file()

@@ -32,12 +32,7 @@ UPDATE = {
 
 
 class Caller:
-    """A server's address, and requests to it.
-
-    Attributes:
-        url: Its base URL.
-        session: What asks it.
-    """
+    """A server's base URL, and requests to it."""
 
     url: str
     session: aiohttp.ClientSession

@@ -212,3 +212,14 @@ async def test_texts_that_are_written() -> None:
             await artefact_with(task=task.model_copy(update={"loss": "nll"})),
             ROWS[:1],
         )
+
+
+@pytest.mark.parametrize("prompt", [{"bias": (1.0,)}, {"labels": {}}, {"bias": (999.0, 0.0)}])
+async def test_a_prompt_that_does_not_fit_its_task_is_not_loaded(
+    prompt: dict[str, Any], tmp_path: Path
+) -> None:
+    artefact = artefact_of((await small()).run)
+    wrong = artefact.model_copy(update={"prompt": artefact.prompt.model_copy(update=prompt)})
+    (tmp_path / "p.json").write_text(wrong.signed().dump())
+    with pytest.raises(SpecError, match=r"bias|labels"):
+        load_prompt(tmp_path / "p.json")

@@ -54,11 +54,7 @@ def spec_of(
 
 
 class Hub:
-    """What the stores of several replicas share, and what is wrong with it.
-
-    Attributes:
-        deaf: Whether signals are lost.
-    """
+    """What the stores of several replicas share; while it is deaf, signals are lost."""
 
     def __init__(self) -> None:
         self.data = MemoryStore()

@@ -18,6 +18,7 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.budget import Budget, Usage
+from fedone_sdk.client.session import StopSignal
 from fedone_sdk.errors import BackendError, BackendUnavailable, DataError, ProblemError, SpecError
 from fedone_sdk.messages import MAX_TEXT_CHARS
 from fedone_sdk.spec import RunSpec
@@ -340,6 +341,7 @@ class TestOutages:
     async def test_a_model_behind_the_gateway_that_comes_back(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(StopSignal, "sleep", lambda self, seconds: asyncio.sleep(0))
         failures = 2
 
         def gate(query: Query) -> None:
@@ -351,7 +353,6 @@ class TestOutages:
         backend = ScriptedBackend(gate=gate)
         async with serving(spec_of(rounds=1), backend=backend) as service:
             async with client_of(service) as client:
-                no_waiting(monkeypatch, client)
                 await worked(client)
             result = run_of(service).result()
         assert (result.status, result.spent.queries) == ("completed", 4)
@@ -359,12 +360,13 @@ class TestOutages:
         assert result.spent.requests == 2 + 4
 
     async def test_a_model_that_stays_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(StopSignal, "sleep", lambda self, seconds: asyncio.sleep(0))
+
         def gate(query: Query) -> None:
             raise BackendUnavailable("overloaded")
 
         backend = ScriptedBackend(gate=gate)
         async with serving(backend=backend) as service, client_of(service) as client:
-            no_waiting(monkeypatch, client)
             assert (await client.run_once()).outcome == "declined"
             assert run_of(service).state.account.spent.queries == 4
             assert run_of(service).state.account.spent.requests == 5
@@ -382,15 +384,6 @@ class TestOutages:
             async with client_of(service, state_dir=state) as client:
                 await worked(client)
             assert run_of(service).state.status == "completed"
-
-
-def no_waiting(monkeypatch: pytest.MonkeyPatch, client: EdgeClient) -> None:
-    """Makes the waits between attempts a turn of the loop each."""
-
-    async def turn(seconds: float) -> None:
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(client._stop, "sleep", turn)
 
 
 class TestState:

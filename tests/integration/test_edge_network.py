@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from aiohttp import web
 from structlog.testing import capture_logs
 from yarl import URL
@@ -163,21 +162,6 @@ class TestTls:
         assert Network(ssl_context=context).context() is context
         with pytest.raises(SpecError, match="stands alone"):
             Network(ssl_context=context, ca_file="ca.pem").context()
-
-    @pytest.mark.parametrize(
-        ("url", "events"),
-        [
-            ("https://user:secret@fedone.example", None),
-            ("https://[", None),
-            ("x", "is not an http"),
-            ("localhost:80", "is not an http"),
-            ("ftp://x", "is not an http"),
-            ("http://", "is not an http"),
-        ],
-    )
-    def test_a_url_that_will_not_do(self, url: str, events: str | None) -> None:
-        with pytest.raises(SpecError, match=events):
-            HttpTransport(url)
 
 
 class TestProxy:
@@ -372,9 +356,3 @@ class TestRetryAfter:
     )
     def test_forms(self, headers: dict[str, str], seconds: float) -> None:
         assert _retry_after_s(headers) == seconds
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_stay() -> Any:
-    yield
-    structlog.reset_defaults()

@@ -162,10 +162,7 @@ async def test_a_server_that_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> N
                 raise ProblemError("rate_limited", "too many requests")
             return await super().score(credential, message)
 
-    async def turn(self: StopSignal, seconds: float) -> None:
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(StopSignal, "sleep", turn)
+    monkeypatch.setattr(StopSignal, "sleep", lambda self, seconds: asyncio.sleep(0))
     backend = ScriptedBackend()
     async with serving(spec_of("losses"), backend) as service:
         transport = Busy(service)

@@ -57,7 +57,7 @@ class Held:
 class Outage:
     """A gate that fails for the first so many queries."""
 
-    def __init__(self, failures: int, error: BackendError) -> None:
+    def __init__(self, failures: int, error: Exception) -> None:
         self.failures, self.error = failures, error
 
     def __call__(self, query: Query) -> None:
@@ -66,16 +66,7 @@ class Outage:
             raise self.error
 
 
-class Bug:
-    """A gate with a bug that the first so many queries meet, and that quotes what it was sent."""
-
-    def __init__(self, failures: int) -> None:
-        self.failures = failures
-
-    def __call__(self, query: Query) -> None:
-        if self.failures:
-            self.failures -= 1
-            raise ZeroDivisionError("a private text")
+BUG = ZeroDivisionError("a private text")
 
 
 class Bench:
@@ -257,8 +248,7 @@ class TestRefusals:
         for number in range(5):
             problem = await device.refused(examples=({"text": f"text {number}"},))
             assert problem.code == "lease_exhausted"
-        assert device.service._gateway is not None
-        (work,) = device.service._gateway._open.values()
+        (work,) = bench.gateway._open.values()
         assert len(work.calls) == 1
         # The one that was answered is answered from memory as before.
         assert await device.score() == scores
@@ -299,8 +289,7 @@ class TestRefusals:
         held.opened.set()
         await waiting
         assert bench.spent == Usage(queries=4, requests=4, prompt_tokens=8)
-        assert device.service._gateway is not None
-        assert dict(device.service._gateway._open) == {}
+        assert bench.gateway._open == {}
 
     async def test_no_gateway(self, bench: Bench) -> None:
         device = await bench.start(None, spec_of())
@@ -346,7 +335,7 @@ class TestOutages:
         assert len(backend.asked) == 7
 
     async def test_a_bug_in_a_backend_is_charged_too(self, bench: Bench) -> None:
-        device = await bench.start(ScriptedBackend(gate=Bug(1)), spec_of())
+        device = await bench.start(ScriptedBackend(gate=Outage(1, BUG)), spec_of())
         problem = await device.refused()
         assert (problem.code, is_retryable(problem)) == ("backend_failed", False)
         assert "a private text" not in problem.detail
@@ -354,7 +343,7 @@ class TestOutages:
         assert bench.run.state.seats[0].max_pending == NOTHING
 
     async def test_bugs_in_a_row_pause_the_run(self, bench: Bench) -> None:
-        bug = Bug(2)
+        bug = Outage(2, BUG)
         backend = ScriptedBackend(gate=bug)
         device = await bench.start(backend, spec_of("alpha", num_samples=16))
         ask = partial(device.refused, prompts=prompts([[0, 0]] * 2))
@@ -370,21 +359,6 @@ class TestOutages:
         assert "failed 3 times in a row with ZeroDivisionError" in str(bench.run.state.reason)
         await device.service.resume_run(bench.run)
         assert (await ask()).code == "backend_failed"
-
-    async def test_a_backend_that_cannot_show_or_quote_is_a_bug_too(self, bench: Bench) -> None:
-        class Unquotable(ScriptedBackend):
-            broken = False
-
-            async def quote(self, query: Query) -> Usage:
-                if self.broken:
-                    raise ZeroDivisionError
-                return await super().quote(query)
-
-        backend = Unquotable()
-        device = await bench.start(backend, spec_of())
-        backend.broken = True
-        assert (await device.refused()).code == "backend_failed"
-        assert bench.run.state.seats[0].used == bench.run.state.seats[0].max_pending == NOTHING
 
     @pytest.mark.parametrize("want", ["labels", "text"])
     async def test_an_answer_of_another_size_is_a_bug_too(self, bench: Bench, want: str) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-import structlog
 from openapi_spec_validator import validate
 from pydantic import SecretStr
 
@@ -386,47 +385,3 @@ class TestContract:
 
 def operations(document: Any) -> list[Any]:
     return [found for methods in document["paths"].values() for found in methods.values()]
-
-
-async def test_secrets_stay_secret() -> None:
-    """Tokens and credentials are in no log, no repr, no stored record and no refusal."""
-    logs: list[str] = []
-
-    def keep(_: Any, __: str, line: str) -> str:
-        logs.append(line)
-        raise structlog.DropEvent
-
-    seen: list[str] = []
-    # The most talkative renderer: it prints the local variables of every frame.
-    talkative = structlog.dev.RichTracebackFormatter(show_locals=True, width=1000)
-    console = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=talkative)
-    structlog.configure(processors=[console, keep])
-    try:
-        async with served(spec_of()) as server:
-            store, aggregator = server.store, server.aggregator
-            credential = await server.credential()
-            work = await server.claim(credential)
-            seen.append(repr(await server.update(credential, work, losses=[1])))
-            seen.append(repr(await server.update(credential, work, extra=credential)))
-            original = store.commit
-
-            async def failing(*_: Any, **__: Any) -> None:
-                raise FedOneError("disk full")
-
-            store.commit = failing
-            seen.append(repr(await server.update(credential, work)))
-            store.enrol = failing
-            await server.refused("POST", "/v1/clients", {}, token=TOKEN)
-            store.commit = original
-            seen.append(repr(await server.refused("POST", "/v1/runs", {}, token=credential)))
-            await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
-            service = aggregator.service
-            client = await service.access.client(credential)
-            seen += [repr(vars(store)), repr(aggregator), repr(client), repr(server.run.result())]
-            seen += [repr(service.access), repr(vars(service.access))]
-    finally:
-        structlog.reset_defaults()
-    assert any("request failed" in line for line in logs)
-    assert any("run ended" in line for line in logs)
-    for secret in (TOKEN, ADMIN, credential):
-        assert not [line for line in (*logs, *seen) if secret in line]

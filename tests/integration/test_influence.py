@@ -9,12 +9,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import structlog
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
-from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.authority import AdminToken
 from fedone_sdk.aggregator.telemetry import Observers
 from fedone_sdk.aggregator.telemetry.prometheus import Metrics
@@ -22,12 +19,12 @@ from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import ClientInfluence, LossesUpdate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example
-from fedone_sdk.testing import ScriptedBackend
 from tests.console import invoked
 from tests.edge import edge_client
-from tests.runs import WORDS, run_spec
+from tests.integration.caller import TOKEN, served
+from tests.runs import run_spec
 
-TOKEN, VIEWER = "enrolment-token-7f3a", "viewer-token-33d0"
+VIEWER = "viewer-token-33d0"
 DATA: tuple[Example, ...] = tuple({"text": f"text {n}", "label": n % 2} for n in range(4))
 CLIENTS, ATTACKER = 5, 4
 
@@ -52,15 +49,11 @@ class Loud(MemoryTransport):
 
 
 async def test_an_attacker_is_quarantined_and_users_see_it(tmp_path: Path) -> None:
-    aggregator = Aggregator(
-        backend=ScriptedBackend(),
-        enrolment_tokens=[TOKEN],
-        admin_tokens=[AdminToken(token=SecretStr(VIEWER), name="eyes", role="viewer")],
-        observers=Observers(metrics=Metrics()),
-    )
-    async with aggregator, aiohttp.ClientSession() as session, AsyncExitStack() as stack:
-        url = await aggregator.listen()
-        run = await aggregator.service.add_run(spec_of(40, defence="standard"), WORDS)
+    viewer = AdminToken(token=SecretStr(VIEWER), name="eyes", role="viewer")
+    watched: dict[str, Any] = {"observers": Observers(metrics=(metrics := Metrics()))}
+    spec = spec_of(40, defence="standard")
+    async with served(spec, admin_tokens=[viewer], **watched) as server, AsyncExitStack() as stack:
+        aggregator, run = server.aggregator, server.run
         clients = [
             await stack.enter_async_context(
                 edge_client(
@@ -95,32 +88,21 @@ async def test_an_attacker_is_quarantined_and_users_see_it(tmp_path: Path) -> No
         assert entry["quarantined"] == [{"client": ATTACKER, "reason": reason}]
         assert entry["round"] == line["round"]
 
-        async def get(path: str, token: str) -> tuple[int, str]:
-            headers = {"Authorization": f"Bearer {token}"}
-            async with session.get(f"{url}{path}", headers=headers) as response:
-                return response.status, await response.text()
-
-        status, text = await get("/v1/runs/run/clients", VIEWER)
-        assert status == 200
-        found = [ClientInfluence.model_validate(one) for one in json.loads(text)]
+        path = "/v1/runs/run/clients"
+        answer = await server.ok("GET", path, token=VIEWER)
+        found = [ClientInfluence.model_validate(one) for one in answer]
         assert sum(one.rounds for one in found) == 40
         assert [one.client_id for one in found if one.quarantined] == [liar]
         assert min(found, key=lambda one: one.score).client_id == liar
         assert {one.epsilon for one in found} == {None}
-        assert (await get("/v1/runs/run/clients", TOKEN))[0] == 401
-        assert (await get("/v1/runs/other/clients", VIEWER))[0] == 404
-
-        _, text = await get("/metrics", VIEWER)
-        (sample,) = [
-            sample
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == "fedone_clients_quarantined"
-        ]
-        assert (sample.labels, sample.value) == ({"run": "run"}, 1)
+        assert await server.refused("GET", path, token=TOKEN) == "unauthorized"
+        other = await server.refused("GET", "/v1/runs/other/clients", token=VIEWER)
+        assert other == "not_found"
+        quarantined = 'fedone_clients_quarantined{run="run"} 1.0'
+        assert quarantined in metrics.exposition()[0].decode().splitlines()
 
         file = tmp_path / "clients.json"
-        command = ("runs", "show", "run", "--clients", "--server", url, "--json", str(file))
+        command = ("runs", "show", "run", "--clients", "--server", server.url, "--json", str(file))
         shown = await invoked(*command, admin_token=VIEWER)
         assert re.search(rf"{liar} .* -\d+\.\d +- +yes\n", shown)
         assert json.loads(file.read_text()) == [one.model_dump(mode="json") for one in found]

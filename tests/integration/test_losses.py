@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import Service
-from fedone_sdk.backends import LOG_ZERO, Query, Want
+from fedone_sdk.backends import Query, Want
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import DataError, FedOneError, SpecError
@@ -606,10 +606,3 @@ class TestLoading:
             load_score(TaskSpec.model_validate(task), tmp_path)
         assert output in str(caught.value)
         assert "\n" not in str(caught.value)
-
-
-def test_the_double_chooses_its_likeliest_label() -> None:
-    model = ScriptedBackend(lambda *_: (-2.0, -1.0, -3.0))
-    query = Query(inputs=((),), label_words=("a", "b", "c"), want="choice")
-    answer = asyncio.run(model.score(query))
-    assert answer.log_probs == ((LOG_ZERO, 0.0, LOG_ZERO),)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import aiohttp
 import pytest
 import structlog
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -16,17 +13,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.telemetry import Observers
 from fedone_sdk.aggregator.telemetry.prometheus import Metrics
 from fedone_sdk.aggregator.telemetry.tracing import Tracing
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query
 from fedone_sdk.errors import BackendUnavailable
 from fedone_sdk.testing import ScriptedBackend
-from tests.integration.caller import UPDATE
-from tests.runs import WORDS, run_spec
+from tests.integration.caller import ADMIN, TOKEN, Server, served
+from tests.runs import run_spec
 
-TOKEN, ADMIN = "enrolment-token-7f3a", "admin-token-91bc"
 EXAMPLES = [{"text": "a first text"}, {"text": "a second text"}]
 SPEC = run_spec(budget={"queries": 100, "tokens": 100_000})
 
@@ -45,41 +40,27 @@ class Flaky(ScriptedBackend):
         return await super().score(query)
 
 
-class Service:
-    """An observed aggregator, and a device."""
+async def work(server: Server, **headers: str) -> str:
+    """Enrols a device, which does a round with one failed call of the gateway."""
+    credential = await server.credential()
+    work = await server.claim(credential)
+    score = {"assignment_id": work["assignment_id"], "examples": EXAMPLES}
+    code = await server.refused("POST", "/v1/score", score, token=credential)
+    assert code == "backend_unavailable"
+    await server.ok("POST", "/v1/score", score, token=credential, headers=headers)
+    assert (await server.update(credential, work))[0] == 200
+    return credential
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, aggregator: Aggregator) -> None:
-        self.url, self.session, self.aggregator = url, session, aggregator
 
-    async def call(
-        self, method: str, path: str, body: object = None, *, token: str | None = None, **more: str
-    ) -> tuple[int, Any]:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        async with self.session.request(
-            method, f"{self.url}{path}", json=body, headers={**headers, **more}
-        ) as response:
-            return response.status, await response.text()
+async def exposition(server: Server) -> str:
+    headers = {"Authorization": f"Bearer {ADMIN}"}
+    async with server.session.get(f"{server.url}/metrics", headers=headers) as response:
+        assert response.status == 200
+        return await response.text()
 
-    async def work(self, **headers: str) -> str:
-        """Enrols a device, which does a round with one failed call of the gateway."""
-        _, text = await self.call("POST", "/v1/clients", {}, token=TOKEN)
-        credential: str = json.loads(text)["credential"]
-        path = "/v1/assignments/claim"
-        _, text = await self.call("POST", path, {"num_examples": 5, "wait_s": 0}, token=credential)
-        work = json.loads(text)
-        score = {"assignment_id": work["assignment_id"], "examples": EXAMPLES}
-        status, _ = await self.call("POST", "/v1/score", score, token=credential)
-        assert status == 503
-        status, _ = await self.call("POST", "/v1/score", score, token=credential, **headers)
-        assert status == 200
-        path = f"/v1/assignments/{work['assignment_id']}/update"
-        assert (await self.call("POST", path, UPDATE, token=credential))[0] == 200
-        return credential
 
-    async def figures(self) -> Figures:
-        status, text = await self.call("GET", "/metrics", token=ADMIN)
-        assert status == 200
-        return figures_in(text)
+async def figures_of(server: Server) -> Figures:
+    return figures_in(await exposition(server))
 
 
 def figures_in(text: str) -> Figures:
@@ -90,27 +71,18 @@ def figures_in(text: str) -> Figures:
     }
 
 
-@asynccontextmanager
-async def serving(
-    observers: Observers, backend: LLMBackend | None = None, **more: Any
-) -> AsyncIterator[Service]:
+def serving(
+    observers: Observers, backend: LLMBackend | None = None
+) -> AbstractAsyncContextManager[Server]:
     backend = ModelClient(backend or Flaky(), watch=observers.model_request)
-    async with (
-        Aggregator(
-            backend=backend, enrolment_tokens=[TOKEN], admin_token=ADMIN, observers=observers
-        ) as aggregator,
-        aiohttp.ClientSession() as session,
-    ):
-        url = await aggregator.listen(**more)
-        await aggregator.add_run(SPEC, WORDS)
-        yield Service(url, session, aggregator)
+    return served(SPEC, backend=backend, observers=observers)
 
 
 class TestMetrics:
     async def test_the_figures_of_a_round(self) -> None:
         async with serving(Observers(metrics=Metrics())) as service:
-            await service.work()
-            found = await service.figures()
+            await work(service)
+            found = await figures_of(service)
 
         def figure(name: str, **labels: str) -> float:
             return found[f"fedone_{name}", tuple(sorted(labels.items()))]
@@ -150,15 +122,11 @@ class TestMetrics:
         """The text is that of both clients (`tests/integration/test_edge_troubles.py`)."""
         reason = f"/v1/score: answered {status}, and not as an aggregator does"
         async with serving(Observers(metrics=Metrics())) as service:
-            credential = await service.work()
-            claim = {"num_examples": 5, "wait_s": 0}
-            path = "/v1/assignments"
-            _, text = await service.call("POST", f"{path}/claim", claim, token=credential)
-            path = f"{path}/{json.loads(text)['assignment_id']}/decline"
-            found = await service.call("POST", path, {"reason": reason}, token=credential)
-            assert found == (204, "")
+            credential = await work(service)
+            path = f"/v1/assignments/{(await service.claim(credential))['assignment_id']}/decline"
+            await service.ok("POST", path, {"reason": reason}, token=credential)
             labels = (("code", f"proxy_{status}"),)
-            figures = await service.figures()
+            figures = await figures_of(service)
         assert figures.get(("fedone_http_problems_total", labels), 0) == count
 
     async def test_requests_in_progress_are_those_that_keep_a_replica_busy(self) -> None:
@@ -172,31 +140,21 @@ class TestMetrics:
                 return await super().score(query)
 
         async with serving(Observers(metrics=Metrics()), backend=Slow()) as service:
-            credentials = []
-            for _ in range(2):
-                _, text = await service.call("POST", "/v1/clients", {}, token=TOKEN)
-                credentials.append(json.loads(text)["credential"])
-            claim = {"num_examples": 5, "wait_s": 20}
-            claims = [
-                asyncio.create_task(
-                    service.call("POST", "/v1/assignments/claim", claim, token=credential)
-                )
-                for credential in credentials
-            ]
+            credentials = [await service.credential() for _ in range(2)]
+            claims = [asyncio.create_task(service.claim(each, wait_s=20)) for each in credentials]
             done, waiting = await asyncio.wait(claims, return_when=asyncio.FIRST_COMPLETED)
             (first,) = done
-            work = json.loads(first.result()[1])
-            score = {"assignment_id": work["assignment_id"], "examples": EXAMPLES}
+            score = {"assignment_id": first.result()["assignment_id"], "examples": EXAMPLES}
             credential = credentials[claims.index(first)]
             scored = asyncio.create_task(service.call("POST", "/v1/score", score, token=credential))
             await asked.wait()
-            found = await service.figures()
+            found = await figures_of(service)
             assert found["fedone_long_polls", ()] == len(waiting) == 1
             # The score, and the request for the figures.
             assert found["fedone_requests_in_progress", ()] == 2
             answer.set()
             assert (await scored)[0] == 200
-            assert (await service.figures())["fedone_requests_in_progress", ()] == 1
+            assert (await figures_of(service))["fedone_requests_in_progress", ()] == 1
             (other,) = waiting
             other.cancel()
             await asyncio.wait(waiting)
@@ -205,14 +163,15 @@ class TestMetrics:
         """No request of any caller creates a new series."""
         async with serving(Observers(metrics=Metrics())) as service:
             await service.call("GET", "/v1/nothing", token=ADMIN)
-            before = set(await service.figures())
+            before = set(await figures_of(service))
             for number in range(20):
                 await service.call("GET", f"/{number}", token=ADMIN)
-                await service.call(f"M{number}", f"/{number}")
+                async with service.session.request(f"M{number}", f"{service.url}/{number}"):
+                    pass
                 await service.call("GET", f"/v1/nothing/{number}")
-            after = await service.figures()
-            credential = await service.work()
-            rest = await service.figures()
+            after = await figures_of(service)
+            credential = await work(service)
+            rest = await figures_of(service)
         new = {key for key in set(after) - before if "/metrics" not in str(key)}
         assert new == set()
         assert credential not in str(rest)
@@ -239,7 +198,7 @@ class TestTracing:
         provider.add_span_processor(SimpleSpanProcessor(exporter))
         trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
         async with serving(Observers(tracing=Tracing(provider))) as service:
-            await service.work(traceparent=f"00-{trace}-{parent}-01")
+            await work(service, traceparent=f"00-{trace}-{parent}-01")
         spans = exporter.get_finished_spans()
         asked = [span for span in spans if span.name == "POST /v1/score"]
         assert [attribute(span, "http.response.status_code") for span in asked] == [503, 200]
@@ -287,7 +246,7 @@ async def test_log_lines() -> None:
     structlog.configure(processors=[structlog.contextvars.merge_contextvars, keep])
     try:
         async with serving(Observers(request_level="info")) as service:
-            credential = await service.work(**{"X-Request-ID": "my-request"})
+            credential = await work(service, **{"X-Request-ID": "my-request"})
             await service.call("GET", "/v1/nothing")
     finally:
         structlog.reset_defaults()

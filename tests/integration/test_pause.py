@@ -64,6 +64,10 @@ class Model:
             await self.held.wait()
         self.answered.append(query)
 
+    def release(self) -> None:
+        assert self.held is not None
+        self.held.set()
+
 
 class Checked(ScriptedBackend):
     """Fails its check, too, while its model fails; reports its capabilities afterwards."""
@@ -89,6 +93,19 @@ async def working(service: Service) -> tuple[ServedRun, Device]:
     device = await device_of(service)
     assert await device.claim() is not None
     return run, device
+
+
+async def pause(run: ServedRun) -> None:
+    """By an answer of another model."""
+    for model in ("m-1", "m-2"):
+        await run.apply(record_model, model=model)
+
+
+async def under_way(device: Device) -> asyncio.Task[Any]:
+    """A call whose queries are reserved."""
+    run, call = device.service.runs["run"], asyncio.create_task(device.score())
+    await until(lambda: run.state.seats[0].max_pending.requests == 4)
+    return call
 
 
 class TestWork:
@@ -120,16 +137,13 @@ class TestWork:
         model = Model(held=asyncio.Event())
         async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
             run, device = await working(service)
-            call = asyncio.create_task(device.score())
-            await until(lambda: run.state.seats[0].max_pending.requests == 4)
-            await run.apply(record_model, model="m-1")
-            await run.apply(record_model, model="m-2")
+            call = await under_way(device)
+            await pause(run)
             assert run.state.paused
             waiting = asyncio.create_task(service.wait(run))
             await asyncio.sleep(0)
             assert not waiting.done()  # the call is paid for
-            assert model.held is not None
-            model.held.set()
+            model.release()
             await call
             await waiting
             await device.update()
@@ -141,11 +155,9 @@ class TestWork:
         model = Model(held=asyncio.Event())
         async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
             run, device = await working(service)
-            call = asyncio.create_task(device.score())
-            await until(lambda: run.state.seats[0].max_pending.requests == 4)
+            call = await under_way(device)
             await service.stop_run(run)
-            assert model.held is not None
-            model.held.set()
+            model.release()
             await service.wait(run)
             assert call.done() or await call
             assert run.state.account.spent == Usage(queries=4, requests=4, prompt_tokens=8)
@@ -154,8 +166,7 @@ class TestWork:
         model = Model(held=asyncio.Event())
         async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
             run, device = await working(service)
-            call = asyncio.create_task(device.score())
-            await until(lambda: run.state.seats[0].max_pending.requests == 4)
+            call = await under_way(device)
             await service.stop_run(run)  # forgets the call
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -182,26 +193,28 @@ class TestWork:
             run, device = await working(service)
             call = asyncio.create_task(device.refused())
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
-            await run.apply(record_model, model="m-1")
-            await run.apply(record_model, model="m-2")
+            await pause(run)
             assert (await call).code == "run_conflict"
             assert run.state.seat_with(device.work.assignment_id) is not None
 
-    async def test_a_model_that_cannot_even_be_quoted(self) -> None:
+    @pytest.mark.parametrize(
+        ("error", "code"), [(REVOKED, "run_conflict"), (ZeroDivisionError(), "backend_failed")]
+    )
+    async def test_a_model_that_cannot_even_be_quoted(self, error: Exception, code: str) -> None:
         class Unquotable(ScriptedBackend):
-            revoked = False
+            broken = False
 
             async def quote(self, query: Query) -> Usage:
-                if self.revoked:
-                    raise REVOKED
+                if self.broken:
+                    raise error
                 return await super().quote(query)
 
         backend = Unquotable()
         async with serving(backend=backend) as service:
             run, device = await working(service)
-            backend.revoked = True
-            assert (await device.refused()).code == "run_conflict"
-            assert run.state.paused
+            backend.broken = True
+            assert (await device.refused()).code == code
+            assert run.state.paused is (error is REVOKED)
             assert run.state.seats[0].used == run.state.seats[0].max_pending == NOTHING
 
     async def test_what_a_provider_counts_on_top_is_held_at_once(self) -> None:
@@ -241,11 +254,9 @@ class TestEvaluation:
         async with serving(backend=backend) as service:
             run = await service.add_run(spec_of(), WORDS, dev=DEV)
             await until(lambda: len(backend.asked) == 5)  # all of the first measurement
-            await run.apply(record_model, model="m-1")
-            await run.apply(record_model, model="m-2")
+            await pause(run)
             await service.resume_run(run)
-            assert model.held is not None
-            model.held.set()
+            model.release()
             await train(service, run, TRAIN)
             assert run.state.metric.after is not None
             assert run.state.evaluation.spent.queries == 15
@@ -374,8 +385,7 @@ class TestDevices:
                     while run.state.seats[0].due != renewed:
                         await asyncio.sleep(0.01)
                     await service.replicas.tick()
-                assert model.held is not None
-                model.held.set()
+                model.release()
                 await working
             assert run.state.status == "completed"
             assert run.state.account.spent == Usage(queries=4, requests=4, prompt_tokens=8)

@@ -53,13 +53,7 @@ def federation_of(
 
 @dataclass
 class Seen:
-    """What happened in a run.
-
-    Attributes:
-        chosen: Enrolment indices of each round.
-        lost: Why seats were lost.
-        most_tasks: Most tasks of the event loop at the end of a round.
-    """
+    """Enrolment indices of each round, why seats were lost, and most tasks of the loop at once."""
 
     chosen: list[tuple[int, ...]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)

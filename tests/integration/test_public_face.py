@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,25 +14,19 @@ from fedone_sdk import Aggregator, EdgeClient
 from fedone_sdk.budget import Budget
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ProblemError, SpecError, TransportError
-from fedone_sdk.messages import NewToken, RoundReport, RunEvent, RunResult
+from fedone_sdk.messages import RoundReport, RunEvent, RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, SqlStore
 from fedone_sdk.testing import ScriptedBackend
+from tests.runs import run_spec
 
 DATA = [{"text": f"text {number}", "label": number % 2} for number in range(8)]
 DEV = [{"text": f"dev {number}", "label": number % 2} for number in range(6)]
 
 
-def spec_of(name: str = "run", rounds: int = 3, **changes: object) -> RunSpec:
-    document = {
-        "name": name,
-        "task": {"template": "{text} {prompt}", "labels": {"0": " no", "1": " yes"}},
-        "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": [" a", " b", " c"]}},
-        "method": {"name": "bdpl", "num_samples": 4, "batch_size": 4},
-        "rounds": rounds,
-        **changes,
-    }
-    return RunSpec.model_validate(document)
+def spec_of(name: str = "run", rounds: int = 3, **changes: Any) -> RunSpec:
+    method = {"name": "bdpl", "num_samples": 4, "batch_size": 4}
+    return run_spec(name=name, method=method, rounds=rounds, **changes)
 
 
 @asynccontextmanager
@@ -123,19 +118,6 @@ class TestAdminClient:
             assert (await admin.delete("run")).deleted
             assert await admin.list() == ()
 
-    async def test_clients_and_tokens(self) -> None:
-        async with serving() as (aggregator, url), AdminClient(url, "admin") as admin:
-            await aggregator.add_run(spec_of(rounds=1))
-            made = await admin.create_token(NewToken(name="fleet", uses=1))
-            async with EdgeClient(url, data=DATA, token=made.token) as client:
-                await client.enrol()
-                (enrolled,) = await admin.clients()
-                assert enrolled.token == "fleet"
-                assert {token.name: token.uses_left for token in await admin.tokens()}["fleet"] == 0
-                assert (await admin.revoke_token("fleet")).revoked_at is not None
-                assert (await admin.revoke_client(enrolled.client_id)).revoked_at is not None
-            assert await admin.clients_of("run") == ()
-
     async def test_a_rollback_is_checked_before_it_is_sent(self) -> None:
         admin = AdminClient("http://127.0.0.1:9", "admin")
         with pytest.raises(SpecError, match="arguments: reason"):
@@ -144,7 +126,8 @@ class TestAdminClient:
     @pytest.mark.parametrize(
         ("url", "token", "message"),
         [
-            ("ftp://host", "admin", "is not an http"),
+            *((url, "admin", "is not an http") for url in ("ftp://host", "x", "h:80", "http://")),
+            ("https://[", "admin", "server: "),
             ("http://user:secret@host", "admin", "must not have a user"),
             ("http://host", "", "printable ASCII"),
             ("http://host", "two\nlines", "printable ASCII"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.client import RequiredPrivacy
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.noise import PrivacyAccount
-from fedone_sdk.client.options import ClientEvent, OnEvent
+from fedone_sdk.client.options import OnEvent
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.local import MemoryTransport
@@ -108,20 +107,6 @@ async def test_work_below_the_requirement_is_declined(
         assert [reason in message.reason for message in transport.declines] == [True]
         assert all("client" in message.reason for message in transport.declines)
         assert transport.updates == []
-
-
-async def test_run_forever_continues_after_a_decline(tmp_path: Path) -> None:
-    events: list[ClientEvent] = []
-    async with serving(spec_of("losses"), ScriptedBackend()) as service:
-        client = device(RecordingTransport(service), tmp_path, on_event=events.append)
-        async with client, asyncio.timeout(30):
-            forever = asyncio.create_task(client.run_forever())
-            while "declined" not in [event.kind for event in events]:
-                await asyncio.sleep(0)
-            assert not forever.done()
-            await service.stop_run(service.runs["run"], "over")
-            await forever
-    assert events[-1].kind == "ended"
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)

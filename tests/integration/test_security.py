@@ -21,7 +21,7 @@ from fedone_sdk.aggregator.access.authority import AdminToken, EnrolmentToken, d
 from fedone_sdk.aggregator.http.guards import NO_LIMITS
 from fedone_sdk.aggregator.rounds.lifecycle import pause, resume
 from fedone_sdk.backends import Query
-from fedone_sdk.errors import BackendBlocked, ProblemError
+from fedone_sdk.errors import BackendBlocked, FedOneError, ProblemError
 from fedone_sdk.messages import Claim
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
@@ -73,6 +73,12 @@ async def raw(server: Server) -> AsyncIterator[tuple[asyncio.StreamReader, async
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
+
+
+def claiming(credential: str, *fields: str) -> bytes:
+    """The head of a claim, with some fields of its own."""
+    lines = ("POST /v1/assignments/claim HTTP/1.1", "Host: x", "Content-Type: application/json")
+    return "\r\n".join((*lines, f"Authorization: Bearer {credential}", *fields, "", "")).encode()
 
 
 OF_A_RUN = ["/task", "/vocabulary", "/prompt"]
@@ -359,15 +365,7 @@ class TestLimits:
 
 
 class Held(MemoryStore):
-    """Make a change, and answer only when released.
-
-    Attributes:
-        method: Which change.
-        holds: Whether it is slow by now.
-        made: The change was made.
-        go: It may answer.
-        closed: Whether the store was closed.
-    """
+    """Make a change by a method while it `holds`, and answer only when released by `go`."""
 
     def __init__(self, method: str) -> None:
         super().__init__()
@@ -487,11 +485,7 @@ class TestSlowness:
         monkeypatch.setattr("fedone_sdk.aggregator.http.requests._READ_TIMEOUT_S", 0.05)
         _, credential = await server.enrol(FLEET)
         async with raw(server) as (reader, writer):
-            writer.write(
-                b"POST /v1/assignments/claim HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
-                b"Content-Type: application/json\r\n"
-                + f"Authorization: Bearer {credential}\r\n\r\n{{".encode()
-            )
+            writer.write(claiming(credential, "Content-Length: 100") + b"{")
             answer = await reader.readuntil(b"}")
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"request_timeout" in answer
@@ -500,12 +494,8 @@ class TestSlowness:
         client_id, credential = await server.enrol(FLEET)
         body = json.dumps(CLAIM).encode()
         async with raw(server) as (reader, writer):
-            writer.write(
-                b"POST /v1/assignments/claim HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
-                b"Connection: close\r\nContent-Type: application/json\r\n"
-                + f"Content-Length: {len(body)}\r\n".encode()
-                + f"Authorization: Bearer {credential}\r\n\r\n".encode()
-            )
+            fields = ("Expect: 100-continue", "Connection: close", f"Content-Length: {len(body)}")
+            writer.write(claiming(credential, *fields))
             assert b" 100 " in await reader.readuntil(b"\r\n\r\n")  # It was let in.
             await server.ok("POST", f"/v1/clients/{client_id}/revoke", token=ROOT)
             writer.write(body)
@@ -516,11 +506,7 @@ class TestSlowness:
     async def test_a_body_that_is_cut_wrongly_is_no_failure_of_ours(self, server: Server) -> None:
         _, credential = await server.enrol(FLEET)
         async with raw(server) as (reader, writer):
-            writer.write(
-                b"POST /v1/assignments/claim HTTP/1.1\r\nHost: x\r\n"
-                b"Transfer-Encoding: chunked\r\nContent-Type: application/json\r\n"
-                + f"Authorization: Bearer {credential}\r\n\r\nzz\r\n".encode()
-            )
+            writer.write(claiming(credential, "Transfer-Encoding: chunked") + b"zz\r\n")
             answer = await reader.read(200)
         assert answer.split()[1] in (b"400", b"422")
 
@@ -545,7 +531,20 @@ async def test_no_secret_is_ever_shown(caplog: pytest.LogCaptureFixture) -> None
     """Everything that is logged or answered while secrets are used in all ways."""
     caplog.set_level(logging.DEBUG)
     answers: list[str] = []
-    with structlog.testing.capture_logs() as logs:
+    logs: list[str] = []
+
+    def keep(_: Any, __: str, line: str) -> str:
+        logs.append(line)
+        raise structlog.DropEvent
+
+    async def failing(*_: Any, **__: Any) -> None:
+        raise FedOneError("disk full")
+
+    # The most talkative renderer: it prints the local variables of every frame.
+    talkative = structlog.dev.RichTracebackFormatter(show_locals=True, width=1000)
+    console = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=talkative)
+    structlog.configure(processors=[console, keep])
+    try:
         async with serving() as server:
             nonce = "nonce-that-is-a-secret-0001"
             document = await server.ok("POST", "/v1/clients", {"nonce": nonce}, token=FLEET)
@@ -571,11 +570,26 @@ async def test_no_secret_is_ever_shown(caplog: pytest.LogCaptureFixture) -> None
                     # A value in the wrong place may be shown to its sender, nowhere else.
                     if secret not in json.dumps(body):
                         answers.append(json.dumps(problem))
+            work = await server.claim(credential)
+            for changes in ({"losses": [1]}, {"extra": credential}):
+                answers.append(repr(await server.update(credential, work, **changes)))
+            with pytest.MonkeyPatch.context() as broken:
+                broken.setattr(server.store, "commit", failing)
+                broken.setattr(server.store, "enrol", failing)
+                answers.append(repr(await server.update(credential, work)))
+                assert await server.refused("POST", "/v1/clients", {}, token=FLEET) == "internal"
+            client = await server.aggregator.service.access.client(credential)
+            await server.ok("POST", "/v1/runs/acme-1/stop", token=ROOT)
             await server.ok("POST", f"/v1/clients/{client_id}/revoke", token=ROOT)
             await server.call("GET", "/v1/runs", token=credential)
-            answers += [repr(server.aggregator.service.access.authority.enrolment_tokens)]
+            access = server.aggregator.service.access
+            kept = (vars(server.store), server.aggregator, client, access, vars(access))
+            answers += map(repr, (*kept, access.authority.enrolment_tokens))
             answers += [repr(await server.store.clients()), repr(await server.store.tokens())]
-    seen = "\n".join([*answers, repr(logs), caplog.text])
-    assert "enrolled" in seen  # It was listened to.
+    finally:
+        structlog.reset_defaults()
+    seen = "\n".join([*answers, *logs, caplog.text])
+    for event in ("enrolled", "request failed", "run ended"):
+        assert event in seen  # It was listened to.
     for secret in secrets:
         assert secret not in seen

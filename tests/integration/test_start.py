@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
@@ -23,6 +22,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, RunRecord, Store
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend
+from tests import runs
 from tests.integration.caller import ADMIN, TOKEN, Caller
 from tests.processes import free_port
 from tests.runs import WORDS, run_spec
@@ -77,25 +77,19 @@ class Looked(ScriptedBackend):
             raise self.trouble_of
 
 
-def service_of(store: Store, backend: LLMBackend, clock: ManualClock | None = None) -> Service:
+def service_of(store: Store, backend: LLMBackend) -> Service:
     return Service(
         store=store,
-        clock=clock or ManualClock(),
-        authority=Authority(enrolment_tokens=[TOKEN]),
+        clock=ManualClock(),
+        authority=Authority(enrolment_tokens=[runs.TOKEN]),
         backend=backend,
     )
 
 
-@asynccontextmanager
-async def serving(
+def serving(
     store: Store, backend: LLMBackend | None = None, clock: ManualClock | None = None
-) -> AsyncIterator[Service]:
-    service = service_of(store, backend or Looked(), clock)
-    await service.start()
-    try:
-        yield service
-    finally:
-        await service.stop()
+) -> AbstractAsyncContextManager[Service]:
+    return runs.serving(store=store, backend=backend or Looked(), clock=clock)
 
 
 async def filled(store: Store, *, ended: int, live: int) -> None:
@@ -135,6 +129,8 @@ class TestWhatIsRead:
             assert backend.looks == 1
             with pytest.raises(ProblemError, match="there is no run"):
                 await service.registry.run("ended-9")
+            # A name is taken though its run is not read.
+            assert (await service.add_run(spec_of("ended-0"), WORDS)).state.status == "stopped"
 
     async def test_two_that_ask_for_one_run_get_the_same(self) -> None:
         store = Counting()
@@ -147,13 +143,6 @@ class TestWhatIsRead:
             one, other = await asyncio.gather(*asked)
             assert one is other
 
-    async def test_a_name_is_taken_though_its_run_is_not_read(self) -> None:
-        store = Counting()
-        await filled(store, ended=1, live=0)
-        async with serving(store) as service:
-            run = await service.add_run(spec_of("ended-0"), WORDS)
-            assert run.state.status == "stopped"
-
 
 class TestWhoWaits:
     async def test_a_draw_at_a_start_includes_all_waiting_clients(
@@ -164,7 +153,7 @@ class TestWhoWaits:
         async with serving(store) as service:
             run = await service.add_run(spec_of("live"), WORDS)
             for _ in range(3):
-                credential = (await service.access.enrol(TOKEN, Enrol())).credential
+                credential = (await service.access.enrol(runs.TOKEN, Enrol())).credential
                 await service.work.claim(await service.access.client(credential), claim)
             before = dict(service.dispatcher.available(run))
         assert len(before) == 3
@@ -191,7 +180,7 @@ class TestTheModel:
         await service.open()
         service.admit_devices()
         device = await service.access.client(
-            (await service.access.enrol(TOKEN, Enrol())).credential
+            (await service.access.enrol(runs.TOKEN, Enrol())).credential
         )
         claim = asyncio.create_task(service.work.claim(device, Claim(num_examples=5, wait_s=30)))
         done, _ = await asyncio.wait({claim}, timeout=0.05)

@@ -17,6 +17,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.benchmarks import stalls
+from tests.runs import run_spec
 
 WORDS = ("", " good", " bad", " very", " not", " so")
 
@@ -24,19 +25,16 @@ WORDS = ("", " good", " bad", " very", " not", " so")
 def spec_of(
     method: str, *, num_samples: int = 6, length: int = 3, exchange: str = "losses"
 ) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{text}{prompt}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": length, "vocabulary": {"kind": "list", "candidates": WORDS}},
-            "method": {"name": method, "num_samples": num_samples, "batch_size": 2},
-            "participation": {
-                "min_clients": 2,
-                "clients_per_round": 2 if exchange == "losses" else 1,
-                "exchange": exchange,
-            },
-            "evaluation": {"every": 1},
-            "rounds": 3,
-        }
+    return run_spec(
+        task={"template": "{text}{prompt}", "labels": {0: " no", 1: " yes"}},
+        prompt={"length": length, "vocabulary": {"kind": "list", "candidates": WORDS}},
+        method={"name": method, "num_samples": num_samples, "batch_size": 2},
+        participation={
+            "min_clients": 2,
+            "clients_per_round": 2 if exchange == "losses" else 1,
+            "exchange": exchange,
+        },
+        evaluation={"every": 1},
     )
 
 

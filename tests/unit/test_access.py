@@ -71,7 +71,7 @@ async def refused(access: Access, credential: str | None) -> str:
     return caught.value.detail
 
 
-class TestConfiguredTokens:
+class TestTokens:
     async def test_another_order_is_no_other_token(self) -> None:
         store = MemoryStore()
         await access_of(store, "one", "two")
@@ -149,8 +149,6 @@ class TestConfiguredTokens:
             await access_of(store)
         assert "fleet-secret" not in str(caught.value)
 
-
-class TestMadeTokens:
     async def test_a_token_of_another_replica_is_found(self) -> None:
         store = MemoryStore()
         here, there = await access_of(store), await access_of(store)
@@ -286,20 +284,12 @@ class TestPeople:
 
     @pytest.mark.parametrize(
         ("token", "role", "code"),
-        [
-            ("v", "viewer", None),
-            ("v", "operator", "forbidden"),
-            ("v", "admin", "forbidden"),
-            ("o", "viewer", None),
-            ("o", "operator", None),
-            ("o", "admin", "forbidden"),
-            ("root-secret", "viewer", None),
-            ("root-secret", "admin", None),
-            ("nobody", "viewer", "unauthorized"),
-            ("", "viewer", "unauthorized"),
-            (None, "viewer", "unauthorized"),
-        ],
-    )
+        [("v", "viewer", None), ("v", "operator", "forbidden"), ("v", "admin", "forbidden"),
+         ("o", "viewer", None), ("o", "operator", None), ("o", "admin", "forbidden"),
+         ("root-secret", "viewer", None), ("root-secret", "admin", None),
+         ("nobody", "viewer", "unauthorized"), ("", "viewer", "unauthorized"),
+         (None, "viewer", "unauthorized")],
+    )  # fmt: skip
     def test_a_role_allows_what_lesser_ones_do(
         self, token: str | None, role: tokens.Role, code: str | None
     ) -> None:
@@ -340,16 +330,9 @@ class TestPeople:
 
 @pytest.mark.parametrize(
     ("patterns", "run_id", "seen"),
-    [
-        (None, "any", True),
-        (("acme-*",), "acme-1", True),
-        (("acme-*",), "acme", False),
-        (("acme-*",), "other-acme-1", False),
-        (("a", "b"), "b", True),
-        (("a",), "A", False),
-        (("*",), "any", True),
-        ((), "any", False),
-    ],
-)
+    [(None, "any", True), (("acme-*",), "acme-1", True), (("acme-*",), "acme", False),
+     (("acme-*",), "other-acme-1", False), (("a", "b"), "b", True), (("a",), "A", False),
+     (("*",), "any", True), ((), "any", False)],
+)  # fmt: skip
 def test_patterns_name_runs(patterns: tuple[str, ...] | None, run_id: str, seen: bool) -> None:
     assert may_see(patterns, run_id) is seen

@@ -37,28 +37,20 @@ class TestPlaces:
         assert pool.waiting("a", 0.0) == {0: 10, 1: 11}
         assert pool.num_away == 1
 
-    def test_a_member_that_comes_again_keeps_its_place_and_costs_no_write(self) -> None:
+    def test_a_member_keeps_its_place_and_is_written_again_before_it_counts_as_gone(self) -> None:
         pool = pool_of(a=1)
         enter(pool, 0)
         assert enter(pool, 0, now=20.0) is None
         assert len(pool) == 1
-
-    def test_a_member_is_written_again_before_it_counts_as_gone(self) -> None:
-        pool = pool_of(a=1)
-        enter(pool, 0)
         again = enter(pool, 0, now=MEMBER_TTL_S * 0.6)
         assert isinstance(again, Member)
         assert again.until == MEMBER_TTL_S * 1.6
 
-    def test_a_member_that_is_silent_for_long_is_not_drawn(self) -> None:
+    def test_a_member_that_is_silent_for_long_is_not_drawn_and_loses_its_place(self) -> None:
         pool = pool_of(a=1)
         enter(pool, 0)
         assert pool.waiting("a", MEMBER_TTL_S - 1) == {0: 10}
         assert pool.waiting("a", MEMBER_TTL_S) == {}
-
-    def test_its_place_passes_to_another(self) -> None:
-        pool = pool_of(a=1)
-        enter(pool, 0)
         assert isinstance(enter(pool, 1, now=MEMBER_TTL_S - 1), RetryLater)
         assert isinstance(enter(pool, 1, now=MEMBER_TTL_S + 20), Member)
 
@@ -70,26 +62,27 @@ class TestPlaces:
         assert changed.num_examples == 12
         assert pool.waiting("a", 1.0) == {0: 12}
 
-    def test_a_client_waits_for_every_run_that_has_a_place(self) -> None:
+    def test_a_client_waits_for_every_run_that_has_a_place_and_that_it_may_work_for(self) -> None:
         pool = pool_of(a=1, b=2)
         enter(pool, 0)
         enter(pool, 1)
         assert set(pool.waiting("a", 0.0)) == {0}
         assert set(pool.waiting("b", 0.0)) == {0, 1}
-
-    def test_and_only_for_runs_that_it_may_work_for(self) -> None:
         pool = pool_of(a=1, b=1)
         enter(pool, 0, patterns=("b*",))
         pool.enter(1, 10, "b", None, 0.0)
         assert pool.waiting("a", 0.0) == {}
 
-    def test_a_run_that_opens_later_is_waited_for_at_the_next_request(self) -> None:
+    def test_a_run_is_waited_for_from_the_next_request_until_it_is_closed(self) -> None:
         pool = pool_of(a=1)
         enter(pool, 0)
         pool.open("b", 1)
         assert pool.waiting("b", 0.0) == {}
         assert enter(pool, 0) is None
         assert pool.waiting("b", 0.0) == {0: 10}
+        pool.close("b")
+        assert pool.waiting("b", 0.0) == {}
+        assert not pool.is_open("b")
 
     def test_a_running_run_is_waited_for_at_once(self) -> None:
         pool = pool_of(a=4)
@@ -101,13 +94,6 @@ class TestPlaces:
         assert pool.waiting("b", 0.0) == {0: 10, 2: 12}
         assert enter(pool, 0) is None
         assert pool.waiting("b", 0.0) == {0: 10, 2: 12}
-
-    def test_a_closed_run_has_no_waiting_clients(self) -> None:
-        pool = pool_of(a=1)
-        enter(pool, 0)
-        pool.close("a")
-        assert pool.waiting("a", 0.0) == {}
-        assert not pool.is_open("a")
 
     def test_without_a_run_some_may_wait_for_one(self) -> None:
         pool = pool_of()
@@ -125,15 +111,12 @@ class TestPlaces:
 
 
 class TestMakingRoom:
-    def test_a_client_that_worked_stays_while_no_other_waits(self) -> None:
+    def test_a_client_that_worked_makes_room_where_others_wait(self) -> None:
         pool = pool_of(a=2)
         enter(pool, 0)
         assert not pool.finish_work(0, 1.0)
         assert 0 in pool
-
-    def test_and_makes_room_where_others_do(self) -> None:
-        pool = pool_of(a=2)
-        for client in range(3):
+        for client in (1, 2):
             enter(pool, client)
         assert pool.finish_work(0, 1.0)
         assert isinstance(enter(pool, 0, now=1.1), RetryLater)

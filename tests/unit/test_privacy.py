@@ -305,18 +305,10 @@ def test_no_limit() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"clip": 5e-324, "noise_multiplier": 1e3},
-        {"clip": 0.999e-3},
-        {"clip": 1.001e3},
-        {"clip": math.nan},
-        {"noise_multiplier": 0.099},
-        {"noise_multiplier": 1.001e3},
-        {"noise_multiplier": math.inf},
-        {"delta": 1},
-        {"max_epsilon": 0},
-    ],
-)
+    [{"clip": 5e-324, "noise_multiplier": 1e3}, {"clip": 0.999e-3}, {"clip": 1.001e3},
+     {"clip": math.nan}, {"noise_multiplier": 0.099}, {"noise_multiplier": 1.001e3},
+     {"noise_multiplier": math.inf}, {"delta": 1}, {"max_epsilon": 0}],
+)  # fmt: skip
 def test_impossible_values(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         privacy(**wrong)

@@ -125,6 +125,15 @@ SCHEMA = {
 }
 
 
+NULLABLE = {
+    "type": "object",
+    "properties": {
+        "o": {"type": ["object", "null"], "required": ["b"]},
+        "l": {"type": ["array", "null"], "items": {"type": "string"}},
+    },
+}
+
+
 def value_of(name: str, generated: str, answer: object, **options: Any) -> Score:
     found = ready_score(name, "answer", options)(generated, {"answer": answer})
     assert isinstance(found, (float, Score))
@@ -152,6 +161,9 @@ def value_of(name: str, generated: str, answer: object, **options: Any) -> Score
         ("json_fields", '{"n": [1]}', {"n": [1]}, {"schema": SCHEMA}, 0.0),
         ("json_fields", '{"a": "x", "n": [true]}', {"a": "x"}, {"schema": SCHEMA}, 0.0),
         ("json_fields", '{"a": "x", "b": 1}', {"a": "x"}, {"schema": SCHEMA}, 0.0),
+        ("json_fields", '{"o": null}', {"o": None}, {"schema": NULLABLE}, 1.0),
+        ("json_fields", '{"o": {"c": 1}}', {"o": {"c": 1}}, {"schema": NULLABLE}, 0.0),
+        ("json_fields", '{"l": null, "o": {"b": 1}}', {"l": None}, {"schema": NULLABLE}, 1.0),
         ("regex", "on 2024-05-01", "", {"pattern": r"\d{4}-\d\d"}, 1.0),
     ],
 )
@@ -201,6 +213,7 @@ def test_every_ready_score_is_in_range_and_best_for_its_own_reference(
         ({"regex": {"pattern": "("}}, "task.score.regex: pattern: missing"),
         ({"rouge_l": {"n": 2}}, "task.score.rouge_l: .*unexpected keyword argument 'n'"),
         ({"json_fields": {"schema": {"type": "list"}}}, "json_fields: .*schema: 'list'; its types"),
+        ({"json_fields": {"schema": {"enum": []}}}, "json_fields: .*schema: an enum is empty"),
         ({"bleu": {}}, "task.score: 'bleu' is not one of exact_match, contains, number"),
     ],
 )
@@ -234,9 +247,7 @@ TARGETS = [1, 1, 1, 0, 0, 0, 0, 0, 0, 1]
 def test_by_hand() -> None:
     assert accuracy(PREDICTIONS, TARGETS) == 7 / 10
     assert f1(PREDICTIONS, TARGETS) == 6 / (6 + 2 + 1)
-    assert matthews(PREDICTIONS, TARGETS) == pytest.approx(
-        (3 * 4 - 2 * 1) / math.sqrt((3 + 2) * (3 + 1) * (4 + 2) * (4 + 1))
-    )
+    assert f1([0, 0], [0, 0]) == 0.0
 
 
 def test_ends_of_the_scale() -> None:
@@ -248,13 +259,6 @@ def test_ends_of_the_scale() -> None:
 @pytest.mark.parametrize("name", METRICS)
 def test_nothing_to_measure(name: str) -> None:
     assert evaluate(name, [], []) == 0.0
-
-
-def test_degenerate_cases() -> None:
-    assert f1([0, 0], [0, 0]) == 0.0
-    assert matthews([1, 1, 1], [0, 1, 1]) == 0.0
-    assert matthews([0, 1, 1], [1, 1, 1]) == 0.0
-    assert matthews([1, 1], [1, 1]) == 0.0
 
 
 def test_bad_calls() -> None:

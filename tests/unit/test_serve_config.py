@@ -67,11 +67,8 @@ def test_a_model_that_is_not_named(tmp_path: Path) -> None:
 class TestPrecedence:
     def test_the_file_alone(self, file: Path) -> None:
         config = ServeConfig.load(file)
-        assert (config.listen, config.runs, config.log.level) == (
-            "127.0.0.1:1",
-            ("run.yaml",),
-            "debug",
-        )
+        assert (config.listen, config.runs) == ("127.0.0.1:1", ("run.yaml",))
+        assert config.log.level == "debug"
         assert (config.drain_s, config.log.requests) == (20, "debug")
         assert not config.retention.active  # Nothing is ever removed unless it is asked for.
 
@@ -82,11 +79,8 @@ class TestPrecedence:
         monkeypatch.setenv("FEDONE_DRAIN_S", "1.5")
         monkeypatch.setenv("FEDONE_AUTH__ADMIN_TOKEN", "another")
         config = ServeConfig.load(file)
-        assert (config.listen, config.runs, config.drain_s) == (
-            "0.0.0.0:2",
-            ("other.yaml", "more.yaml"),
-            1.5,
-        )
+        assert (config.listen, config.runs) == ("0.0.0.0:2", ("other.yaml", "more.yaml"))
+        assert config.drain_s == 1.5
         # Mappings are merged: what the variables do not name stays.
         assert (config.log.level, config.log.requests) == ("debug", "info")
         assert config.auth.admin_token is not None

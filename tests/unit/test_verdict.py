@@ -50,6 +50,12 @@ def leaning(lean: float) -> Outcomes:
     )
 
 
+def judged(bare: float, tuned: float, *, bare_seed: int = 0, seed: int = 0) -> Verdict:
+    """The verdict on answers of which these shares are right."""
+    no_prompt = answers(bare, "no_prompt", seed=bare_seed)
+    return judge(task(), {"no_prompt": no_prompt, "after": answers(tuned, seed=seed)})
+
+
 def values(verdict: Verdict) -> dict[str, float | None]:
     return {one.name: one.value for one in verdict.standings}
 
@@ -152,7 +158,7 @@ def test_worth_keeping() -> None:
 
 
 def test_the_price_of_a_prompts_length_at_every_call() -> None:
-    verdict = judge(task(), {"no_prompt": answers(0.6, "no_prompt"), "after": answers(0.8)})
+    verdict = judged(0.6, 0.8)
     prompts = {"no_prompt": "", "tuned": "x" * 134}
     for price, ending in {
         None: "worth keeping",
@@ -185,9 +191,7 @@ def test_the_cheapest_prompt_is_shown_within_the_interval_of_the_best(
 
 
 def test_an_inconclusive_verdict_has_the_number_of_rows_that_show_such_a_gain() -> None:
-    verdict = judge(
-        task(), {"no_prompt": answers(0.8, "no_prompt"), "after": answers(0.795, seed=1)}
-    )
+    verdict = judged(0.8, 0.795, seed=1)
     gain = verdict.standings[1].gain
     assert gain is not None
     assert gain.low < 0 < gain.value
@@ -234,9 +238,7 @@ def test_examples_needed(value: float, error: float, needed: int | None) -> None
 
 
 def test_a_gain_within_noise_gets_no_number() -> None:
-    verdict = judge(
-        task(), {"no_prompt": answers(0.72, "no_prompt", seed=1), "after": answers(0.8)}
-    )
+    verdict = judged(0.72, 0.8, bare_seed=1)
     assert (verdict.conclusion, verdict.needed_examples) == ("unclear", None)
     assert said(verdict).endswith("not distinguishable from luck")
 
@@ -258,7 +260,7 @@ def test_no_better_than_guessing() -> None:
 
 
 def test_worse_than_no_prompt() -> None:
-    verdict = judge(task(), {"no_prompt": answers(0.9, "no_prompt", seed=1), "after": answers(0.7)})
+    verdict = judged(0.9, 0.7, bare_seed=1)
     assert verdict.conclusion == "worse"
     assert said(verdict).endswith("for USD 0.0045: worse than no prompt")
 

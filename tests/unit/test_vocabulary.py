@@ -48,15 +48,11 @@ def test_sha256_is_over_canonical_json() -> None:
 
 @pytest.mark.parametrize(
     ("candidates", "message"),
-    [
-        (("a",), "needs at least 2"),
-        (("a", "b", "a"), "'a' is repeated, as number 0 and 2"),
-        (("", ""), "'' is repeated"),
-        (("a", "b" * 4001), "at most 4000 characters"),
-        (("a", "\ud800"), r"valid string|unicode"),
-        (tuple(map(str, range(65_537))), "at most 65536 items"),
-    ],
-)
+    [(("a",), "needs at least 2"), (("a", "b", "a"), "'a' is repeated, as number 0 and 2"),
+     (("", ""), "'' is repeated"), (("a", "b" * 4001), "at most 4000 characters"),
+     (("a", "\ud800"), r"valid string|unicode"),
+     (tuple(map(str, range(65_537))), "at most 65536 items")],
+)  # fmt: skip
 def test_invalid_vocabularies(candidates: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Vocabulary(candidates=candidates)

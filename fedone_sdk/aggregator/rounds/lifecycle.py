@@ -221,6 +221,7 @@ def roll_back(
         # Candidates that were added since then stay.
         method=machine.with_new_candidates(method),
         lost=0,
+        merged_at=min(state.merged_at, to_round),
         # After a rollback to round 0 no result depends on the model.
         model=state.model if to_round else machine.required_model or state.model,
         rollbacks=state.rollbacks + 1,

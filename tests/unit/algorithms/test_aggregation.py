@@ -33,17 +33,9 @@ def test_plain_and_weighted_means_in_float64() -> None:
 
 @pytest.mark.parametrize(
     ("alphas", "weights"),
-    [
-        ([], None),
-        ([ALPHAS[0], ALPHAS[0].T], None),
-        ([ALPHAS[0] * np.nan], None),
-        (ALPHAS, [1, 2]),
-        (ALPHAS, [1, 2, -1]),
-        (ALPHAS, [0, 0, 0]),
-        (ALPHAS, [1, 2, np.inf]),
-        (ALPHAS[:1], [0]),
-    ],
-)
+    [([], None), ([ALPHAS[0], ALPHAS[0].T], None), ([ALPHAS[0] * np.nan], None), (ALPHAS, [1, 2]),
+     (ALPHAS, [1, 2, -1]), (ALPHAS, [0, 0, 0]), (ALPHAS, [1, 2, np.inf]), (ALPHAS[:1], [0])],
+)  # fmt: skip
 def test_impossible_aggregates(alphas: list[np.ndarray], weights: list[float] | None) -> None:
     with pytest.raises(ValueError, match=r"alphas|weights"):
         aggregate(alphas, weights)
@@ -121,16 +113,10 @@ def test_golden_selections() -> None:
 
 @pytest.mark.parametrize(
     ("held", "count", "kind"),
-    [
-        ({1: 5}, 2, "uniform"),
-        ({}, 1, "uniform"),
-        ({}, 1, "proportional"),
-        ({1: 0}, 1, "proportional"),
-        ({1: -1}, 1, "proportional"),
-        ({1: 5}, 0, "uniform"),
-        ({1: 5}, 1, "best"),
-    ],
-)
+    [({1: 5}, 2, "uniform"), ({}, 1, "uniform"), ({}, 1, "proportional"),
+     ({1: 0}, 1, "proportional"), ({1: -1}, 1, "proportional"), ({1: 5}, 0, "uniform"),
+     ({1: 5}, 1, "best")],
+)  # fmt: skip
 def test_impossible_selections(held: dict[int, int], count: int, kind: str) -> None:
     with pytest.raises(ValueError, match=r"select|count|examples"):
         select(held, count, rng=stream(0), kind=kind)

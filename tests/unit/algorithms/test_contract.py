@@ -186,15 +186,10 @@ def test_a_constant_on_all_losses_changes_nothing(method: Algorithm) -> None:
 
 @pytest.mark.parametrize(
     ("losses", "message"),
-    [
-        ([0.0] * (N_SAMPLES - 1), "shape"),
-        ([[0.0]] * N_SAMPLES, "shape"),
-        ([0.0] * (N_SAMPLES - 1) + [np.nan], "finite"),
-        ([0.0] * (N_SAMPLES - 1) + [np.inf], "finite"),
-        (["x"] * N_SAMPLES, "numbers"),
-        ([{}] * N_SAMPLES, "numbers"),
-    ],
-)
+    [([0.0] * (N_SAMPLES - 1), "shape"), ([[0.0]] * N_SAMPLES, "shape"),
+     ([0.0] * (N_SAMPLES - 1) + [np.nan], "finite"), ([0.0] * (N_SAMPLES - 1) + [np.inf], "finite"),
+     (["x"] * N_SAMPLES, "numbers"), ([{}] * N_SAMPLES, "numbers")],
+)  # fmt: skip
 def test_bad_losses(method: Algorithm, losses: object, message: str) -> None:
     state, candidates, _ = asked(method)
     with pytest.raises(ValueError, match=message):
@@ -238,16 +233,9 @@ def test_someone_elses_memory_is_refused(method: Algorithm) -> None:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"prompt_len": 0},
-        {"vocab_size": 1},
-        {"num_samples": 1},
-        {"prompt_len": 2.5},
-        {"num_samples": True},
-        {"seed": -1},
-        {"seed": "x"},
-    ],
-)
+    [{"prompt_len": 0}, {"vocab_size": 1}, {"num_samples": 1}, {"prompt_len": 2.5},
+     {"num_samples": True}, {"seed": -1}, {"seed": "x"}],
+)  # fmt: skip
 def test_bad_sizes(name: str, wrong: dict[str, object]) -> None:
     sizes = {"prompt_len": 4, "vocab_size": 5, "num_samples": 3, "seed": 0} | wrong
     with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -256,28 +244,15 @@ def test_bad_sizes(name: str, wrong: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("gs-bdpl", {"tau": 0}),
-        ("gs-bdpl", {"tau": "hot"}),
-        ("gs-bdpl", {"learning_rate": -1.0}),
-        ("gs-bdpl", {"learning_rate": np.inf}),
-        ("gs-bdpl", {"optimizer": "lion"}),
-        ("gs-bdpl", {"alpha_min": 0.0}),
-        ("gs-bdpl", {"alpha_min": 0.5}),
-        ("gs-bdpl", {"alpha_min": 1e-60}),
-        ("gs-bdpl", {"alpha_init": -1}),
-        ("gs-bdpl", {"weight_decay": -0.1}),
-        ("gs-bdpl", {"weight_decay": 0.1, "optimizer": "sgd"}),
-        ("bdpl", {"alpha_min": 0.2}),
-        ("bdpl", {"optimizer": None}),
-        ("random", {"elite": 0}),
-        ("random", {"pool_size": 3}),
-        ("random", {"blank": 5}),
-        ("random", {"search": -1}),
-        ("random", {"halving": 0.2}),
-        ("random", {"biases": ((0.0,), (1.0,))}),
-    ],
-)
+    [("gs-bdpl", {"tau": 0}), ("gs-bdpl", {"tau": "hot"}), ("gs-bdpl", {"learning_rate": -1.0}),
+     ("gs-bdpl", {"learning_rate": np.inf}), ("gs-bdpl", {"optimizer": "lion"}),
+     ("gs-bdpl", {"alpha_min": 0.0}), ("gs-bdpl", {"alpha_min": 0.5}),
+     ("gs-bdpl", {"alpha_min": 1e-60}), ("gs-bdpl", {"alpha_init": -1}),
+     ("gs-bdpl", {"weight_decay": -0.1}), ("gs-bdpl", {"weight_decay": 0.1, "optimizer": "sgd"}),
+     ("bdpl", {"alpha_min": 0.2}), ("bdpl", {"optimizer": None}), ("random", {"elite": 0}),
+     ("random", {"pool_size": 3}), ("random", {"blank": 5}), ("random", {"search": -1}),
+     ("random", {"halving": 0.2}), ("random", {"biases": ((0.0,), (1.0,))})],
+)  # fmt: skip
 def test_bad_options(name: str, options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         make_method(name, prompt_len=4, vocab_size=5, num_samples=3, seed=0, **options)

@@ -271,14 +271,9 @@ def test_inputs_are_left_alone() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"num_samples": 1},
-        {"trust_region": 0},
-        {"outliers": float("nan")},
-        {"quarantine": 0},
-        {"max_influence": 1.5},
-    ],
-)
+    [{"num_samples": 1}, {"trust_region": 0}, {"outliers": float("nan")}, {"quarantine": 0},
+     {"max_influence": 1.5}],
+)  # fmt: skip
 def test_impossible_options(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Defence(**{"num_samples": 20, **wrong})  # type: ignore[arg-type]

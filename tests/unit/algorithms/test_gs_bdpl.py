@@ -259,17 +259,13 @@ def test_sgd() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("lion", {"learning_rate": 1.0}),
-        ("sgd", {}),
-        ("sgd", {"learning_rate": 0.0}),
-        ("sgd", {"learning_rate": 1.0, "weight_decay": 0.1}),
-        ("adamw", {"learning_rate": 1.0, "betas": (0.9, 1.0)}),
-        ("adamw", {"learning_rate": 1.0, "betas": (0.9,)}),
-        ("adamw", {"learning_rate": 1.0, "eps": 0.0}),
-        ("adamw", {"learning_rate": 1.0, "weight_decay": -1.0}),
-    ],
-)
+    [("lion", {"learning_rate": 1.0}), ("sgd", {}), ("sgd", {"learning_rate": 0.0}),
+     ("sgd", {"learning_rate": 1.0, "weight_decay": 0.1}),
+     ("adamw", {"learning_rate": 1.0, "betas": (0.9, 1.0)}),
+     ("adamw", {"learning_rate": 1.0, "betas": (0.9,)}),
+     ("adamw", {"learning_rate": 1.0, "eps": 0.0}),
+     ("adamw", {"learning_rate": 1.0, "weight_decay": -1.0})],
+)  # fmt: skip
 def test_bad_options(name: str, options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"optimizer|learning_rate|betas|eps|weight_decay"):
         make_optimizer(name, **options)

@@ -239,17 +239,12 @@ def test_losses_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("means", "counts", "more", "message"),
-    [
-        (np.zeros((2, 2)), [1, 1], {}, "means"),
-        (np.full((2, 2, 4), np.nan), [1, 1], {}, "means"),
-        (np.zeros((2, 2, 4)), [1], {}, "counts"),
-        (np.zeros((2, 2, 4)), [0, 0], {}, "counts"),
-        (np.zeros((2, 2, 4)), [-1, 2], {}, "counts"),
-        (np.zeros((2, 2, 4)), [0.5, 1.5], {}, "counts"),
-        (np.zeros((2, 2, 4)), [1, 1], {"targets": np.zeros(2)}, "targets"),
-        (np.zeros((2, 2, 4)), [1, 1], {"biases": np.full((2, 2), np.inf)}, "biases"),
-    ],
-)
+    [(np.zeros((2, 2)), [1, 1], {}, "means"), (np.full((2, 2, 4), np.nan), [1, 1], {}, "means"),
+     (np.zeros((2, 2, 4)), [1], {}, "counts"), (np.zeros((2, 2, 4)), [0, 0], {}, "counts"),
+     (np.zeros((2, 2, 4)), [-1, 2], {}, "counts"), (np.zeros((2, 2, 4)), [0.5, 1.5], {}, "counts"),
+     (np.zeros((2, 2, 4)), [1, 1], {"targets": np.zeros(2)}, "targets"),
+     (np.zeros((2, 2, 4)), [1, 1], {"biases": np.full((2, 2), np.inf)}, "biases")],
+)  # fmt: skip
 def test_class_losses_are_checked(
     means: np.ndarray, counts: list[float], more: dict[str, np.ndarray], message: str
 ) -> None:

@@ -90,16 +90,12 @@ def test_alpha_sha256_hashes_c_order_little_endian_float32() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [
-        ({"alpha": np.ones(3)}, "matrix"),
-        ({"alpha": np.ones((0, 3))}, "matrix"),
-        ({"alpha": [[np.nan]]}, "finite"),
-        ({"alpha": [["a"]]}, "float32"),
-        ({"alpha": [[1.0]], "memory": {"m": np.array(["x"])}}, "memory 'm'"),
-        ({"alpha": [[1.0]], "memory": {"m": np.array([None])}}, "memory 'm'"),
-        ({"alpha": [[1.0]], "memory": {"m": np.array([1], dtype=np.int32)}}, "memory 'm'"),
-    ],
-)
+    [({"alpha": np.ones(3)}, "matrix"), ({"alpha": np.ones((0, 3))}, "matrix"),
+     ({"alpha": [[np.nan]]}, "finite"), ({"alpha": [["a"]]}, "float32"),
+     ({"alpha": [[1.0]], "memory": {"m": np.array(["x"])}}, "memory 'm'"),
+     ({"alpha": [[1.0]], "memory": {"m": np.array([None])}}, "memory 'm'"),
+     ({"alpha": [[1.0]], "memory": {"m": np.array([1], dtype=np.int32)}}, "memory 'm'")],
+)  # fmt: skip
 def test_bad_states(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         State(**fields)  # type: ignore[arg-type]
@@ -137,14 +133,10 @@ def test_a_well_signed_other_thing_is_refused(payload: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("indices", "probabilities"),
-    [
-        ([[0, 3]], np.full((2, 3), 1 / 3)),
-        ([[0, -1]], np.full((2, 3), 1 / 3)),
-        ([[0, 1, 2]], np.full((2, 3), 1 / 3)),
-        ([0, 1], np.full((2, 3), 1 / 3)),
-        ([[0.0, 1.0]], np.full((2, 3), 1 / 3)),
-    ],
-)
+    [([[0, 3]], np.full((2, 3), 1 / 3)), ([[0, -1]], np.full((2, 3), 1 / 3)),
+     ([[0, 1, 2]], np.full((2, 3), 1 / 3)), ([0, 1], np.full((2, 3), 1 / 3)),
+     ([[0.0, 1.0]], np.full((2, 3), 1 / 3))],
+)  # fmt: skip
 def test_bad_candidates(indices: object, probabilities: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"prompts|probabilities"):
         Candidates(prompts=indices, probabilities=probabilities)  # type: ignore[arg-type]

@@ -102,6 +102,16 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def under_way(count: int) -> tuple[Oracle, Caching, list[asyncio.Task[Answer]]]:
+    """Equal queries, of which the first waits for the gate of its model."""
+    inner = Oracle()
+    inner.gate.clear()
+    cached = Caching(inner)
+    tasks = [asyncio.create_task(cached.score(ask("a"))) for _ in range(count)]
+    await settle()
+    return inner, cached, tasks
+
+
 async def test_a_hit_is_the_same_answer_for_nothing() -> None:
     inner = Oracle()
     cached = Caching(inner)
@@ -196,11 +206,7 @@ async def test_the_least_recently_used_answer_goes_first() -> None:
 
 
 async def test_equal_queries_under_way_share_one_call() -> None:
-    inner = Oracle()
-    inner.gate.clear()
-    cached = Caching(inner)
-    tasks = [asyncio.create_task(cached.score(ask("a"))) for _ in range(5)]
-    await settle()
+    inner, cached, tasks = await under_way(5)
     inner.gate.set()
     answers = await asyncio.gather(*tasks)
     assert [answer.cached for answer in answers] == [False, True, True, True, True]
@@ -210,11 +216,7 @@ async def test_equal_queries_under_way_share_one_call() -> None:
 
 
 async def test_after_a_cancelled_call_one_waiter_asks_again() -> None:
-    inner = Oracle()
-    inner.gate.clear()
-    cached = Caching(inner)
-    tasks = [asyncio.create_task(cached.score(ask("a"))) for _ in range(4)]
-    await settle()
+    inner, cached, tasks = await under_way(4)
     tasks[0].cancel()
     await settle()
     assert inner.asked["a"] == 2
@@ -227,11 +229,7 @@ async def test_after_a_cancelled_call_one_waiter_asks_again() -> None:
 
 
 async def test_a_cancelled_waiter_leaves_the_call_alone() -> None:
-    inner = Oracle()
-    inner.gate.clear()
-    cached = Caching(inner)
-    asker, waiter, other = (asyncio.create_task(cached.score(ask("a"))) for _ in range(3))
-    await settle()
+    inner, _, (asker, waiter, other) = await under_way(3)
     waiter.cancel()
     await settle()
     assert waiter.cancelled()
@@ -242,12 +240,8 @@ async def test_a_cancelled_waiter_leaves_the_call_alone() -> None:
 
 
 async def test_an_error_reaches_all_waiters_and_is_not_cached() -> None:
-    inner = Oracle()
-    inner.gate.clear()
+    inner, cached, tasks = await under_way(3)
     inner.error = BackendUnavailable("busy")
-    cached = Caching(inner)
-    tasks = [asyncio.create_task(cached.score(ask("a"))) for _ in range(3)]
-    await settle()
     inner.gate.set()
     found = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(error, BackendUnavailable) for error in found)

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from fedone_sdk.backends import LLMBackend, Query
+from fedone_sdk.backends import LLMBackend, OnnxBackend, Query
 from fedone_sdk.backends.asking import ask_each
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.backends.label_watch import NUM_WATCHED, LabelWatch
+from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
-from fedone_sdk.errors import LabelsNotShown
+from fedone_sdk.errors import LabelsNotShown, LabelWordError
 from fedone_sdk.task import Part
 from tests.fake_openai import FakeModel, FakeOpenAI
 
@@ -152,3 +153,20 @@ async def test_answers_from_the_cache_do_not_count_again(
         with pytest.raises(LabelsNotShown):
             await resumed.score(query(70))
         assert (await resumed.score(query(0))).cached
+
+
+async def test_all_wrong_words_are_named_with_words_that_are_one_token() -> None:
+    async with OnnxBackend() as backend:
+        words = (" unsatisfactory service", " great", "wonderfullest")
+        with pytest.raises(LabelWordError) as caught:
+            await check_label_words(backend, words)
+        error = caught.value
+        assert [error.word, *(other.word for other in error.also)] == [words[0], words[2]]
+        assert error.suggested == (" service",)
+        assert "(did you mean ' service'?)" in error.problems[0]
+        assert len(error.problems) == 2
+        for word in error.suggested:
+            await backend.check((word,))
+        with pytest.raises(LabelWordError) as caught:
+            await check_label_words(backend, (" Terrible", " great"))
+        assert caught.value.suggested[0] == " terrible"

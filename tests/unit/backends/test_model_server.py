@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from fedone_sdk.backends import RateLimits
 from fedone_sdk.backends.model_server import (
     OPENAI_URL,
     ModelServer,
+    Reply,
     rate_limits,
     retry_after_s,
     usage_of,
@@ -78,16 +81,10 @@ def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("behaviour", "says", "retry_after"),
-    [
-        ("rate_limited:2", "429", 2.0),
-        ("rate_limited_ms:250", "429", 0.25),
-        ("error", "500", None),
-        ("error:408", "408", None),
-        ("error:409", "409", None),
-        ("error:425", "425", None),
-        ("overloaded:3", "503", 3.0),
-    ],
-)
+    [("rate_limited:2", "429", 2.0), ("rate_limited_ms:250", "429", 0.25), ("error", "500", None),
+     ("error:408", "408", None), ("error:409", "409", None), ("error:425", "425", None),
+     ("overloaded:3", "503", 3.0)],
+)  # fmt: skip
 async def test_what_may_pass_can_be_tried_again(
     behaviour: str, says: str, retry_after: float | None
 ) -> None:
@@ -112,14 +109,10 @@ async def test_an_answer_that_does_not_arrive_is_charged_in_full(behaviour: str)
 
 @pytest.mark.parametrize(
     ("behaviour", "says"),
-    [
-        ("no_quota", "no quota left: add credit"),
-        ("error:402", "no quota left"),
-        ("bad_key", "put a valid one in its place (the key is in FAKE_KEY)"),
-        ("no_model", "no model 'fake-1'"),
-        ("error:405", "check model and base_url"),
-    ],
-)
+    [("no_quota", "no quota left: add credit"), ("error:402", "no quota left"),
+     ("bad_key", "put a valid one in its place (the key is in FAKE_KEY)"),
+     ("no_model", "no model 'fake-1'"), ("error:405", "check model and base_url")],
+)  # fmt: skip
 async def test_an_error_names_what_to_change(behaviour: str, says: str) -> None:
     failure = await failure_of(behaviour)
     assert type(failure) is BackendBlocked
@@ -157,14 +150,9 @@ async def error_of(says: str, *, status: int, key_env: str | None) -> BackendErr
 @pytest.mark.parametrize("status", [400, 403, 429, 503])
 @pytest.mark.parametrize(
     "secret",
-    [
-        "sk-proj-0123456789abcdef",
-        "gsk_Abcdef0123456789Abcdef0123456789",
-        "xai-0123456789abcdef0123456789",
-        "0123456789abcdef0123456789abcdef",
-        "plain+words/of=nobody",
-    ],
-)
+    ["sk-proj-0123456789abcdef", "gsk_Abcdef0123456789Abcdef0123456789",
+     "xai-0123456789abcdef0123456789", "0123456789abcdef0123456789abcdef", "plain+words/of=nobody"],
+)  # fmt: skip
 async def test_a_key_of_any_form_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch, secret: str, status: int
 ) -> None:
@@ -373,6 +361,17 @@ async def test_a_refusal_of_any_form_keeps_the_server_s_words(body: str) -> None
     assert "no such thing" in caught.value.said
     assert "<" not in caught.value.said
     assert "{" not in caught.value.said
+
+
+DEEP = json.loads('{"error":' * 500 + "1" + "}" * 500)
+
+
+@pytest.mark.parametrize("body", ["<script>" * 100_000, "<a" * 100_000, DEEP])
+def test_what_a_server_says_is_read_in_linear_time(body: Any) -> None:
+    server = ModelServer("fake-1", base_url="http://x/v1", api_key_env=None, timeout_s=1.0)
+    start = time.perf_counter()
+    assert isinstance(server.error_of(Reply(500, body, {})), BackendUnavailable)
+    assert time.perf_counter() - start < 5.0
 
 
 @pytest.mark.parametrize("path", ["", "/chat/completions"])

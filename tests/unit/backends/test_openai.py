@@ -22,6 +22,7 @@ from fedone_sdk.backends.completions import (
     label_log_probs,
     spellings,
 )
+from fedone_sdk.backends.model_server import Reply
 from fedone_sdk.backends.onnx import OnnxBackend
 from fedone_sdk.backends.openai import OpenAIBackend
 from fedone_sdk.backends.tokens import EstimatedCounter
@@ -207,6 +208,20 @@ async def test_the_written_label_counts_for_a_choice(make: Make) -> None:
     assert schema["strict"] is True
     assert schema["schema"]["properties"]["label"]["enum"] == ["terrible", "great"]
     assert "logprobs" not in server.received[0].body
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "JSON schema conversion failed",
+        "Structured outputs are not supported",
+        "'x.response_schema'",
+    ],
+)
+async def test_a_schema_that_a_server_refuses_is_left_out(make: Make, said: str) -> None:
+    backend = make(None)
+    with pytest.raises(FormChanged, match="without a JSON schema"):
+        backend._form.adapt(Reply(400, {"error": {"message": said}}, {}), [("user", "x")], 1)
 
 
 @pytest.mark.parametrize(
@@ -518,14 +533,9 @@ async def test_a_model_that_only_reasons_is_named(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("behaviour", "kind"),
-    [
-        ("html", BackendUnavailable),
-        ("bad_key", BackendBlocked),
-        ("too_long", BackendRefused),
-        ("filtered_prompt", BackendRefused),
-        ("forbidden", BackendRefused),
-    ],
-)
+    [("html", BackendUnavailable), ("bad_key", BackendBlocked), ("too_long", BackendRefused),
+     ("filtered_prompt", BackendRefused), ("forbidden", BackendRefused)],
+)  # fmt: skip
 async def test_a_failure_is_of_its_kind_and_does_not_last(
     make: Make, behaviour: str, kind: type[BackendError]
 ) -> None:
@@ -541,15 +551,9 @@ async def test_a_failure_is_of_its_kind_and_does_not_last(
 
 @pytest.mark.parametrize(
     "body",
-    [
-        b"[]",
-        b"{}",
-        b'{"choices": []}',
-        b'{"choices": [{"logprobs": 3}]}',
-        b'{"choices": null}',
-        b"",
-    ],
-)
+    [b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"logprobs": 3}]}', b'{"choices": null}',
+     b""],
+)  # fmt: skip
 async def test_an_answer_of_another_shape_is_a_clear_error(
     make: Make, monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
@@ -619,17 +623,12 @@ async def test_a_cache_is_shared_by_those_who_send_the_same(
 # check
 
 
-async def test_a_model_that_is_there_passes(make: Make) -> None:
-    async with FakeOpenAI(models={"org/model-1": {}}) as server:
-        backend = make(server, model="org/model-1")
-        await backend.check(WORDS)
-        assert backend.fingerprint == f"openai:{server.base_url[7:-3]}:org/model-1"
-        assert not server.received
-
-
-async def test_a_model_that_is_not_there_is_named_with_its_neighbours(make: Make) -> None:
-    models: dict[str, dict[str, object]] = {"gpt-4.1-nano": {}, "gpt-4.1-mini": {}, "other": {}}
+async def test_a_model_is_there_or_it_is_named_with_its_neighbours(make: Make) -> None:
+    models: dict[str, dict[str, object]] = {"gpt-4.1-nano": {}, "gpt-4.1-mini": {}, "org/m": {}}
     async with FakeOpenAI(models=models) as server:
+        backend = make(server, model="org/m")
+        await backend.check(WORDS)
+        assert backend.fingerprint == f"openai:{server.base_url[7:-3]}:org/m"
         with pytest.raises(BackendBlocked, match=r"'gpt-4\.1-nan' does not exist.*gpt-4\.1-nano"):
             await make(server, model="gpt-4.1-nan").check(WORDS)
         assert not server.received

@@ -187,14 +187,10 @@ async def test_pending_parts_are_not_lost_when_one_fails() -> None:
 
 @pytest.mark.parametrize(
     ("errors", "raised"),
-    [
-        ((DOWN, REFUSED), REFUSED),
-        ((REFUSED, FULL, DOWN), FULL),
-        ((FULL, DOWN, WRONG_KEY, REFUSED), WRONG_KEY),
-        ((WRONG_KEY, KeyError("bug")), KeyError("bug")),
-        ((DOWN, LabelWordError("ab", ["a", "b"])), LabelWordError("ab", ["a", "b"])),
-    ],
-)
+    [((DOWN, REFUSED), REFUSED), ((REFUSED, FULL, DOWN), FULL),
+     ((FULL, DOWN, WRONG_KEY, REFUSED), WRONG_KEY), ((WRONG_KEY, KeyError("bug")), KeyError("bug")),
+     ((DOWN, LabelWordError("ab", ["a", "b"])), LabelWordError("ab", ["a", "b"]))],
+)  # fmt: skip
 async def test_the_most_serious_error_is_raised(
     errors: tuple[Exception, ...], raised: Exception
 ) -> None:

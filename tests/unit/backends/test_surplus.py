@@ -38,13 +38,15 @@ def reasons(hidden: int, growth: int) -> Bills:
     return bills
 
 
+def adapter_of(server: FakeOpenAI) -> OpenAIBackend:
+    return OpenAIBackend("fake-1", base_url=server.base_url, api_key_env=None, max_input_tokens=64)
+
+
 async def billed_under(cap: Budget, bills: Bills, concurrency: int) -> list[Usage]:
     """What a real server bills for each request until the cap ends them."""
     guard = BudgetGuard(cap)
     async with FakeOpenAI(bills=bills) as server:
-        adapter = OpenAIBackend(
-            "fake-1", base_url=server.base_url, api_key_env=None, max_input_tokens=64
-        )
+        adapter = adapter_of(server)
         limits = LimitsSpec(concurrency=concurrency)
         async with ModelClient(adapter, retry=RetrySpec(), limits=limits, price=PRICE) as backend:
 
@@ -61,12 +63,8 @@ async def billed_under(cap: Budget, bills: Bills, concurrency: int) -> list[Usag
             while all(await asyncio.gather(*(ask(number + more) for more in range(64)))):
                 number += 64
                 assert number < 2_000
-    return [
-        PRICE.priced(
-            Usage(prompt_tokens=one.prompt_tokens, completion_tokens=one.completion_tokens)
-        )
-        for one in server.received
-    ]
+    tokens = ((one.prompt_tokens, one.completion_tokens) for one in server.received)
+    return [PRICE.priced(Usage(prompt_tokens=p, completion_tokens=c)) for p, c in tokens]
 
 
 def over_reports(times: int) -> Bills:
@@ -143,9 +141,7 @@ async def test_a_run_ends_at_its_cap_when_the_bills_exceed_the_quotes() -> None:
         reused_rows=False,
     )
     async with FakeOpenAI(bills=reasons(800, 0)) as server:
-        adapter = OpenAIBackend(
-            "fake-1", base_url=server.base_url, api_key_env=None, max_input_tokens=64
-        )
+        adapter = adapter_of(server)
         async with ModelClient(adapter, retry=RetrySpec(), limits=LimitsSpec()) as backend:
             result = await simulate(federation, backend=backend)
     billed = sum(one.prompt_tokens + one.completion_tokens for one in server.received)

@@ -257,14 +257,8 @@ async def test_a_long_field_makes_room(llama: Path) -> None:
     async with backend(llama) as ours:
         for query in queries:
             usage = (await ours.score(query)).usage
-            quote, worst = await ours.quote(query), ours.worst_case(1, query.max_tokens)
             assert usage.prompt_tokens == (86 if query.want == "text" else 96)
-            for spent, bound in ((usage, quote), (quote, worst)):
-                assert spent.prompt_tokens <= bound.prompt_tokens
-                assert spent.completion_tokens <= bound.completion_tokens
         assert (await ours.quote(queries[0])).completion_tokens == 0
-        with pytest.raises(BackendError, match="without its text fields, the model takes"):
-            await ours.score(ask("x", prompt=" a" * 200))
 
 
 async def test_counting_does_without_the_weights(llama: Path, tmp_path: Path) -> None:

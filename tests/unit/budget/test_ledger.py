@@ -145,8 +145,12 @@ assert sorted(ledger.account(None).leases) == ["child", "parent"]
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_uses_the_same_account(tmp_path: Path) -> None:
+    run(_FORK, tmp_path / "budget.db")
+
+
+def run(program: str, path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(fedone_sdk.__file__).parents[1])}
-    command = [sys.executable, "-c", _FORK, str(tmp_path / "budget.db")]
+    command = [sys.executable, "-c", program, str(path)]
     subprocess.run(command, check=True, env=environment, timeout=60)
 
 
@@ -162,10 +166,7 @@ ledger.submit(lambda inner: inner.settle("a", Usage(requests=1)))
 
 def test_an_exiting_process_still_writes_pending_changes(tmp_path: Path) -> None:
     path = tmp_path / "budget.db"
-    environment = {**os.environ, "PYTHONPATH": str(Path(fedone_sdk.__file__).parents[1])}
-    subprocess.run(
-        [sys.executable, "-c", _LAST_ACT, str(path)], check=True, env=environment, timeout=60
-    )
+    run(_LAST_ACT, path)
     assert SqliteLedger(path).account(None) == Account(spent=ONE)
 
 

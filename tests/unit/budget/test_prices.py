@@ -51,19 +51,10 @@ def test_a_snapshot_costs_what_its_model_costs(model: str, prompt: str, completi
 
 @pytest.mark.parametrize(
     "model",
-    [
-        "",
-        "gpt-4",
-        "gpt-4o-audio-preview",
-        "gpt-4o-audio-preview-2024-12-17",
-        "gpt-4o-realtime-preview",
-        "gpt-4o-2024-08",
-        "gpt-4o-2024-08-06-finetuned",
-        "ft:gpt-4o-mini-2024-07-18:company::id",
-        "openai/gpt-4o",
-        "GPT-4o",
-    ],
-)
+    ["", "gpt-4", "gpt-4o-audio-preview", "gpt-4o-audio-preview-2024-12-17",
+     "gpt-4o-realtime-preview", "gpt-4o-2024-08", "gpt-4o-2024-08-06-finetuned",
+     "ft:gpt-4o-mini-2024-07-18:company::id", "openai/gpt-4o", "GPT-4o"],
+)  # fmt: skip
 def test_no_price_is_guessed(model: str) -> None:
     assert known_price(model) is None
 
@@ -137,15 +128,9 @@ def test_a_tier_prices_all_of_a_request(tokens: int, usd: str) -> None:
 
 @pytest.mark.parametrize(
     "rates",
-    [
-        [(100, "3", "3"), (100, "4", "4")],
-        [(200, "3", "3"), (100, "4", "4")],
-        [(100, "0.5", "3")],
-        [(100, "3", "1")],
-        [(100, "3", "3"), (200, "2", "4")],
-        [(0, "3", "3")],
-    ],
-)
+    [[(100, "3", "3"), (100, "4", "4")], [(200, "3", "3"), (100, "4", "4")], [(100, "0.5", "3")],
+     [(100, "3", "1")], [(100, "3", "3"), (200, "2", "4")], [(0, "3", "3")]],
+)  # fmt: skip
 def test_tiers_that_do_not_rise_are_refused(rates: Sequence[tuple[int, str, str]]) -> None:
     with pytest.raises(ValidationError):
         tiered(*rates)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -34,6 +35,11 @@ def _task(
 
 
 CHAT = _task(system="{instruction}", user="{demonstrations}Review: {sentence}", assistant="Label:")
+
+
+def _blocks(rows: list[dict[str, Any]], **options: Any) -> tuple[str, ...]:
+    """Blocks of the chat."""
+    return demonstration_candidates(CHAT, "demonstrations", rows, slots=["instruction"], **options)
 
 
 def _labels(block: str) -> list[str]:
@@ -131,11 +137,7 @@ def test_blocks_are_balanced(classes: int, shots: list[int], blocks: int, seed: 
 
 
 def test_the_seed_fixes_the_rows() -> None:
-    def made(**options: Any) -> tuple[str, ...]:
-        return demonstration_candidates(
-            CHAT, "demonstrations", ROWS, slots=["instruction"], **options
-        )
-
+    made = partial(_blocks, ROWS)
     assert made() == made(seed=0) != made(seed=1)
     assert len(made()) == 9
     # What else is made does not matter to the blocks of one size.
@@ -146,36 +148,26 @@ def test_the_seed_fixes_the_rows() -> None:
 
 def test_fewer_blocks_where_there_are_no_more() -> None:
     rows = [ROWS[0], ROWS[0], ROWS[8]]
-    blocks = demonstration_candidates(
-        CHAT, "demonstrations", rows, slots=["instruction"], shots=[2], blocks=64
-    )
-    assert len(blocks) == 2
+    assert len(_blocks(rows, shots=[2], blocks=64)) == 2
 
 
 def test_short_rows_are_preferred() -> None:
     long = [{"sentence": f"{n} " + "x" * 200 * n, "label": n % 2} for n in range(1, 7)]
-    options: dict[str, Any] = {
-        "shots": [2],
-        "blocks": 16,
-        "max_chars": 60,
-        "slots": ["instruction"],
-    }
-    blocks = demonstration_candidates(CHAT, "demonstrations", [*long, *ROWS], **options)
+    options: dict[str, Any] = {"shots": [2], "blocks": 16, "max_chars": 60}
+    blocks = _blocks([*long, *ROWS], **options)
     assert not any("x" in block for block in blocks)
     # A class without a short one gets the shortest that it has.
     rows = [*long, *(row for row in ROWS if row["label"] == 0)]
-    blocks = demonstration_candidates(CHAT, "demonstrations", rows, **options)
+    blocks = _blocks(rows, **options)
     assert all(f"1 {'x' * 200}\n" in block for block in blocks)
 
 
 def test_too_long_for_a_candidate() -> None:
     rows = [{"sentence": f"{n} " + "x" * 2500, "label": n % 2} for n in range(4)]
     with pytest.raises(DataError, match=r"2 shots takes 50\d\d characters .* at most 4000"):
-        demonstration_candidates(CHAT, "demonstrations", rows, slots=["instruction"], shots=[2])
+        _blocks(rows, shots=[2])
     mixed = [*rows, *({"sentence": f"s{n}" + "y" * 1400, "label": n % 2} for n in range(4))]
-    blocks = demonstration_candidates(
-        CHAT, "demonstrations", mixed, slots=["instruction"], shots=[2], max_chars=4000
-    )
+    blocks = _blocks(mixed, shots=[2], max_chars=4000)
     assert blocks
     assert all(len(block) <= MAX_CANDIDATE_CHARS for block in blocks)
 
@@ -186,9 +178,7 @@ def test_rows_that_hold_a_placeholder_are_left_out() -> None:
         for text in ("{label:1}", "see {instruction}")
         for label in (0, 1)
     ]
-    blocks = demonstration_candidates(
-        CHAT, "demonstrations", [*odd, *ROWS], slots=["instruction"], blocks=32
-    )
+    blocks = _blocks([*odd, *ROWS], blocks=32)
     assert not any("see" in block or "Review: {" in block for block in blocks)
 
 
@@ -207,7 +197,7 @@ def test_rows_that_hold_a_placeholder_are_left_out() -> None:
 )
 def test_rows_are_checked(rows: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        demonstration_candidates(CHAT, "demonstrations", rows, slots=["instruction"])
+        _blocks(rows)
 
 
 @pytest.mark.parametrize(

@@ -92,17 +92,11 @@ def test_a_wrong_set_is_named(words: dict[str, str] | tuple[str, ...], message: 
 
 @pytest.mark.parametrize(
     ("candidate", "message"),
-    [
-        ("", "not a JSON array"),
-        ("terrible, great", "not a JSON array"),
-        ('{"0": "a"}', "not a JSON array"),
-        ('["a", 1]', "not a JSON array"),
-        ("[" * 100_000, "not a JSON array"),
-        ('["a"]', "has 1 label words, needs 2"),
-        ('["a", "b", "c"]', "has 3 label words, needs 2"),
-        ('["a", ""]', "blank"),
-    ],
-)
+    [("", "not a JSON array"), ("terrible, great", "not a JSON array"),
+     ('{"0": "a"}', "not a JSON array"), ('["a", 1]', "not a JSON array"),
+     ("[" * 100_000, "not a JSON array"), ('["a"]', "has 1 label words, needs 2"),
+     ('["a", "b", "c"]', "has 3 label words, needs 2"), ('["a", ""]', "blank")],
+)  # fmt: skip
 def test_a_candidate_is_checked(candidate: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         label_words(candidate, 2)

@@ -21,7 +21,7 @@ from fedone_sdk.metrics import evaluate
 from fedone_sdk.reports.pages import comparison_html, comparison_svg
 from fedone_sdk.spec import RunSpec, validate_spec
 from tests.unit.evaluation.records import record
-from tests.unit.evaluation.test_entrants import RUN
+from tests.unit.evaluation.test_engine import RUN
 
 TARGETS = [0, 1] * 20
 

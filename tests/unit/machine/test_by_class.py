@@ -102,14 +102,9 @@ class TestBadNumbers:
 
     @pytest.mark.parametrize(
         ("shape", "dtype"),
-        [
-            ((4, 2, 3), "float32"),
-            ((3, 2, 4), "float32"),
-            ((4, 1, 4), "float32"),
-            ((4, 8), "float32"),
-            ((4, 2, 4), "uint16"),
-        ],
-    )
+        [((4, 2, 3), "float32"), ((3, 2, 4), "float32"), ((4, 1, 4), "float32"),
+         ((4, 8), "float32"), ((4, 2, 4), "uint16")],
+    )  # fmt: skip
     def test_shapes(self, shape: tuple[int, ...], dtype: Any) -> None:
         by_class = Tensor.pack([1] * int(np.prod(shape)), shape, dtype)
         wanted = f"by_class: is {dtype} {list(shape)}, must be float32 [4, 2, 4]"
@@ -117,16 +112,11 @@ class TestBadNumbers:
 
     @pytest.mark.parametrize(
         ("counts", "detail"),
-        [
-            ((), "0 were sent for 2 labels"),
-            ((2,), "1 were sent for 2 labels"),
-            ((1, 1, 0), "3 were sent for 2 labels"),
-            ((2, 1), "add up to 2, the scored examples"),
-            ((0.5, 1.5), "must be whole numbers"),
-            ((-1, 3), "must be whole numbers"),
-            ((0, 2), "must be 0 for a class without examples"),
-        ],
-    )
+        [((), "0 were sent for 2 labels"), ((2,), "1 were sent for 2 labels"),
+         ((1, 1, 0), "3 were sent for 2 labels"), ((2, 1), "add up to 2, the scored examples"),
+         ((0.5, 1.5), "must be whole numbers"), ((-1, 3), "must be whole numbers"),
+         ((0, 2), "must be 0 for a class without examples")],
+    )  # fmt: skip
     def test_counts(self, counts: tuple[float, ...], detail: str) -> None:
         assert detail in self.refused({"class_counts": counts})
 

@@ -174,19 +174,17 @@ class TestSetAside:
         assert game.seat([0]) == [0]
 
     @pytest.mark.parametrize(("renewals", "strikes"), [(0, 1), (1, 2), (9, 3)])
-    def test_renewals_count(self, renewals: int, strikes: int) -> None:
+    def test_missed_offers_and_renewals_count(self, renewals: int, strikes: int) -> None:
+        game = Game(spec_of())
+        game.seat([0])
+        game.advance(10)
+        assert game.state.strikes[0].recent == 1
         game = Game(spec_of())
         work = game.take([0])
         for _ in range(renewals):
             game.apply(renew, assignment_id=work.assignment_id)
         game.advance(100)
         assert game.state.strikes[0].recent == strikes
-
-    def test_missed_offers_count(self) -> None:
-        game = Game(spec_of())
-        game.seat([0])
-        game.advance(10)
-        assert game.state.strikes[0].recent == 1
 
     def test_its_updates_count_for_it(self) -> None:
         game = Game(spec_of(rounds=9))

@@ -113,12 +113,13 @@ def test_a_released_client_returns_to_quarantine_only_at_the_next_attack() -> No
     assert resumed.state.quarantined == {ATTACKER}
 
 
-def test_a_rollback_keeps_the_ledger() -> None:
+def test_a_rollback_keeps_the_ledger_and_when_merges_are_due() -> None:
     game = Game(defended())
     play(game, until=20)
+    game.state = dataclasses.replace(game.state, merged_at=18)
     before = dict(game.state.defence)
     game.apply(roll_back, method=game.machine.initial_state().method, to_round=0, reason="test")
-    assert game.state.round == 0
+    assert game.state.round == game.state.merged_at == 0
     assert dict(game.state.defence).keys() == before.keys()
     assert all(game.state.defence[name] is before[name] for name in before)
 

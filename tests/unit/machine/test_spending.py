@@ -189,11 +189,14 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
             game.apply(decline, assignment_id=work.assignment_id, reason="failed", usage=usage)
 
     @ways
-    def test_work_that_is_lost_costs_what_was_asked(self, way: str) -> None:
-        game = Game(spec_of(participation={"own_models": "charged"}), gateway=True)
-        work = self.claimed(game, own_model=True)
-        self.end(game, work, way, Usage(queries=1, requests=1))
-        assert game.spent == (Usage(queries=1, requests=1) if way == "declined" else NOTHING)
+    @pytest.mark.parametrize(("own_models", "requests"), [("charged", 1), ("trusted", 7)])
+    def test_work_that_is_lost_costs_what_is_reported(
+        self, way: str, own_models: str, requests: int
+    ) -> None:
+        game = Game(spec_of(participation={"own_models": own_models}), gateway=True)
+        work, usage = self.claimed(game, own_model=True), Usage(queries=1, requests=requests)
+        self.end(game, work, way, usage)
+        assert game.spent == (usage if way == "declined" else NOTHING)
 
     @ways
     def test_through_the_gateway_no_query_costs_nothing(self, way: str) -> None:
@@ -201,16 +204,6 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
         work = self.claimed(game, own_model=False)
         self.end(game, work, way, Usage(queries=SAMPLES))
         assert game.spent == NOTHING
-
-    @pytest.mark.parametrize(
-        ("way", "expected"),
-        [("declined", Usage(queries=1, requests=7)), ("late", NOTHING), ("stopped", NOTHING)],
-    )
-    def test_a_trusted_client_s_report_is_used(self, way: str, expected: Usage) -> None:
-        game = Game(spec_of(participation={"own_models": "trusted"}), gateway=True)
-        work = self.claimed(game, own_model=True)
-        self.end(game, work, way, Usage(queries=1, requests=7))
-        assert game.spent == expected
 
     def test_no_report_passes_its_lease(self) -> None:
         """Caps are on what the server's model costs."""

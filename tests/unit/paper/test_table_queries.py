@@ -30,32 +30,15 @@ def data(glue: Path) -> Path:
 def run(queries: int | None, *, clients: int = 1, missed_by: float = 0.04) -> Result:
     """A repeat that reached its target after so many queries."""
     last = CAP if queries is None else queries
-    middle = {
-        "round": 1,
-        "queries": last // 2,
-        "expected_loss": 0.58,
-        "expected_metric": 0.71,
-        "prompt_loss": 0.59,
-        "prompt_metric": 0.7,
-    }
-    ends = {
-        "round": 2,
-        "queries": last,
-        "expected_loss": 0.55 + (missed_by if queries is None else 0.0),
-        "expected_metric": 0.74,
-        "prompt_loss": 0.5,
-        "prompt_metric": 0.75,
-    }
-    start = {
-        "round": 0,
-        "queries": 0,
-        "expected_loss": 0.6,
-        "expected_metric": 0.7,
-        "prompt_loss": 0.7,
-        "prompt_metric": 0.7,
-    }
+    loss = 0.55 + (missed_by if queries is None else 0.0)
+    keys = ("round", "queries", "expected_loss", "expected_metric", "prompt_loss", "prompt_metric")
+    points = (
+        (0, 0, 0.6, 0.7, 0.7, 0.7),
+        (1, last // 2, 0.58, 0.71, 0.59, 0.7),
+        (2, last, loss, 0.74, 0.5, 0.75),
+    )
     return {
-        "curve": [start, middle, ends],
+        "curve": [dict(zip(keys, point, strict=True)) for point in points],
         "reached": {"expected_loss": queries, "expected_metric": last, "prompt_loss": last},
         "queries_per_round": [20 * clients, 20 * clients],
     }
