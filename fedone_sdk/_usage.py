@@ -7,7 +7,9 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import Field, PlainSerializer, WithJsonSchema
+
+from fedone_sdk._frozen import Frozen
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 # Decimal, so that sums of many small charges are exact.
@@ -20,7 +22,7 @@ Usd = Annotated[
 ]
 
 
-class Usage(BaseModel):
+class Usage(Frozen):
     """An amount in the five units.
 
     Attributes:
@@ -30,8 +32,6 @@ class Usage(BaseModel):
         completion_tokens: Tokens received.
         usd: Money, US dollars.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     queries: Count = 0
     requests: Count = 0

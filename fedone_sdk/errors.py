@@ -264,8 +264,8 @@ class LabelWordError(BackendError):
         word: str,
         tokens: list[str],
         way_out: str = "",
-        *,
         suggested: Sequence[str] | None = None,
+        *,
         also: Sequence[LabelWordError] = (),
     ) -> None:
         self.word, self.tokens, self.way_out, self.also = word, tokens, way_out, (*also,)
@@ -283,15 +283,6 @@ class LabelWordError(BackendError):
     def problems(self) -> tuple[str, ...]:
         """One line for each word that does not fit."""
         return (self._own, *(line for other in self.also for line in other.problems))
-
-    def suggesting(self, words: Sequence[str]) -> LabelWordError:
-        """Return the same error with words that are one token."""
-        return LabelWordError(self.word, self.tokens, self.way_out, suggested=words, also=self.also)
-
-    def with_others(self, also: Sequence[LabelWordError]) -> LabelWordError:
-        """Return the same error with those of the task's other label words."""
-        own = self.suggested
-        return LabelWordError(self.word, self.tokens, self.way_out, suggested=own, also=also)
 
 
 class MessageError(FedOneError):

@@ -16,15 +16,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     JsonValue,
     PlainSerializer,
     model_validator,
 )
 
+from fedone_sdk._frozen import Frozen
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.metrics import METRICS
 
@@ -153,18 +152,14 @@ _CUT = re.compile(r"(?:\.([1-9]\d{0,6}))?")
 """The format of a template's field: the number of characters that are used of a text."""
 
 
-def _label_key(value: object) -> object:
-    return str(value) if isinstance(value, (int, bool)) else value
-
-
-LabelValue = Annotated[str, BeforeValidator(_label_key)]
+LabelValue = Annotated[
+    str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
+]
 """A label's value, which YAML may read as a number or a truth value."""
 
 
-class Label(BaseModel):
+class Label(Frozen):
     """A label value and its label word."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     value: LabelValue
     word: str
@@ -183,14 +178,10 @@ def _label_pairs(given: object) -> object:
     return pairs
 
 
-def _as_list(labels: Mapping[str, str]) -> list[Label]:
-    return [Label(value=value, word=word) for value, word in labels.items()]
-
-
 Labels = Annotated[
     OrderedDict[LabelValue, str],
     BeforeValidator(_label_pairs, json_schema_input_type=list[Label]),
-    PlainSerializer(_as_list),
+    PlainSerializer(lambda labels: [Label(value=v, word=w) for v, w in labels.items()]),
 ]
 """Label value -> label word, in order. JSON has a list, because the keys of its objects have no
 order."""
@@ -223,7 +214,7 @@ def _phrase(text: str) -> str:
 _Phrase = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_phrase)]
 
 
-class Description(BaseModel):
+class Description(Frozen):
     """What is classified, and by what, in the words of the shipped instructions.
 
     Attributes:
@@ -231,8 +222,6 @@ class Description(BaseModel):
         aspect: What its label describes, a noun without an article: ``sentiment``.
         question: The question that the label answers; null asks for the aspect of the text.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     text: _Phrase = "text"
     aspect: _Phrase = "label"
@@ -244,7 +233,7 @@ class Description(BaseModel):
         return self.question or f"What is the {self.aspect} of the {self.text}?"
 
 
-class ChatSpec(BaseModel):
+class ChatSpec(Frozen):
     """The messages of a task for an instruct model; each is a template.
 
     Attributes:
@@ -254,14 +243,12 @@ class ChatSpec(BaseModel):
             prefix.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
     system: _Template | None = None
     user: _Template
     assistant: _Template | None = None
 
 
-class TaskSpec(BaseModel):
+class TaskSpec(Frozen):
     """A task for a language model, as a cloze, a question, a text to continue, or a chat.
 
     Attributes:
@@ -295,8 +282,6 @@ class TaskSpec(BaseModel):
             per label, nats. A label that the model did not write stays impossible. Null for
             none.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     # Omitted if null or empty, to keep messages short.
     template: _Template | None = Field(default=None, exclude_if=operator.not_)

@@ -17,14 +17,13 @@ from typing import Annotated, Literal, Self, assert_never
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
     model_validator,
 )
 
+from fedone_sdk._frozen import Frozen
 from fedone_sdk.errors import DataError
 
 __all__ = [
@@ -66,10 +65,6 @@ LABELS = "labels"
 """The reserved slot whose candidates are sets of label words."""
 
 _Size = Annotated[int, Field(ge=2, le=_MAX_CANDIDATES)]
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 _NAMES = "bos|eos|pad|unk|mask|cls|sep|/?s|/?think|/?tool_call|(start|end)_of_(turn|image)"
@@ -134,7 +129,7 @@ _Candidates = Annotated[
 ]
 
 
-class Slot(_Frozen):
+class Slot(Frozen):
     """A part of the prompt with its own candidates.
 
     Attributes:
@@ -153,7 +148,7 @@ class Slot(_Frozen):
         return _blank(self.candidates)
 
 
-class Vocabulary(_Frozen):
+class Vocabulary(Frozen):
     """The candidates of a prompt's positions: common to all positions, or per slot.
 
     Candidates are only appended during a run, so that indices keep their meaning.
@@ -297,7 +292,7 @@ class Vocabulary(_Frozen):
         return hashlib.sha256(self.dump().encode()).hexdigest()
 
 
-class PmiVocabulary(_Frozen):
+class PmiVocabulary(Frozen):
     """N-grams of words with high pointwise mutual information in the training text.
 
     Adjacent words a, b have ``PMI = log(p(ab) / (p(a) p(b)))``, nats. The text is split where it
@@ -314,7 +309,7 @@ class PmiVocabulary(_Frozen):
     blank: bool = False
 
 
-class FileVocabulary(_Frozen):
+class FileVocabulary(Frozen):
     """Candidates from a file.
 
     Attributes:
@@ -328,7 +323,7 @@ class FileVocabulary(_Frozen):
     blank: bool = False
 
 
-class ListVocabulary(_Frozen):
+class ListVocabulary(Frozen):
     """Candidates given in the run file.
 
     Attributes:

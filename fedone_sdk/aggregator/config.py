@@ -102,13 +102,13 @@ class StoreConfig(Spec):
         Raises:
             SpecError: The URL does not name a supported database.
         """
+        url = self.url.get_secret_value()
         password = None if self.password is None else self.password.get_secret_value()
-        if self.is_file:
-            if password is not None:
-                raise SpecError("store.password: a SQLite file has none; name a URL")
-            return SqlStore.sqlite(folder / self.url.get_secret_value(), serving=serving)
+        if self.is_file and password is not None:
+            raise SpecError("store.password: a SQLite file has none; name a URL")
         try:
-            return SqlStore.at(self.url.get_secret_value(), password=password, serving=serving)
+            where = str(folder / url) if self.is_file else url
+            return SqlStore.at(where, password=password, serving=serving)
         except SpecError as exc:
             raise SpecError([f"store: {problem}" for problem in exc.problems]) from None
 

@@ -52,7 +52,6 @@ async def wait_pending(of: object) -> None:
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:
-    """Log the failure of a task whose caller was cancelled."""
     error = None if task.cancelled() else task.exception()
     # asyncio itself reports a KeyboardInterrupt to the caller.
     if isinstance(error, Exception) and not isinstance(error, FedOneError):

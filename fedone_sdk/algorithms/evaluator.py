@@ -301,7 +301,6 @@ def updated(
 
 
 def _typical_examples(observed: Observations) -> float:
-    """Mean number of examples of a class in a mini-batch."""
     return float(observed.examples[observed.examples > 0].mean())
 
 

@@ -439,7 +439,6 @@ def unit_covariance(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _prior_deviance(values: Hyperparameters) -> float:
-    """-2 log of the prior."""
     return sum(((one - usual) / _SPREAD) ** 2 for one, usual in zip(values, PRIOR, strict=True))
 
 

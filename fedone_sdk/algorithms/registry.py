@@ -143,7 +143,6 @@ def method_from_spec(
 
 @cache
 def _defaults(name: str) -> Mapping[str, Any]:
-    """Return the defaults that RUN.yaml gives to required options."""
     from pydantic import TypeAdapter
 
     from fedone_sdk.spec.methods import MethodSpec
@@ -374,7 +373,6 @@ class OwnAlgorithm:
 
 
 def _taken(make: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a signature has."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # Written in C: it names nothing.

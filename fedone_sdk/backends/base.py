@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 
 from fedone_sdk.backends.chat import TemplateWarning
 from fedone_sdk.budget import Usage
@@ -267,10 +267,16 @@ class LLMBackend(ABC):
 
 
 class Wrapper(LLMBackend):
-    """Delegates all methods to the inner backend; subclasses override some."""
+    """Delegates all methods to the inner backend; subclasses override some.
 
-    def __init__(self, inner: LLMBackend) -> None:
+    Args:
+        inner: The backend.
+        changes: Fields that replace those of every query, such as ``payer``.
+    """
+
+    def __init__(self, inner: LLMBackend, **changes: Any) -> None:
         self.inner = inner
+        self._changes = changes
         self._describe()
 
     def _describe(self) -> None:
@@ -293,7 +299,10 @@ class Wrapper(LLMBackend):
 
     async def score(self, query: Query) -> Answer:
         """Return the inner backend's answer."""
-        return await self.inner.score(query)
+        return await self.inner.score(self._changed(query))
+
+    def _changed(self, query: Query) -> Query:
+        return replace(query, **self._changes) if self._changes else query
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Check with the inner backend."""
@@ -306,7 +315,7 @@ class Wrapper(LLMBackend):
 
     async def quote(self, query: Query) -> Usage:
         """Return the inner backend's."""
-        return await self.inner.quote(query)
+        return await self.inner.quote(self._changed(query))
 
     async def special_tokens(self, text: str) -> list[str]:
         """Return the inner backend's."""
@@ -314,7 +323,7 @@ class Wrapper(LLMBackend):
 
     async def shortened(self, query: Query) -> Sequence[object]:
         """Return the inner backend's."""
-        return await self.inner.shortened(query)
+        return await self.inner.shortened(self._changed(query))
 
     @property
     def trouble(self) -> str | None:

@@ -34,10 +34,11 @@ async def check_label_words(
                 others = [*words[:position], *words[position + 1 :]]
                 likely = _alike(word, position, words)
                 suggestions = await valid_words(backend, likely, form, apart_from=others)
-                wrong.append(exc.suggesting(suggestions[:_SUGGESTED]))
+                wrong.append((exc.word, exc.tokens, exc.way_out, suggestions[:_SUGGESTED]))
         if not wrong:  # They do not fit together.
             raise
-        raise wrong[0].with_others(wrong[1:]) from None
+        also = [LabelWordError(*one) for one in wrong[1:]]
+        raise LabelWordError(*wrong[0], also=also) from None
 
 
 async def valid_words(

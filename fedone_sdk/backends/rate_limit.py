@@ -56,7 +56,6 @@ class _Meter:
         return ready
 
     def send(self, amount: int, now: float) -> _Sent:
-        """Count an amount as sent now."""
         self._total += amount
         sent = _Sent(now, amount, self._total)
         if self.per_minute is not None:

@@ -393,7 +393,6 @@ class VllmBackend(ServerBackend[_Request]):
 
 
 def _choices(answer: Any, num_prompts: int) -> list[Any]:
-    """Return the choices of an answer in the order of the prompts."""
     by_index = {choice["index"]: choice for choice in answer["choices"]}
     return [by_index[index] for index in range(num_prompts)]
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import reduce
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
+from fedone_sdk._frozen import Frozen
 from fedone_sdk._usage import NOTHING, Count, Usage, Usd
 from fedone_sdk.errors import BudgetExhausted, UnknownLease
 
 
-class Budget(BaseModel):
+class Budget(Frozen):
     """Caps; None means no cap in that unit.
 
     Attributes:
@@ -24,8 +25,6 @@ class Budget(BaseModel):
         completion_tokens: Cap on tokens received.
         usd: Cap on money, US dollars.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     queries: Count | None = None
     requests: Count | None = None

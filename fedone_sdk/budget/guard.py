@@ -109,8 +109,6 @@ class BudgetGuard:
                 raise
 
     def _undo(self, lease: Lease) -> asyncio.Future[None]:
-        """Undo a reservation whose caller was cancelled, if it was granted."""
-
         def undo(ledger: MemoryLedger) -> None:
             with suppress(UnknownLease):  # The reservation was refused.
                 ledger.settle(lease.lease_id, NOTHING)

@@ -10,9 +10,10 @@ from functools import cache
 from itertools import pairwise
 from typing import Annotated, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedone_sdk import assets
+from fedone_sdk._frozen import Frozen
 from fedone_sdk._usage import Usage
 
 _SNAPSHOT = re.compile(r"-\d{4}-\d{2}-\d{2}$")
@@ -20,14 +21,10 @@ _SNAPSHOT = re.compile(r"-\d{4}-\d{2}-\d{2}$")
 _Usd = Annotated[Decimal, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 
-class _Priced(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+_AnyPrice = TypeVar("_AnyPrice", bound=Frozen)
 
 
-_AnyPrice = TypeVar("_AnyPrice", bound=_Priced)
-
-
-class PriceTier(_Priced):
+class PriceTier(Frozen):
     """Prices of requests with long prompts, US dollars, for all of their tokens.
 
     Attributes:
@@ -40,7 +37,7 @@ class PriceTier(_Priced):
     cached: _Usd | None = None
 
 
-class Price(_Priced):
+class Price(Frozen):
     """Prices of a model, US dollars.
 
     Attributes:

@@ -102,7 +102,9 @@ class _Form(NamedTuple):
         begin = next(i for i, (_, name, _) in enumerate(messages[at]) if name == mark) + 1
         rest = [messages[at][begin:], *messages[at + 1 :]]
         # An answer without a prefix is on its own line too.
-        rest = [*filter(_is_there, rest[:-1]), rest[-1]]
+        *prefix, own = rest
+        there = [one for one in prefix if any(text.strip() or name for text, name, _ in one)]
+        rest = [*there, own]
         pieces = [piece for message in rest for piece in [("\n", None, None), *message]][1:]
         no_fields = {None, mark, "prompt", "mask", *slots}
         fields = tuple(
@@ -134,10 +136,6 @@ class _Form(NamedTuple):
         if not answered:
             written.append(answer_word(answer, "".join(written)) if is_text else answer)
         return "".join(written).rstrip("\n")
-
-
-def _is_there(pieces: _Pieces) -> bool:
-    return any(text.strip() or name for text, name, _ in pieces)
 
 
 def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str, list[str]]:

@@ -33,11 +33,11 @@ def instruction_candidates(
     placeholders = [label_placeholder(label) for label in labels]
     words = {
         "text": description.text,
-        "a_text": _with_article(description.text),
+        "a_text": f"{'an' if _VOWEL.match(description.text) else 'a'} {description.text}",
         "aspect": description.aspect,
         "question": description.asked,
     }
-    words |= {name.capitalize(): _capitalized(word) for name, word in words.items()}
+    words |= {name.capitalize(): word[0].upper() + word[1:] for name, word in words.items()}
     if placeholders:
         words["labels_or"] = _listed(placeholders, "or")
         words["labels_and"] = _listed(placeholders, "and")
@@ -71,11 +71,3 @@ def _phrasings() -> tuple[str, ...]:
 def _listed(words: Sequence[str], conjunction: str) -> str:
     *others, last = words
     return f"{', '.join(others)} {conjunction} {last}" if others else last
-
-
-def _with_article(noun: str) -> str:
-    return f"{'an' if _VOWEL.match(noun) else 'a'} {noun}"
-
-
-def _capitalized(words: str) -> str:
-    return words[0].upper() + words[1:]

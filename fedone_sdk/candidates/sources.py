@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue
 
+from fedone_sdk._frozen import Frozen
 from fedone_sdk.task import LabelValue
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
-
-
-class InstructionsSource(_Frozen):
+class InstructionsSource(Frozen):
     """Texts that the SDK writes for a task.
 
     Attributes:
@@ -34,7 +31,7 @@ def _unique(shots: tuple[int, ...]) -> tuple[int, ...]:
     return shots
 
 
-class DemonstrationsSource(_Frozen):
+class DemonstrationsSource(Frozen):
     """Blocks of solved examples from a public labelled file.
 
     The examples are sent to every device and shown to the model as part of the prompt.
@@ -57,7 +54,7 @@ class DemonstrationsSource(_Frozen):
     blocks: Annotated[int, Field(ge=1, le=1024)] = 4
 
 
-class OwnSource(_Frozen):
+class OwnSource(Frozen):
     """A function of your own, which returns the candidates.
 
     Attributes:
@@ -76,7 +73,7 @@ LabelSet = dict[LabelValue, str] | tuple[str, ...]
 """One label word per class: by label value, or in the task's label order."""
 
 
-class LabelsSource(_Frozen):
+class LabelsSource(Frozen):
     """Sets of label words, including the task's own; for the reserved slot ``labels``.
 
     Attributes:

@@ -8,10 +8,10 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
 from rich.console import Console
 from rich.filesize import decimal as size
 from rich.text import Text
@@ -69,7 +69,8 @@ class Output:
         """Write the JSON atomically; pydantic models in it become objects."""
         # Standard output may have any encoding, so JSON for it is ASCII.
         ascii_only = self._to_stdout
-        text = json.dumps(document, indent=2, ensure_ascii=ascii_only, default=_object_of) + "\n"
+        default = methodcaller("model_dump", mode="json")
+        text = json.dumps(document, indent=2, ensure_ascii=ascii_only, default=default) + "\n"
         if self._to_stdout:
             say(text)
         elif self._file is not None:
@@ -141,10 +142,6 @@ def _place(target: Path) -> Path:
 
 def _is_special(path: Path) -> bool:
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
-
-
-def _object_of(model: BaseModel) -> Any:
-    return model.model_dump(mode="json")
 
 
 def printable(text: str) -> str:

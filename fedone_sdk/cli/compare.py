@@ -125,7 +125,6 @@ def _records(
     only_report: bool,
     yes: bool,
 ) -> list[TrialRecord]:
-    """Run the trials that are not kept yet; return the records of all."""
     from fedone_sdk.evaluation.engine import Records, Session
     from fedone_sdk.evaluation.results import TrialRecord
 

@@ -56,8 +56,9 @@ def copy(source: Annotated[str, typer.Argument(metavar="FROM", help=STORE)], tar
         target (TO): An empty store, as FROM.
     """
     from fedone_sdk.aggregator import snapshot_sha256
+    from fedone_sdk.stores import SqlStore
 
-    copied = asyncio.run(_store_at(source).copy_to(_store_at(target), snapshot_sha256))
+    copied = asyncio.run(SqlStore.at(source).copy_to(SqlStore.at(target), snapshot_sha256))
     for run_id, digest in copied.digests.items():
         typer.echo(f"run {run_id}: alpha_sha256 {digest}")
     rows = copied.rows
@@ -70,9 +71,11 @@ def copy(source: Annotated[str, typer.Argument(metavar="FROM", help=STORE)], tar
 def _store(config_path: Path | None, url: str | None) -> SqlStore:
     if config_path is not None and url is not None:
         raise ArgumentError("give CONFIG.yaml or --store, not both")
-    if url is not None:
-        return _store_at(url)
     from fedone_sdk.aggregator import ServeConfig
+    from fedone_sdk.stores import SqlStore
+
+    if url is not None:
+        return SqlStore.at(url)
 
     if config_path is not None and _is_database(config_path):
         raise ArgumentError(f"{config_path}: is a database, not a CONFIG.yaml: name it by --store")
@@ -86,9 +89,3 @@ def _is_database(path: Path) -> bool:
     with suppress(OSError), path.open("rb") as file:
         return file.read(16) == b"SQLite format 3\0"
     return False
-
-
-def _store_at(where: str) -> SqlStore:
-    from fedone_sdk.stores import SqlStore
-
-    return SqlStore.at(where) if "://" in where else SqlStore.sqlite(where)

@@ -240,7 +240,6 @@ def _backend_of(model: str) -> dict[str, Any]:
 async def _drafted(
     backend: dict[str, Any], parts: Splits, queries: int, **given: Any
 ) -> tuple[Draft, int]:
-    """Return the draft, and the length at which texts are cut."""
     from pydantic import TypeAdapter
 
     from fedone_sdk.backends.build import build_backend

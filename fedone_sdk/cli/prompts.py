@@ -290,7 +290,6 @@ def _results(
     *,
     priced: bool,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the results as JSON, and as lines."""
     from fedone_sdk.evaluation import Outcomes, interval
 
     task, failed = prediction.task, len(prediction.examples) - len(prediction.scored)

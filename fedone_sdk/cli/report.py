@@ -168,9 +168,7 @@ def _check(data: bytes, run_id: str, server: str) -> None:
 def _readable(where: str) -> SqlStore:
     from fedone_sdk.stores import SqlStore
 
-    if "://" in where:
-        with naming("arguments"):
-            return SqlStore.at(where, serving=False)
-    if not Path(where).is_file():
+    if "://" not in where and not Path(where).is_file():
         raise ArgumentError(f"--store: there is no file {where}")
-    return SqlStore.sqlite(where, serving=False)
+    with naming("arguments"):
+        return SqlStore.at(where, serving=False)

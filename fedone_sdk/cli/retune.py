@@ -102,7 +102,6 @@ def _report(
     html: Path | None,
     backend: Path,
 ) -> None:
-    """Print and write the four prompts and the recommended one."""
     from fedone_sdk.reports import retuned, retuned_artefact
     from fedone_sdk.reports.pages import html_report
 

@@ -272,7 +272,6 @@ class EdgeClient:
         return turn
 
     async def _claim(self, rows: Sequence[Example]) -> Assigned | Turn:
-        """Claim work; return the turn that ends without any."""
         message = Claim(
             num_examples=len(rows) if self._device.privacy is None else 1,
             # The first poll after an outage does not wait, so that `online` is reported at once.

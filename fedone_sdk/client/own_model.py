@@ -102,7 +102,6 @@ class _Recorded(Wrapper):
         self._bound = self._before
 
     async def begin(self) -> None:
-        """Add the bound of all queries to the journal."""
         for query in self._queries:
             self._at_risk[query] = (await self.inner.quote(query)).without_queries()
         self._bound = sum(self._at_risk.values(), self._before)
@@ -123,7 +122,6 @@ class _Recorded(Wrapper):
         return answer
 
     async def end(self) -> None:
-        """Replace the bound in the journal by the cost."""
         charged = (await self._bill.account()).held - self._start.held
         self._journal.charge(self._step.number, self._before + charged)
 
@@ -184,7 +182,6 @@ async def _better(step: Step, parent: int, slot: str) -> Proposal | None:
 async def _written(
     work: Work, slot: str, current: str, parent: int, cases: Sequence[Judged]
 ) -> str:
-    """Return the text that the app's model writes, or the run's through the gateway."""
     device = work.device
     if device.reflect == "gateway" or device.reflect is None:
         assignment_id = work.assignment.assignment_id

@@ -383,7 +383,6 @@ def _perform(job: _Job) -> _Outcome:
 
 
 def _gpus() -> list[str]:
-    """Return the GPUs that the environment names."""
     return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from fedone_sdk._frozen import Frozen
 from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import Prediction, price_of
 from fedone_sdk.data import draw_minibatch
@@ -23,14 +25,10 @@ Which = Literal["no_prompt", "before", "cheapest", "after"]
 """The measured prompt: "no prompt", the untrained one, a shorter one, or the deployable one."""
 
 
-def _is_empty(value: object) -> bool:
-    return value == ()
-
-
 _Index = Annotated[int, Field(ge=-1, lt=64)]
 
 
-class Outcomes(BaseModel):
+class Outcomes(Frozen):
     """Results of one prompt per example of the dev split, in order, without texts.
 
     Attributes:
@@ -42,13 +40,11 @@ class Outcomes(BaseModel):
             model failed. Empty for tasks without labels.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
     which: Which
     predicted: tuple[_Index | None, ...] = ()
     targets: tuple[_Index, ...] = ()
     losses: tuple[float | None, ...] = ()
-    log_probs: tuple[tuple[float, ...] | None, ...] = Field(default=(), exclude_if=_is_empty)
+    log_probs: tuple[tuple[float, ...] | None, ...] = Field(default=(), exclude_if=operator.not_)
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from fedone_sdk._frozen import Frozen
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.evaluation.intervals import RESAMPLED, Interval, difference
 from fedone_sdk.metrics import metric_text
@@ -52,20 +53,18 @@ class Entrant:
         return self.spec.model_copy(update={"seed": seed})
 
 
-class Point(BaseModel):
+class Point(Frozen):
     """The metric of a deployable prompt during training.
 
     Attributes:
         metric: On the dev split, or the part of it that ``evaluation.examples`` selects.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
     queries: int
     metric: float
 
 
-class TrialRecord(BaseModel):
+class TrialRecord(Frozen):
     """One entrant with one seed. It contains no text of examples.
 
     Attributes:
@@ -79,8 +78,6 @@ class TrialRecord(BaseModel):
         losses: The task's loss per example, null where the model failed.
         curve: The untrained prompt, points during training, and the final prompt.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     entrant: str
     seed: int

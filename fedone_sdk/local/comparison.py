@@ -16,7 +16,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from fedone_sdk.algorithms import load_method, stream_seed
-from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, Wrapper, predict
+from fedone_sdk.backends import LLMBackend, Prediction, Wrapper, predict
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.backends.judge import Judge, load_score
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Lease, SqliteLedger, Usage
@@ -349,24 +349,13 @@ async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
     )
 
 
-class _Charged(Wrapper):
-    """Charges all queries to a guard."""
-
-    def __init__(self, inner: LLMBackend, guard: BudgetGuard) -> None:
-        super().__init__(inner)
-        self._guard = guard
-
-    async def score(self, query: Query) -> Answer:
-        return await super().score(replace(query, payer=self._guard))
-
-
 async def _measured_baseline(contest: Contest, backend: LLMBackend) -> TrialRecord:
     began, federation, spec = time.monotonic(), contest.federation, contest.federation.spec
     # A baseline has the caps of a run, except that on training queries.
     caps = {} if spec.budget is None else spec.budget.model_dump(exclude={"queries"})
     capped = any(value is not None for value in caps.values())
     guard = BudgetGuard(Budget(**caps) if capped else None, name=contest.entrant.name)
-    bare, charged = no_prompt(spec.task, federation.vocabulary), _Charged(backend, guard)
+    bare, charged = no_prompt(spec.task, federation.vocabulary), Wrapper(backend, payer=guard)
 
     async def predicted(task: TaskSpec, examples: Sequence[Example]) -> Prediction:
         prediction = await predict(

@@ -206,7 +206,6 @@ class _Reader:
         return np.array(answer.log_probs)
 
     async def noun(self) -> str:
-        """Return the noun that the rows make likelier than an empty text does."""
         if not self.model.local:
             return "text"
         self.opening = " This is a" if self.form == "cloze" else "This is a"
@@ -361,7 +360,6 @@ def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str
 
 
 def _frequent(reader: _Reader) -> list[str]:
-    """Return the words of the rows that are typical of one class."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for row in reader.rows:
         counts[row["label"]].update(set(re.findall(r"[^\W\d_]{3,}", row["text"].lower())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from fedone_sdk.aggregator import Aggregator, Change, RunHandle, ServedRun, Serv
 from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.judge import Judge, load_score
-from fedone_sdk.budget import Usage
 from fedone_sdk.data import check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.local.population import Between, Population, enrolment_token, population_secret
@@ -130,16 +129,6 @@ class Federation:
             raise SpecError(f"task.metric: {task.metric} needs Federation.measure")
 
 
-class _OneOwner(Wrapper):
-    """Shares cached answers between all devices and runs, which belong to one person."""
-
-    async def score(self, query: Query) -> Answer:
-        return await super().score(replace(query, scope=()))
-
-    async def quote(self, query: Query) -> Usage:
-        return await super().quote(replace(query, scope=()))
-
-
 def load_measure(task: TaskSpec, base_dir: str | Path = ".") -> MetricFunction | None:
     """Import the metric function that a local run names."""
     if ":" not in task.metric:
@@ -210,7 +199,8 @@ async def running(
     secret = population_secret(folder)
     async with AsyncExitStack() as stack:
         aggregator = Aggregator(
-            backend=_OneOwner(backend),
+            # Cached answers are shared: all devices and runs belong to one person.
+            backend=Wrapper(backend, scope=()),
             store=store or MemoryStore(),
             enrolment_tokens=[enrolment_token(secret)],
         )

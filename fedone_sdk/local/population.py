@@ -81,7 +81,6 @@ class MemoryTransport(Transport):
         return content
 
     def _run(self, call: Call, client: ClientRecord | None) -> ServedRun | None:
-        """Return the run whose traffic includes a call."""
         message = call.message
         if isinstance(message, messages.Claim):
             return self._service.work.traffic_run(run_id=message.run_id)

@@ -38,15 +38,11 @@ def _from_base64(given: object) -> object:
         raise ValueError(f"is not base64: {exc}") from None
 
 
-def _to_base64(data: bytes) -> str:
-    return binascii.b2a_base64(data, newline=False).decode("ascii")
-
-
 _Data = Annotated[
     bytes,
     Field(max_length=_MAX_BYTES, repr=False),
     BeforeValidator(_from_base64),
-    PlainSerializer(_to_base64),
+    PlainSerializer(lambda data: binascii.b2a_base64(data, newline=False).decode("ascii")),
     WithJsonSchema({"type": "string", "maxLength": _MAX_TEXT}),
 ]
 

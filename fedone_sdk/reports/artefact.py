@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 import fedone_sdk
+from fedone_sdk._frozen import Frozen
 from fedone_sdk.backends import LLMBackend, query_for, score_all
 from fedone_sdk.backends.asking import rows_of
 from fedone_sdk.backends.chat import is_chat, messages_of
@@ -31,10 +32,6 @@ _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
 class LedgerReport(Billed):
     """The run's account."""
 
@@ -44,7 +41,7 @@ class LedgerReport(Billed):
     evaluation: Usage
 
 
-class ArtefactEvaluation(_Part):
+class ArtefactEvaluation(Frozen):
     """The measurement of the prompt.
 
     Attributes:
@@ -59,7 +56,7 @@ class ArtefactEvaluation(_Part):
     verdict: Verdict | None = None
 
 
-class PromptArtefact(_Part):
+class PromptArtefact(Frozen):
     """A tuned prompt and its provenance. The same run gives the same artefact.
 
     Attributes:

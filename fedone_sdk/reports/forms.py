@@ -127,7 +127,8 @@ def program_of(
     if model is not None and model.partition(":")[0] != backend.kind:
         return "", f"The backend does not describe how to call the model that scored, {model}."
     messages = ready_messages(task, prompt.prompt)
-    masked = any("mask" in _names(message["content"]) for message in messages)
+    parse = string.Formatter().parse
+    masked = any(name == "mask" for one in messages for _, name, *_ in parse(one["content"]))
     if backend.kind not in ("openai", "vllm") or masked:
         return _sdk_program(task, backend, prompt), ""
     notes = []
@@ -198,7 +199,3 @@ def _rendered(template: str, **facts: Any) -> str:
     programs.filters["py"] = partial(json.dumps, ensure_ascii=False)
     programs.filters["literal"] = partial(pformat, sort_dicts=False, width=96)
     return programs.get_template(template).render(facts)
-
-
-def _names(template: str) -> list[str]:
-    return [name for _, name, _, _ in string.Formatter().parse(template) if name]

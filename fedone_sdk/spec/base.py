@@ -9,18 +9,17 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from fedone_sdk._frozen import Frozen
 from fedone_sdk.errors import SpecError, needs_extra
 
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """Name of a run, in specs, messages and paths."""
 
 
-class Spec(BaseModel):
+class Spec(Frozen):
     """Base of all specs: immutable, without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 SpecT = TypeVar("SpecT", bound=BaseModel)

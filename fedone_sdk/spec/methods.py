@@ -116,11 +116,7 @@ class OwnMethodSpec(_MethodSpec):
         return self.model_copy(update={"object": None, "options": {}})
 
 
-def _named(value: object) -> object:
-    return {"name": value} if isinstance(value, str) else value
-
-
 MethodSpec = Annotated[
     Annotated[GradientSpec | SearchSpec | OwnMethodSpec, Field(discriminator="name")],
-    BeforeValidator(_named),
+    BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value),
 ]

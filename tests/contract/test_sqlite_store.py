@@ -93,16 +93,17 @@ class TestFile:
         with pytest.raises(FedOneError, match=r"store\.db"):
             await SqlStore.sqlite(path).open()
 
-    async def test_locked_by_another(self, tmp_path: Path) -> None:
+    async def test_locked_by_another(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fedone_sdk.stores.sql.sqlite._BUSY_S", 0.01)
         path = tmp_path / "store.db"
-        async with opened(path, busy_timeout_s=0.01) as store:
+        async with opened(path) as store:
             await store.add_run(RUN)
             with closing(sqlite3.connect(path, isolation_level=None)) as other:
                 other.execute("BEGIN IMMEDIATE")
                 with pytest.raises(FedOneError, match=r"store\.db.*locked"):
                     await store.commit("run-1", 0, Commit(document="1"))
                 with pytest.raises(FedOneError, match=r"store\.db.*locked"):
-                    await SqlStore.sqlite(path, serving=False, busy_timeout_s=0.01).open()
+                    await SqlStore.sqlite(path, serving=False).open()
                 with pytest.raises(FedOneError, match=r"store\.db.*locked"):
                     await store.ping()
                 assert await store.run("run-1") == RUN
@@ -142,7 +143,7 @@ class TestFile:
 
     @pytest.mark.parametrize(
         "url",
-        ["nonsense", "mysql://user:secret@host/db", "postgresql+psycopg2://user:secret@host/db",
+        ["mysql://user:secret@host/db", "postgresql+psycopg2://user:secret@host/db",
          "postgresql://user:secret@host:port/db", "sqlite://", "sqlite:///:memory:",
          "sqlite:///file:x.db?uri=true"],
     )  # fmt: skip

@@ -207,7 +207,6 @@ class OpenWork:
         raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
 
     async def _closed(self, client: ClientRecord, assignment_id: str) -> ClosedWork:
-        """Return the record of a client's closed assignment, or ``not_found``."""
         closed = await self.store.closed(assignment_id)
         if closed is None or closed.client_index != client.index:
             raise ProblemError("not_found", f"you have no assignment {assignment_id}")

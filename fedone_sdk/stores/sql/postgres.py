@@ -379,12 +379,8 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
 
     async def _with_retries(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work` shielded; retry while the server is unavailable or reports a conflict."""
-
-        async def attempt_work() -> T:
-            return await _RETRYING.copy()(work)
-
         with self._translate_errors():
-            return await run_shielded(attempt_work())
+            return await run_shielded(_RETRYING.copy()(work))
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

@@ -33,6 +33,9 @@ T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
+_BUSY_S = 5.0
+"""Maximal wait of a write for another process."""
+
 _MAX_BATCH = 128
 """Maximal number of writes per transaction: the first one waits for the last."""
 
@@ -86,7 +89,7 @@ class SqliteStore(Alone, SqlStore, drivers=("sqlite", "sqlite+aiosqlite")):
             _check_file(self.where, create=serving or upgrading)
             if serving or upgrading:
                 self._lock = _lock(self.where)
-            _configure(engine, self._busy_timeout_s)
+            _configure(engine)
             writer = engine.connect().execution_options(fedone_write=True)
             _erase(writer)  # A killed process may not have done it.
             return writer
@@ -107,7 +110,7 @@ class SqliteStore(Alone, SqlStore, drivers=("sqlite", "sqlite+aiosqlite")):
             _check_file(self.where, create=empty)
             lock = _lock(self.where)
             engine = create_engine(self._url, poolclass=NullPool)
-            _configure(engine, self._busy_timeout_s)
+            _configure(engine)
             try:
                 connection = engine.connect().execution_options(fedone_write=empty)
                 with connection, connection.begin():
@@ -333,8 +336,7 @@ def _lock(path: str) -> int:
         raise OSError("it is in use by another process") from exc
 
 
-def _configure(engine: Engine, busy_timeout_s: float) -> None:
-    """Configure connections, with explicit BEGIN statements."""
+def _configure(engine: Engine) -> None:
     pragmas = (
         # Required by the budget: an acknowledged commit survives a power failure.
         "synchronous=FULL",
@@ -347,8 +349,8 @@ def _configure(engine: Engine, busy_timeout_s: float) -> None:
         # sqlite3 itself would start a transaction only at the first write.
         connection.isolation_level = None
         driver = cast(sqlite3.Connection, connection)
-        driver.execute(f"PRAGMA busy_timeout={round(busy_timeout_s * 1000)}")
-        use_wal(driver, busy_timeout_s)
+        driver.execute(f"PRAGMA busy_timeout={round(_BUSY_S * 1000)}")
+        use_wal(driver, _BUSY_S)
         for pragma in pragmas:
             driver.execute(f"PRAGMA {pragma}")
 

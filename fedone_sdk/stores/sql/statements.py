@@ -382,7 +382,6 @@ def commit(connection: Connection, run_id: str, version: int, commit: Commit) ->
 
 
 def _upsert(connection: Connection, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Insert rows, or replace those with the same primary key."""
     dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(table)
     keys = list(table.primary_key)

@@ -105,13 +105,11 @@ class SqlStore(Store):
         url: URL,
         *,
         serving: bool = True,
-        busy_timeout_s: float = 5.0,
         num_connections: int = 16,
     ) -> None:
-        """Initialise without connecting; arguments as for `at` and `sqlite`."""
+        """Initialise without connecting; arguments as for `at`."""
         self._url = url
         self._serving = serving
-        self._busy_timeout_s = busy_timeout_s
         self._num_connections = num_connections
 
     @classmethod
@@ -123,10 +121,10 @@ class SqlStore(Store):
         serving: bool = True,
         num_connections: int = 16,
     ) -> SqlStore:
-        """Return the store at a URL.
+        """Return the store at a URL, or in a file.
 
         Args:
-            url: ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST/DATABASE``.
+            url: A SQLite file, ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST/DATABASE``.
             password: Replaces the URL's.
             serving: Whether this process serves runs: it locks a SQLite file, or registers as a
                 replica on PostgreSQL. Tools pass False: they can use a store that is being served,
@@ -136,6 +134,8 @@ class SqlStore(Store):
         Raises:
             SpecError: The URL is malformed or names no supported database.
         """
+        if isinstance(url, str) and "://" not in url:
+            return cls.sqlite(url, serving=serving)
         try:
             url = make_url(url).set(password=password)
         except (ArgumentError, ValueError):
@@ -151,18 +151,9 @@ class SqlStore(Store):
         return kind(url, serving=serving, num_connections=num_connections)
 
     @classmethod
-    def sqlite(
-        cls, path: str | os.PathLike[str], *, serving: bool = True, busy_timeout_s: float = 5.0
-    ) -> SqlStore:
-        """Return a store in the SQLite file `path`; the name may have any characters.
-
-        Args:
-            path: The file.
-            serving: As for `at`.
-            busy_timeout_s: Maximal wait of a write for another process, seconds.
-        """
-        url = URL.create("sqlite", database=os.fspath(path))
-        return cls._kinds["sqlite"](url, serving=serving, busy_timeout_s=busy_timeout_s)
+    def sqlite(cls, path: str | os.PathLike[str], *, serving: bool = True) -> SqlStore:
+        """Return the store in a SQLite file of any name; `serving` as for `at`."""
+        return cls.at(URL.create("sqlite", database=os.fspath(path)), serving=serving)
 
     def __str__(self) -> str:
         """Return the URL, with stars for a password."""
