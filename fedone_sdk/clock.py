@@ -77,8 +77,9 @@ async def within(call: Awaitable[T], seconds: float | None = None, *, grace_s: f
 
 async def end(task: asyncio.Future[Any], grace_s: float = 1.0) -> None:
     """Cancel a task; one that ignores it for `grace_s` seconds is left behind."""
+    # Also of a task that failed while its caller was cancelled, or asyncio logs it.
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())
     if not task.done():
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())
         task.cancel()
         await asyncio.wait({task}, timeout=grace_s)
 

@@ -39,7 +39,14 @@ from fedone_sdk.client.transport import Idle, Network, token_of
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import Worker
 from fedone_sdk.clock import within
-from fedone_sdk.errors import FedOneError, MessageError, ProblemError, TransportError, is_retryable
+from fedone_sdk.errors import (
+    ArgumentError,
+    FedOneError,
+    MessageError,
+    ProblemError,
+    TransportError,
+    is_retryable,
+)
 from fedone_sdk.messages import Claim
 from fedone_sdk.task import Example
 
@@ -179,9 +186,12 @@ class EdgeClient:
         client's thread, and should return at once.
 
         Raises:
+            ArgumentError: The time is negative or not a number.
             ProblemError: The aggregator refuses this device or its version.
             SpecError: There is neither an identity nor a token.
         """
+        if not seconds >= 0:
+            raise ArgumentError(f"seconds: must be at least 0, not {seconds!r}")
         grace_s = min(1.0, seconds / 10)
         with suppress(TimeoutError):
             await within(self.run_forever(), seconds - grace_s, grace_s=grace_s)

@@ -21,6 +21,7 @@ from fedone_sdk.client import ClientEvent, HttpTransport
 from fedone_sdk.client.rows import Source
 from fedone_sdk.client.transport import Call, _refusal
 from fedone_sdk.errors import (
+    ArgumentError,
     BackendBlocked,
     BackendError,
     BackendUnavailable,
@@ -470,6 +471,13 @@ async def test_no_wait_holds_up_the_time_of_the_app(wait: str) -> None:
         began = now()
         await client.run_for(25)
         assert 24 <= now() - began <= 25
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+async def test_a_time_that_is_none_is_refused(seconds: float) -> None:
+    async with serving() as service, client_of(service) as client:
+        with pytest.raises(ArgumentError, match="seconds: must be at least 0"):
+            await client.run_for(seconds)
 
 
 @pytest.mark.parametrize("wait", ["data", "only_when", "call claim"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import time
 from dataclasses import replace
 
@@ -10,7 +12,7 @@ import pytest
 from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas
 from fedone_sdk.aggregator.rounds.machine import RoundMachine
 from fedone_sdk.aggregator.rounds.run_state import Strikes
-from fedone_sdk.clock import SystemClock, wait_until_s
+from fedone_sdk.clock import SystemClock, wait_until_s, within
 from fedone_sdk.messages import Enrol
 from fedone_sdk.stores import Member, MemoryStore
 from fedone_sdk.testing import ManualClock
@@ -28,6 +30,24 @@ def test_the_system_clock_advances_by_elapsed_time(
     before, real = clock.now(), time.time
     monkeypatch.setattr(time, "time", lambda: real() + offset)
     assert 0 <= clock.now() - before < 60
+
+
+async def test_a_call_that_fails_as_its_caller_is_cancelled_is_not_logged() -> None:
+    logged: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context))
+
+    async def failing() -> None:
+        await asyncio.sleep(0)
+        raise ValueError
+
+    caller = asyncio.ensure_future(within(failing()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.wait({caller})
+    del caller
+    gc.collect()
+    assert logged == []
 
 
 @pytest.mark.parametrize("offset", [DAYS, -DAYS])
