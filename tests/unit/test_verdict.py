@@ -86,6 +86,12 @@ def test_what_a_label_bias_alone_gains_is_no_gain_of_the_prompt() -> None:
         "no prompt with its label bias is deployed, since no better prompt was found: +50.0 points "
         "over no prompt (95 % +4"
     )
+    wrong = no_prompt_biased(task(), leaning(0.0), (0.0, 60.0))
+    assert wrong is not None
+    tuned = wrong.outcomes.model_copy(update={"which": "after"})
+    measured = {"no_prompt": leaning(0.0), "after": tuned}
+    worse = judge(task(), measured, plain_bias=(0.0, 60.0), empty=True)
+    assert said(worse).endswith("; no prompt without the bias measured better")
     bare_alone = judge(task(bias=(0.0, 1.0)), {"no_prompt": bare, "after": bare}, empty=True)
     assert said(bare_alone).startswith("no prompt is deployed, since no better prompt was found: +")
 
