@@ -181,7 +181,9 @@ def _label_pairs(given: object) -> object:
 Labels = Annotated[
     OrderedDict[LabelValue, str],
     BeforeValidator(_label_pairs, json_schema_input_type=list[Label]),
-    PlainSerializer(lambda labels: [Label(value=v, word=w) for v, w in labels.items()]),
+    PlainSerializer(
+        lambda labels: [Label(value=v, word=w) for v, w in labels.items()], return_type=list[Label]
+    ),
 ]
 """Label value -> label word, in order. JSON has a list, because the keys of its objects have no
 order."""
