@@ -3,16 +3,28 @@
 The names of this module are all that other packages use of the server.
 """
 
-from fedone_sdk.aggregator.aggregator import Aggregator, RunHandle
-from fedone_sdk.aggregator.config import RunToServe, ServeConfig
-from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
-from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.run_state import snapshot_sha256
-from fedone_sdk.aggregator.runs.changes import Change
-from fedone_sdk.aggregator.runs.run_view import exported_run
-from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.telemetry import Observers
+from typing import TYPE_CHECKING
+
+from fedone_sdk._lazy import lazy
+
+if TYPE_CHECKING:
+    from fedone_sdk.aggregator.aggregator import Aggregator, RunHandle
+    from fedone_sdk.aggregator.config import RunToServe, ServeConfig
+    from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
+    from fedone_sdk.aggregator.rounds import RoundMachine
+    from fedone_sdk.aggregator.rounds.run_state import snapshot_sha256
+    from fedone_sdk.aggregator.runs.changes import Change
+    from fedone_sdk.aggregator.runs.run_view import exported_run
+    from fedone_sdk.aggregator.runs.served_run import ServedRun
+    from fedone_sdk.aggregator.service import Service
+    from fedone_sdk.aggregator.telemetry import Observers
+else:
+    # A server in a program needs neither CONFIG.yaml nor a database.
+    __getattr__, __dir__ = lazy(
+        globals(),
+        "aggregator dispatch.client_pool rounds rounds.run_state runs.changes runs.run_view "
+        "service telemetry config",
+    )
 
 __all__ = [
     "Aggregator",
