@@ -3,10 +3,10 @@
 export OPENAI_API_KEY=sk-...
 python examples/reflection/aime.py --usd 20
 
-Downloads the problems, plans, and refuses before the first paid request if the cap does not cover
-the setting. Then it tunes, and prints its numbers beside the published ones. After a kill the same
-command continues. `--base-url` names another service that speaks OpenAI's API, and `--prices` its
-prices.
+The program downloads the problems and estimates the cost. If the cap is too low, it exits before
+the first paid request. It then tunes the prompt and prints its results next to the published ones.
+The same command continues an interrupted run. `--base-url` selects another service with OpenAI's
+API, and `--prices` sets its prices.
 """
 
 from __future__ import annotations

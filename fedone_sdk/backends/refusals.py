@@ -147,11 +147,12 @@ def failed(query: Query, usage: Usage) -> Answer:
 
 
 def _form_key(query: Query) -> object:
-    """Return what the neutral inputs of two queries have in common if they are equal."""
+    """Return a key that is equal for two queries if their neutral queries are."""
     parts = tuple(
         (kind, "" if kind in ("field", "prompt") else text) for kind, text in query.inputs[0]
     )
-    return parts, query.want, query.label_words, query.max_tokens, query.stop, query.schema
+    asked = query.want, query.label_words, bool(query.references), query.samples
+    return parts, *asked, query.max_tokens, query.stop, query.schema
 
 
 def _neutral(query: Query) -> Query:

@@ -1,5 +1,5 @@
 import type { Backend } from "../../src/backend.js";
-import { FIRST, isComplete, llama, TooLong, valuesOf } from "./llama.js";
+import { FIRST, isComplete, llama, splitBeginning, TooLong, valuesOf } from "./llama.js";
 import type { Asked, Engine, Shown } from "./llama.js";
 
 /** What is used of a context of `llama.rn`. */
@@ -57,10 +57,9 @@ export function llamaRn(context: LlamaContext, fingerprint: string): Backend {
 
   const textOf = async (asked: Asked): Promise<string> => {
     if (typeof asked === "string") return asked;
-    const begun = asked.at(-1)?.role === "assistant" ? asked.at(-1)!.content : "";
-    const messages = begun ? asked.slice(0, -1) : [...asked];
+    const { messages, beginning } = splitBeginning(asked);
     const params = { jinja: true, add_generation_prompt: true };
-    return (await context.getFormattedChat(messages, null, params)).prompt + begun;
+    return (await context.getFormattedChat(messages, null, params)).prompt + beginning;
   };
 
   const engine: Engine = {

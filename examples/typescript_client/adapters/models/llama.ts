@@ -14,6 +14,16 @@ export interface Message {
  */
 export type Asked = string | readonly Message[];
 
+/** Separates the beginning of the answer from the messages before it; "" if a chat has none. */
+export function splitBeginning(chat: readonly Message[]): {
+  messages: Message[];
+  beginning: string;
+} {
+  const last = chat.at(-1);
+  const beginning = last?.role === "assistant" ? last.content : "";
+  return { messages: beginning ? chat.slice(0, -1) : [...chat], beginning };
+}
+
 /** What an engine of llama.cpp does; this folder has three, and an app can write another. */
 export interface Engine {
   /** Names the model: `fingerprintOf` its file. */

@@ -2,7 +2,7 @@ import { createHash } from "node:crypto";
 import { createReadStream } from "node:fs";
 import { basename } from "node:path";
 import type { Backend } from "../../src/backend.js";
-import { fingerprint, LabelWordError, llama, TooLong } from "./llama.js";
+import { fingerprint, LabelWordError, llama, splitBeginning, TooLong } from "./llama.js";
 import type { Asked, Engine } from "./llama.js";
 
 /** What is used of a model of `node-llama-cpp`. */
@@ -60,17 +60,16 @@ export function nodeLlama<Token extends number>(options: {
   const textOf = (asked: Asked): string => {
     if (typeof asked === "string") return asked;
     if (template === undefined) throw new Error("a chat needs a Template, and a model with one");
-    const begun = asked.at(-1)?.role === "assistant" ? asked.at(-1)!.content : "";
-    const messages = begun ? asked.slice(0, -1) : asked;
+    const { messages, beginning } = splitBeginning(asked);
     const { bosString: bos_token, eosString: eos_token } = model.tokens;
     const rendered = template.render({
       ...{ messages, add_generation_prompt: true },
       ...{ bos_token, eos_token },
     });
-    return rendered + begun;
+    return rendered + beginning;
   };
 
-  /** Makes the sequence hold all but what is still to be evaluated. */
+  /** Reuses what the sequence has evaluated; returns the tokens that it has not. */
   const prepared = async (asked: Asked, fresh: boolean, reserve: number): Promise<Token[]> => {
     const { bos, shouldPrependBosToken } = model.tokens;
     const tokens = model.tokenize(textOf(asked), true);

@@ -1,5 +1,5 @@
 import type { Backend } from "../../src/backend.js";
-import { FIRST, isComplete, llama, TooLong, valuesOf } from "./llama.js";
+import { FIRST, isComplete, llama, splitBeginning, TooLong, valuesOf } from "./llama.js";
 import type { Asked, Engine, Shown } from "./llama.js";
 
 export { fingerprintOf } from "./llama.js";
@@ -96,23 +96,23 @@ export function wllama(wllama: Wllama, fingerprint: string): Backend {
       const sampled = { logit_bias: { [words[0]!]: SURELY } };
       const shown = await shownBy(asked, fresh, FIRST, sampled, signal);
       if (isComplete(words, shown)) return valuesOf(words, shown);
-      // Unlikely words are raised until they are shown beside a token of known log-probability.
+      // A bias raises unlikely words into the shown tokens. A token that both answers show gives the
+      // difference between their normalisations.
       const more = {
         logit_bias: Object.fromEntries(words.map((word) => [word, RAISED])),
         post_sampling_probs: true,
       };
       const raised = await shownBy(asked, false, words.length + BESIDES, more, signal);
       const known = raised.map(([token]) => token).filter((token) => !words.includes(token));
-      const beside = known.find((token) => isComplete([token], shown)) ?? "";
-      const [before, after] = [valuesOf([beside], shown)[0]!, valuesOf([beside], raised)[0]!];
+      const reference = known.find((token) => isComplete([token], shown)) ?? "";
+      const [before, after] = [valuesOf([reference], shown)[0]!, valuesOf([reference], raised)[0]!];
       return valuesOf(words, raised).map((value) => value - RAISED - after + before);
     },
     async write(asked, maxTokens, signal) {
       const options = { max_tokens: maxTokens, temperature: 0 };
       const { text, message } = await complete(asked, true, options, signal);
-      const begun = typeof asked !== "string" && asked.at(-1)?.role === "assistant";
       const written = text ?? message?.content ?? "";
-      const beginning = begun ? asked.at(-1)!.content : "";
+      const beginning = typeof asked === "string" ? "" : splitBeginning(asked).beginning;
       return written.startsWith(beginning) ? written.slice(beginning.length) : written;
     },
   };

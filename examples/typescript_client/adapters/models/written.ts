@@ -115,9 +115,9 @@ function messagesFor(input: Input): Message[] {
   if (input[0]?.[0] !== "role") return [{ role: "user", content: textOf(input) }];
   const messages = messagesOf(input);
   if (messages.at(-1)?.role !== "assistant") return messages;
-  const begun = messages.pop()!;
+  const beginning = messages.pop()!;
   const { role, content } = messages.pop()!;
-  return [...messages, { role, content: `${content}\n${begun.content}` }];
+  return [...messages, { role, content: `${content}\n${beginning.content}` }];
 }
 
 const EDGES = /^[\s\p{P}\p{S}]+|[\s\p{P}\p{S}]+$/gu;
