@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
+from fedone_sdk.aggregator.concurrency import run_to_end
 from fedone_sdk.aggregator.http import device_routes, guards, run_routes, server_routes
+from fedone_sdk.aggregator.http.openapi import MAX_BODY_BYTES, Route, openapi_document
 from fedone_sdk.aggregator.http.requests import (
     ACTIVE,
     CONTEXT,
@@ -27,14 +30,12 @@ from fedone_sdk.aggregator.http.requests import (
     problems,
     stamp_headers,
 )
-from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, Handler, Route, openapi_document
 from fedone_sdk.aggregator.http.server_routes import DOCUMENTS, READINESS, Readiness
-from fedone_sdk.aggregator.runtime import run_shielded
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry import NO_OBSERVERS, Observers
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator.telemetry.prometheus import Metrics
+    from fedone_sdk.aggregator.prometheus import Metrics
 
 _PROBES = ("/healthz", "/readyz")
 
@@ -108,7 +109,7 @@ def _guarded(route: Route) -> Handler:
         if route.method == "GET" or route.waits:
             return await route.handler(request)
         try:
-            return await run_shielded(_answered(route, request), of=request.app[SERVICE].store)
+            return await run_to_end(_answered(route, request), owner=request.app[SERVICE].store)
         finally:
             context.bind()  # The authorisation bound them in another task.
 

@@ -8,7 +8,9 @@ import re
 
 from aiohttp import web
 
+from fedone_sdk.aggregator.concurrency import in_thread_if_large
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
+from fedone_sdk.aggregator.http.openapi import MAX_BODY_BYTES, RouteTable
 from fedone_sdk.aggregator.http.requests import (
     CONTEXT,
     PROBLEM,
@@ -21,8 +23,6 @@ from fedone_sdk.aggregator.http.requests import (
     raw_body,
     run_of,
 )
-from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, RouteTable
-from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.messages import (
     UPDATE,
     AlphaAssignment,

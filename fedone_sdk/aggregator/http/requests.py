@@ -18,15 +18,15 @@ from weakref import WeakSet
 
 import structlog
 from aiohttp import web
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 from pydantic import ValidationError
 from structlog.contextvars import bind_contextvars, clear_contextvars
 
-from fedone_sdk.aggregator.access.authority import ROLES, AdminToken, may_see
+from fedone_sdk.aggregator.authority import ROLES, AdminToken, may_see
+from fedone_sdk.aggregator.concurrency import in_thread_if_large
 from fedone_sdk.aggregator.http.guards import LIMITER
-from fedone_sdk.aggregator.http.route import JSON, Handler, Route
+from fedone_sdk.aggregator.http.openapi import JSON, Route
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry import Observers
 from fedone_sdk.errors import ProblemError, StoreUnavailable
@@ -41,7 +41,7 @@ from fedone_sdk.messages import (
 from fedone_sdk.stores import ClientRecord
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator.telemetry.prometheus import Metrics
+    from fedone_sdk.aggregator.prometheus import Metrics
 
 _log = structlog.get_logger(__name__)
 

@@ -13,7 +13,9 @@ from aiohttp import web
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from fedone_sdk.aggregator.access.authority import AdminToken
+from fedone_sdk.aggregator.authority import AdminToken
+from fedone_sdk.aggregator.concurrency import in_thread
+from fedone_sdk.aggregator.http.openapi import MAX_BODY_BYTES, RouteTable
 from fedone_sdk.aggregator.http.requests import (
     CONTEXT,
     SERVICE,
@@ -25,13 +27,11 @@ from fedone_sdk.aggregator.http.requests import (
     run_of,
     streamed,
 )
-from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, RouteTable
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.run_state import RunState
 from fedone_sdk.aggregator.runs.changes import Feed
 from fedone_sdk.aggregator.runs.run_view import export_run
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.budget import Budget

@@ -11,6 +11,7 @@ import structlog
 from aiohttp import web
 
 from fedone_sdk import __version__
+from fedone_sdk.aggregator.http.openapi import JSON, PARAMETERS, RouteTable
 from fedone_sdk.aggregator.http.requests import (
     CONTEXT,
     METRICS,
@@ -20,7 +21,6 @@ from fedone_sdk.aggregator.http.requests import (
     person_of,
     query_number,
 )
-from fedone_sdk.aggregator.http.route import JSON, PARAMETERS, RouteTable
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (

@@ -1,15 +1,15 @@
-"""Declaration of routes, and the OpenAPI 3.1 document that is generated from them."""
+"""Routes, and the OpenAPI 3.1 document that is generated from their declarations."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
 from typing import Any, Literal
 
-from aiohttp import web
+from aiohttp.typedefs import Handler
 from pydantic import TypeAdapter
 
 from fedone_sdk import __version__
@@ -19,7 +19,6 @@ from fedone_sdk.messages import Problem
 JSON = "application/json"
 """Content type of messages."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Maximal size of a message: an alpha of 2^22 float32 in base64 is 22 MiB."""
