@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from fedone_sdk.aggregator import exported_run
-from fedone_sdk.aggregator.telemetry.prometheus import Metrics
+from fedone_sdk.aggregator.prometheus import Metrics
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendUnavailable
