@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedone_sdk.cli._options import JsonFile, Server, Token, asked, call, command, group
+from fedone_sdk.cli._options import JsonFile, Server, Token, call, command, group, request
 from fedone_sdk.cli._output import Output, moment
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
@@ -56,7 +56,7 @@ def create(
         "expires_in_s": _seconds(expires_in),
     }
     message = validate_spec(NewToken, given, source="arguments")
-    made = call(server, token, lambda admin: admin.create_token(message))
+    made = call(server, token, AdminClient.create_token, message)
     try:
         output.write_json(made)
     finally:  # no other response contains it
@@ -71,7 +71,7 @@ def list_tokens(server: Server, token: Token, json_file: JsonFile = None) -> Non
 
     Example: fedone tokens list --server https://fedone.example
     """
-    output, listed = asked(server, token, json_file, AdminClient.tokens)
+    output, listed = request(server, token, json_file, AdminClient.tokens)
     output.table(
         ["token", "runs", "uses left", "expires", "revoked"],
         ([one.name, *_token_facts(one).values()] for one in listed),
@@ -84,7 +84,7 @@ def revoke_token(name: Name, server: Server, token: Token, json_file: JsonFile =
 
     Example: fedone tokens revoke fleet --server https://fedone.example
     """
-    output, revoked = asked(server, token, json_file, lambda admin: admin.revoke_token(name))
+    output, revoked = request(server, token, json_file, AdminClient.revoke_token, name)
     output.facts(_token_facts(revoked))
 
 
@@ -94,7 +94,7 @@ def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> No
 
     Example: fedone clients list --server https://fedone.example
     """
-    output, listed = asked(server, token, json_file, AdminClient.clients)
+    output, listed = request(server, token, json_file, AdminClient.clients)
     output.table(
         ["client", "name", "token", "runs", "enrolled", "revoked"],
         ([client.client_id, *_client_facts(client).values()] for client in listed),
@@ -112,7 +112,7 @@ def revoke_client(
 
     Example: fedone clients revoke client-4f1d2c3b5a69 --server https://fedone.example
     """
-    output, revoked = asked(server, token, json_file, lambda admin: admin.revoke_client(client_id))
+    output, revoked = request(server, token, json_file, AdminClient.revoke_client, client_id)
     output.facts(_client_facts(revoked))
 
 

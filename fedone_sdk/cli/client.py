@@ -12,7 +12,7 @@ import structlog
 import typer
 
 from fedone_sdk.cli._options import BackendFile, caps_of, secret
-from fedone_sdk.cli._process import json_logs, naming, quiet_logs, stopping
+from fedone_sdk.cli._process import errors_in, json_logs, quiet_logs, stopping
 from fedone_sdk.cli._run_file import backend_of
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
@@ -115,7 +115,7 @@ def _named(run: str | None) -> tuple[str | None, ScoreFunction | None]:
     from fedone_sdk.spec import RunSpec
 
     spec = RunSpec.load(run)
-    with naming(run):
+    with errors_in(run):
         score = load_score(spec.task, Path(run).parent)
         if isinstance(score, Judge):
             raise SpecError("task.score: no cap covers a judge on devices; name another score")

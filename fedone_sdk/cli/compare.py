@@ -15,7 +15,7 @@ from fedone_sdk import __version__
 from fedone_sdk.budget import Budget
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath
 from fedone_sdk.cli._output import Output, money, note, write_file
-from fedone_sdk.cli._process import interruptible, naming, quiet_logs
+from fedone_sdk.cli._process import errors_in, interruptible, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, RunState
 from fedone_sdk.cli._tuning import same_command, shown
 from fedone_sdk.cli.report import check_report
@@ -79,7 +79,7 @@ def compare(
         place |= {"caps": Budget(**caps), "ledger": folder / "ledger.sqlite"}
     names = default_names(run.spec) if methods is None else methods.split(",")
     repeats = range(run.spec.seed, run.spec.seed + seeds)
-    with naming(str(run.path)):
+    with errors_in(str(run.path)):
         entrants = entrants_of(load_yaml(run.path), run.spec, names)
         planned = [*contests(entrants, repeats, run.folder, **place)]
     with nullcontext() if only_report else _locked(state, folder):
@@ -162,7 +162,7 @@ async def _missing(
 
     caps = planned[0].caps
     async with run.backend(cache=None if only_report else planned[0].cache) as backend:
-        with naming(str(run.path)):
+        with errors_in(str(run.path)):
             if not run.spec.task.slots:  # The trials check each form of their candidates.
                 await check_label_words(backend, run.spec.task.label_words, form_of(run.spec.task))
             if caps is not None and caps.usd is not None and "usd" not in backend.bounds:

@@ -18,7 +18,7 @@ from rich.filesize import decimal as size
 from fedone_sdk import assets
 from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present
 from fedone_sdk.cli._output import Output, check_target, note, plural
-from fedone_sdk.cli._process import naming, quiet_logs
+from fedone_sdk.cli._process import errors_in, quiet_logs
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.data import (
     Splits,
@@ -83,7 +83,7 @@ def init(
     if target.exists() and not fresh:
         raise ArgumentError(f"{target} exists: --fresh replaces it, -o FILE writes another file")
     name = "".join(c if c.isalnum() and c.isascii() else "-" for c in data.stem).strip("-") or "run"
-    with naming(str(data)):
+    with errors_in(str(data)):
         rows = load_examples(data)
         label = _chosen("--label", label, label_columns(rows), columns_of(rows))
         text = _chosen("--text", text, text_columns(rows, label), columns_of(rows))

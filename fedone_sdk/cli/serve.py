@@ -16,7 +16,7 @@ import typer
 from fedone_sdk import errors
 from fedone_sdk.cli._options import command, group
 from fedone_sdk.cli._output import plural
-from fedone_sdk.cli._process import json_logs, naming, quiet_logs, stopping
+from fedone_sdk.cli._process import errors_in, json_logs, quiet_logs, stopping
 from fedone_sdk.errors import FedOneError, SpecError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def serve(
         json_logs(config.log.level)
     name = "environment" if config_path is None else str(config_path)
     folder = Path() if config_path is None else config_path.parent
-    with naming(name):
+    with errors_in(name):
         runs, failures = config.load_runs(folder, name)
         if check:
             store = asyncio.run(_check(config, folder, runs, failures))
@@ -183,7 +183,7 @@ async def _add_runs(
             _log.warning("a configured run was deleted and is passed over", run_id=run.spec.name)
             continue
         try:
-            with naming(str(run.path)):
+            with errors_in(str(run.path)):
                 await _add_run(aggregator, run, stack, measured=measured)
         except errors.StoreUnavailable:
             raise
@@ -352,7 +352,7 @@ def _store(config_path: Path | None, url: str | None) -> SqlStore:
         raise errors.ArgumentError(f"{config_path}: is a database, not a CONFIG.yaml; use --store")
     config = ServeConfig.load(config_path)
     folder = Path() if config_path is None else config_path.parent
-    with naming(str(config_path or "environment")):
+    with errors_in(str(config_path or "environment")):
         return config.store.build(folder)
 
 

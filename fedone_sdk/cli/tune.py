@@ -15,7 +15,7 @@ from fedone_sdk import assets
 from fedone_sdk.cli import _options, _output
 from fedone_sdk.cli._options import Cap, JsonFile, Raised, RunPath, Seed, Trackers
 from fedone_sdk.cli._output import Output, cost_text, note, plural
-from fedone_sdk.cli._process import naming, quiet_logs
+from fedone_sdk.cli._process import errors_in, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, RunState
 from fedone_sdk.cli._tuning import abortable, next_steps, run_here
 from fedone_sdk.cli.report import check_report, stored_run, write_report
@@ -78,7 +78,7 @@ def tune(
     state = known = None
     if not no_store:
         state = RunState.of(run.path, run.spec.name, store)
-        with naming(str(run.path)):
+        with errors_in(str(run.path)):
             known = asyncio.run(state.find(run.spec, federation.vocabulary, fresh=fresh))
     if known is not None and known.raised:
         note(f"raising {', '.join(known.raised)} after round {known.round}")
@@ -119,7 +119,7 @@ async def _tune(
         backend = await stack.enter_async_context(
             run.backend(cache=None if state is None else state.answers)
         )
-        with naming(str(run.path)):
+        with errors_in(str(run.path)):
             proposer = await stack.enter_async_context(proposer_of(run.spec, run.folder, backend))
         return await run_here(
             federation,
@@ -162,7 +162,7 @@ async def _plan(run: RunFile, probe: bool) -> tuple[RunPlan, bool]:
     federation = run.federation()
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(run.backend())
-        with naming(str(run.path)):
+        with errors_in(str(run.path)):
             proposer = await stack.enter_async_context(proposer_of(run.spec, run.folder, backend))
             estimate = await plan_run(
                 federation,

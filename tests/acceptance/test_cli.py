@@ -270,7 +270,7 @@ def test_a_mistake_is_one_line(
         (["tune", "run.yaml", "--cap", -1], "arguments: budget.queries: input should be greater"),
         (
             ["score", "run.yaml", "--bias", "0,101"],
-            "arguments: --bias: needs 2 numbers with commas, each from -100 to 100",
+            "arguments: --bias: needs 2 numbers from -100 to 100, separated by commas",
         ),
         (
             ["client", "--server", "x", "--data", "dev.jsonl"],

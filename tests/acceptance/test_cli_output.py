@@ -200,7 +200,7 @@ def test_only_the_runs_export_replaces_an_export(
             b"\n".join(before.splitlines()[:-1]),
             "its first line must be a run, and its last line a result",
         ),
-        (other.read_bytes(), "holds run 'other', not 'tiny'"),
+        (other.read_bytes(), "sent run 'other' instead of 'tiny'"),
     ):
         with answering(body) as url:
             for form in "run", "prompt":

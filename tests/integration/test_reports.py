@@ -19,7 +19,7 @@ import pytest
 from fedone_sdk.backends import OpenAIBackend, query_for
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.messages import PromptReport
-from fedone_sdk.reports import artefact_of, label_examples, read_export
+from fedone_sdk.reports import artefact_of, read_export
 from fedone_sdk.reports.forms import program_of
 from fedone_sdk.reports.pages import MOST_CLIENTS, contents_of, html_report
 from fedone_sdk.reports.source import ReportedRun
@@ -270,20 +270,18 @@ async def test_the_programs_give_the_labels_of_the_sdk(
         async with OpenAIBackend(
             "fake-1", base_url=server.base_url, api="chat" if api == "chat" else "completions"
         ) as model:
-            found = await label_examples(
-                model, artefact, [{"text": text} for text in texts], batch_size=1
-            )
+            labels = [(await artefact.predict({"text": text}, model)).label for text in texts]
         before = len(server.received)
         sent = sorted(json.dumps(row.body.get("messages", row.body.get("prompt")))
                       for row in server.received)  # fmt: skip
         program, note = program_of(spec.task, prompt, spec.backend)
         assert note == ""
-        assert await run_program(program, texts, tmp_path) == list(found.labels)
+        assert await run_program(program, texts, tmp_path) == labels
         assert sent == sorted(
             json.dumps(row.body.get("messages", row.body.get("prompt")))
             for row in server.received[before:]
         )
-        assert len(set(found.labels)) == 2
+        assert len(set(labels)) == 2
 
 
 async def test_the_programs_where_the_model_shows_no_log_probabilities(tmp_path: Path) -> None:
@@ -357,10 +355,8 @@ async def test_the_program_of_a_local_model_queries_that_model(
         update={"task": spec.task, "prompt": prompt, "model": None}
     )
     async with build_backend(spec.backend) as model:
-        found = await label_examples(
-            model, artefact, [{"text": text} for text in texts], batch_size=1
-        )
-    assert await run_program(program, texts, tmp_path) == list(found.labels)
+        labels = [(await artefact.predict({"text": text}, model)).label for text in texts]
+    assert await run_program(program, texts, tmp_path) == labels
 
 
 async def test_the_charts_suit_a_phone_and_the_dark() -> None:
