@@ -44,23 +44,24 @@ def create(
     Example: fedone tokens create one-phone --uses 1 --expires-in 7d --server https://fedone.example
 
     Args:
-        run (PATTERN): A run that its devices may see; * matches any text; repeatable. Default: all.
-        uses (N): Maximum number of devices that enrol with it.
-        expires_in (TIME): Its lifetime: 90m, 12h, 30d.
+        run (PATTERN): The runs that its devices may see; * matches any text; repeatable. Default:
+            all runs.
+        uses (N): Maximum number of devices that may enrol with the token.
+        expires_in (TIME): Lifetime of the token: 90m, 12h, 30d.
     """
     output = Output(json_file)
-    given = {
+    options = {
         "name": name,
         "runs": tuple(run) if run else None,
         "uses": uses,
         "expires_in_s": _seconds(expires_in),
     }
-    message = validate_spec(NewToken, given, source="arguments")
-    made = call(server, token, AdminClient.create_token, message)
+    message = validate_spec(NewToken, options, source="arguments")
+    created = call(server, token, AdminClient.create_token, message)
     try:
-        output.write_json(made)
-    finally:  # no other response contains it
-        output.facts({"token": made.token, **_token_facts(made)})
+        output.write_json(created)
+    finally:  # The secret cannot be read again.
+        output.facts({"token": created.token, **_token_facts(created)})
     if uses is None:
         typer.echo("warning: without --uses, a leaked token enrols any number of devices", err=True)
 
@@ -90,7 +91,7 @@ def revoke_token(name: Name, server: Server, token: Token, json_file: JsonFile =
 
 @command(clients, "list")
 def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> None:
-    """List the clients.
+    """List the enrolled clients.
 
     Example: fedone clients list --server https://fedone.example
     """

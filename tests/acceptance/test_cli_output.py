@@ -84,7 +84,7 @@ def test_a_file_that_fails_costs_none_of_the_others(
     def fail(*_: object, **__: object) -> None:
         raise SpecError("--json: the disk is full", source="arguments")
 
-    monkeypatch.setattr("fedone_sdk.cli._output.write_file", fail)
+    monkeypatch.setattr("fedone_sdk.cli._output.Output.write_json", fail)
     command = ("tune", "run.yaml", "--artefact", "prompt.json")
     code, out, err = fedone(*command, "--json", "r.json")
     assert code == 2
