@@ -153,17 +153,7 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
     result, spec = run.result, run.spec
     after = run.outcomes.get("after")
     ends = after and interval(spec.task.metric, after, len(spec.task.labels))
-    copied = [
-        "run_id",
-        "name",
-        "status",
-        "rounds",
-        "seed",
-        "prompt",
-        "model",
-        "models",
-        "alpha_sha256",
-    ]
+    copied = ("run_id", "name", "status", "rounds", "seed", "prompt", "model", "models")
     return PromptArtefact(
         **{name: getattr(result, name) for name in copied},
         alpha_sha256=result.alpha_sha256,
