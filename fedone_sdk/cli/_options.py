@@ -9,7 +9,7 @@ import re
 import typing
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 
@@ -18,9 +18,7 @@ from fedone_sdk.cli._output import Output
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.spec import validate_spec
-
-if TYPE_CHECKING:
-    from fedone_sdk.trackers import Tracking
+from fedone_sdk.trackers import Tracking, find_tracker
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -155,8 +153,6 @@ def group(about: str, *, example: str) -> typer.Typer:
 
 def tracking_of(names: Sequence[str] | None) -> Tracking:
     """Return the trackers of these names."""
-    from fedone_sdk.trackers import Tracking, find_tracker
-
     return Tracking({name: find_tracker(name) for name in names or ()})
 
 

@@ -10,20 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.filesize import decimal as size
 from rich.text import Text
 
+from fedone_sdk.budget import Usage
 from fedone_sdk.errors import ArgumentError, system_errors
 from fedone_sdk.files import replace_file
-from fedone_sdk.messages import COMPARED
+from fedone_sdk.messages import COMPARED, ProposerReport, RunDevices, RunResult, Verdict
 from fedone_sdk.metrics import metric_text
-
-if TYPE_CHECKING:
-    from fedone_sdk.budget import Usage
-    from fedone_sdk.messages import ProposerReport, RunDevices, RunResult, Verdict
 
 
 def terminal(*, stderr: bool = False) -> Console:

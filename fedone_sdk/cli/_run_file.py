@@ -7,19 +7,15 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from fedone_sdk import backends, local, stores
+from fedone_sdk.backends.build import build_backend
+from fedone_sdk.budget import Budget
 from fedone_sdk.cli._process import errors_in
 from fedone_sdk.errors import ArgumentError, SpecError
 from fedone_sdk.spec import BackendSpec, OwnMethodSpec, RunSpec, load_backend, validate_spec
-
-if TYPE_CHECKING:
-    from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.budget import Budget
-    from fedone_sdk.local import Federation
-    from fedone_sdk.spec import RunSpec
-    from fedone_sdk.stores import RunRecord, SqlStore
-    from fedone_sdk.vocabulary import Vocabulary
+from fedone_sdk.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +57,13 @@ class RunFile:
         """Base of the file's relative paths."""
         return self.path.parent
 
-    def federation(self) -> Federation:
+    def federation(self) -> local.Federation:
         """Return the run with its data."""
-        from fedone_sdk.local import Federation
-
         with errors_in(str(self.path)):
-            return Federation.load(self.spec, self.folder)
+            return local.Federation.load(self.spec, self.folder)
 
-    def backend(self, *, cache: Path | None = None) -> LLMBackend:
+    def backend(self, *, cache: Path | None = None) -> backends.LLMBackend:
         """Return the model's client; `cache` keeps its answers, unless the run has one."""
-        from fedone_sdk.backends.build import build_backend
-
         spec = self.spec.backend
         if cache is not None and spec.cache is None:
             spec = spec.model_copy(update={"cache": str(cache.absolute())})
@@ -79,10 +71,8 @@ class RunFile:
             return build_backend(spec, self.folder)
 
 
-def backend_of(path: Path | None) -> LLMBackend:
+def backend_of(path: Path | None) -> backends.LLMBackend:
     """Return the model of a file with a `backend` section; None is the embedded model."""
-    from fedone_sdk.backends.build import build_backend
-
     with errors_in("arguments" if path is None else str(path)):
         spec = BackendSpec() if path is None else load_backend(path)
         return build_backend(spec, Path() if path is None else path.parent)
@@ -177,9 +167,8 @@ class RunState:
         if not self.store.exists():
             self._remove_clients()
             return None
-        from fedone_sdk.stores import SqlStore
 
-        store = SqlStore.sqlite(self.store)
+        store = stores.SqlStore.sqlite(self.store)
         await store.open()
         try:
             if fresh:
@@ -206,7 +195,7 @@ class RunState:
             cache_hits=document["counters"]["cache_hits"],
         )
 
-    async def _clear(self, store: SqlStore, name: str) -> None:
+    async def _clear(self, store: stores.SqlStore, name: str) -> None:
         others = sorted((await store.versions()).keys() - {name})
         if others:
             raise ArgumentError(
@@ -219,13 +208,9 @@ class RunState:
         shutil.rmtree(self.clients, ignore_errors=True)
 
     def _compare(
-        self, known: RunRecord, cap: Any, spec: RunSpec, vocabulary: Vocabulary
+        self, known: stores.RunRecord, cap: Any, spec: RunSpec, vocabulary: Vocabulary
     ) -> tuple[str, ...]:
         """Check that the stored run has this spec; return the caps that are raised."""
-        from fedone_sdk.budget import Budget
-        from fedone_sdk.spec import RunSpec
-        from fedone_sdk.vocabulary import Vocabulary
-
         stored = RunSpec.model_validate_json(known.spec)
         # The stored spec has the first caps. Lower caps in the file have no effect.
         caps = None if cap is None else Budget.model_validate(cap)

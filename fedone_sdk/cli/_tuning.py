@@ -10,31 +10,26 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
+from fedone_sdk import aggregator, local
 from fedone_sdk.cli._output import is_resumable, note, plural, terminal
 from fedone_sdk.cli._process import errors_in, interruptible, stopping
 from fedone_sdk.cli._run_file import KnownRun, RunState
-
-if TYPE_CHECKING:
-    from fedone_sdk.aggregator import Change, ServedRun
-    from fedone_sdk.local import Federation
-    from fedone_sdk.messages import RunResult
-    from fedone_sdk.spec import RunSpec
-    from fedone_sdk.trackers import Tracking
+from fedone_sdk.messages import RunResult
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.trackers import Tracking
 
 
 async def run_here(
-    federation: Federation, *, source: Path, tracking: Tracking | None = None, **options: Any
+    federation: local.Federation, *, source: Path, tracking: Tracking | None = None, **options: Any
 ) -> RunResult:
     """Run a federation to its end, or to the first Ctrl-C.
 
     Errors name `source`, the run's file; the options are those of `simulate`.
     """
-    from fedone_sdk.local import simulate
-
     stop = asyncio.Event()
 
     def stop_gracefully() -> None:
@@ -48,12 +43,12 @@ async def run_here(
     ):
         progress = Progress(show)
 
-        def watch(run: ServedRun, change: Change | None) -> None:
+        def watch(run: aggregator.ServedRun, change: aggregator.Change | None) -> None:
             progress(run, change)
             if tracking is not None:
                 tracking(run, change)
 
-        result = await simulate(federation, watch=watch, stop=stop, **options)
+        result = await local.simulate(federation, watch=watch, stop=stop, **options)
     if tracking is not None:
         tracking.end(result)
     return result
@@ -142,7 +137,7 @@ class Progress:
         self._began: tuple[float, float] | None = None
         self._has_round = False
 
-    def __call__(self, run: ServedRun, change: Change | None) -> None:
+    def __call__(self, run: aggregator.ServedRun, change: aggregator.Change | None) -> None:
         """Show a change of the run, if it is due."""
         if self._began is None:
             self._began = time.monotonic(), _share(run)
@@ -167,7 +162,7 @@ class Progress:
         if change.ended:
             self._show(f"{self._line(run)}, {run.state.status}", True)
 
-    def _line(self, run: ServedRun) -> str:
+    def _line(self, run: aggregator.ServedRun) -> str:
         state, budget = run.state, run.state.account.cap
         cap = "" if budget is None or budget.queries is None else f"/{budget.queries}"
         loss = "" if self._loss is None else f", loss {self._loss:.3f}"
@@ -183,7 +178,7 @@ class Progress:
         )
 
 
-def _share(run: ServedRun) -> float:
+def _share(run: aggregator.ServedRun) -> float:
     """Return the share of the rounds or of a cap that is used, whichever is larger."""
     budget = run.state.account.cap
     shares = [run.state.round / run.spec.rounds]

@@ -6,23 +6,22 @@ import asyncio
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import structlog
 import typer
 
+from fedone_sdk import backends
+from fedone_sdk.backends.judge import Judge, load_score
 from fedone_sdk.cli._options import BackendFile, caps_of, secret
 from fedone_sdk.cli._process import errors_in, json_logs, quiet_logs, stopping
 from fedone_sdk.cli._run_file import backend_of
+from fedone_sdk.client import ClientEvent, EdgeClient, Hooks, Network, WorkPolicy
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
-from fedone_sdk.spec import validate_spec
+from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
-
-if TYPE_CHECKING:
-    from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.client import ClientEvent, EdgeClient
-    from fedone_sdk.task import ScoreFunction
+from fedone_sdk.task import ScoreFunction
 
 _log = structlog.get_logger(__name__)
 
@@ -80,8 +79,6 @@ def client(
     backend = None if backend_path is None else backend_of(backend_path)
     run_id, score = _run_and_score(run)
 
-    from fedone_sdk.client import EdgeClient, Hooks, Network, WorkPolicy
-
     edge = EdgeClient(
         server,
         token=token,
@@ -111,8 +108,6 @@ def _run_and_score(run: str | None) -> tuple[str | None, ScoreFunction | None]:
     """Return the id of a run, and the score function that its file names."""
     if run is None or Path(run).suffix not in (".yaml", ".yml"):
         return run, None
-    from fedone_sdk.backends.judge import Judge, load_score
-    from fedone_sdk.spec import RunSpec
 
     spec = RunSpec.load(run)
     with errors_in(run):
@@ -138,7 +133,7 @@ class _EventLog:
             _log.info(event.kind, **facts)
 
 
-async def _check(edge: EdgeClient, backend: LLMBackend | None, server: str) -> int:
+async def _check(edge: EdgeClient, backend: backends.LLMBackend | None, server: str) -> int:
     async with edge, backend or nullcontext():
         fits = await edge.check()
     typer.echo(f"{server} accepts this client")
@@ -149,7 +144,7 @@ async def _check(edge: EdgeClient, backend: LLMBackend | None, server: str) -> i
     return int(not any(fit.fit for fit in fits))
 
 
-async def _work(edge: EdgeClient, backend: LLMBackend | None) -> None:
+async def _work(edge: EdgeClient, backend: backends.LLMBackend | None) -> None:
     async with edge, backend or nullcontext():
         with stopping(edge.stop):
             _log.info("working")

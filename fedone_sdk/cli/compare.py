@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedone_sdk import __version__
+from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.budget import Budget
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath
 from fedone_sdk.cli._output import Output, money, note, write_file
@@ -20,6 +21,8 @@ from fedone_sdk.cli._run_file import RunFile, RunState
 from fedone_sdk.cli._tuning import same_command, shown
 from fedone_sdk.cli.report import check_report
 from fedone_sdk.errors import ArgumentError, FedOneError, system_errors
+from fedone_sdk.spec import load_yaml
+from fedone_sdk.task import form_of
 
 if TYPE_CHECKING:
     from fedone_sdk.evaluation.engine import Session, Trial
@@ -64,7 +67,6 @@ def compare(
     """
     from fedone_sdk.evaluation.results import results_of
     from fedone_sdk.local import comparison
-    from fedone_sdk.spec import load_yaml
 
     output = Output(json_file)
     quiet_logs()
@@ -156,9 +158,7 @@ async def _missing(
     run: RunFile, planned: list[Contest], session: Session, *, only_report: bool, yes: bool
 ) -> list[Trial]:
     """Return the trials to run, after their costs are printed and allowed by ``--yes``."""
-    from fedone_sdk.backends.label_words import check_label_words
     from fedone_sdk.local.comparison import costs_of, is_free
-    from fedone_sdk.task import form_of
 
     caps = planned[0].caps
     async with run.backend(cache=None if only_report else planned[0].cache) as backend:

@@ -17,11 +17,13 @@ from rich.filesize import decimal as size
 
 from fedone_sdk import assets
 from fedone_sdk import data as tables
+from fedone_sdk.backends.build import build_backend
 from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present
 from fedone_sdk.cli._output import Output, check_target, note, plural
 from fedone_sdk.cli._process import errors_in, quiet_logs
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.errors import ArgumentError, SpecError
+from fedone_sdk.spec import BackendSpec
 
 if TYPE_CHECKING:
     from fedone_sdk.local.draft import Draft
@@ -239,9 +241,7 @@ async def _drafted(
     """Return the draft of a run, and the length to which its texts are cut."""
     from pydantic import TypeAdapter
 
-    from fedone_sdk.backends.build import build_backend
     from fedone_sdk.local.draft import FRAME_CHARS, draft
-    from fedone_sdk.spec import BackendSpec
 
     spec = TypeAdapter[Any](BackendSpec).validate_python(backend)
     async with build_backend(spec) as model:

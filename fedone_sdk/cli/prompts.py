@@ -9,10 +9,15 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from fedone_sdk import backends, local, reports
+from fedone_sdk.backends.asking import texts_of
+from fedone_sdk.backends.judge import Judge
+from fedone_sdk.backends.label_words import check_label_words
+from fedone_sdk.budget import Usage
 from fedone_sdk.cli import _output
 from fedone_sdk.cli._options import BackendFile, JsonFile, RunPath, command, group
 from fedone_sdk.cli._output import Output, cost_text, note
@@ -20,19 +25,20 @@ from fedone_sdk.cli._process import errors_in, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, backend_of
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import ArgumentError, DataError, SpecError, system_errors
+from fedone_sdk.messages import Preference
 from fedone_sdk.messages.bill import bill
 from fedone_sdk.metrics import metric_text
-from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, words_of
+from fedone_sdk.spec import BackendSpec, load_backend
+from fedone_sdk.task import (
+    MAX_BIAS,
+    Example,
+    Filling,
+    TaskSpec,
+    TextPrompt,
+    form_of,
+    words_of,
+)
 from fedone_sdk.vocabulary import LABELS, special_token
-
-if TYPE_CHECKING:
-    from fedone_sdk.backends import LLMBackend, Prediction
-    from fedone_sdk.budget import Usage
-    from fedone_sdk.messages import Preference
-    from fedone_sdk.metrics import MetricFunction
-    from fedone_sdk.reports import Labelled, PromptArtefact
-    from fedone_sdk.task import Example, ScoreFunction
-
 
 app = group("Use a tuned prompt.", example="fedone prompt use sst2.prompt.json --data texts.jsonl")
 
@@ -64,10 +70,8 @@ def use(
         any_model: Allow a model other than the one that the prompt was tuned for.
         target (FILE): Write to this file instead of standard output.
     """
-    from fedone_sdk.reports import label_examples, load_prompt
-
     quiet_logs()
-    artefact = load_prompt(path)
+    artefact = reports.load_prompt(path)
     for key, name in artefact.functions.items():
         note(f"{path}: {key} names {name}, which is not imported")
     if token := special_token(artefact.prompt.text):
@@ -83,9 +87,9 @@ def use(
     examples = _examples(data, artefact.task)
     backend = backend_of(backend_path)
 
-    async def label() -> Labelled:
+    async def label() -> reports.Labelled:
         async with backend:
-            return await label_examples(backend, artefact, examples, any_model=any_model)
+            return await reports.label_examples(backend, artefact, examples, any_model=any_model)
 
     with errors_in(str(path)):
         labelled = asyncio.run(label())
@@ -99,18 +103,15 @@ def use(
     note(f"{len(examples)} labelled, {cost}")
 
 
-def _in_form(artefact: PromptArtefact, form: FormName, backend_path: Path | None) -> str:
-    from fedone_sdk.reports import mlflow_prompt, program_of, ready_text
-    from fedone_sdk.spec import BackendSpec, load_backend
-
+def _in_form(artefact: reports.PromptArtefact, form: FormName, backend_path: Path | None) -> str:
     if form == "text":
         return artefact.prompt.text
     if form == "template":
-        return ready_text(artefact.task, artefact.prompt.prompt)
+        return reports.ready_text(artefact.task, artefact.prompt.prompt)
     if form == "mlflow":
-        return json.dumps(mlflow_prompt(artefact), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(reports.mlflow_prompt(artefact), indent=2, ensure_ascii=False) + "\n"
     backend = BackendSpec() if backend_path is None else load_backend(backend_path)
-    program, reason = program_of(artefact.task, artefact.prompt, backend, artefact.model)
+    program, reason = reports.program_of(artefact.task, artefact.prompt, backend, artefact.model)
     if not program:
         raise SpecError(reason)
     return program
@@ -191,9 +192,6 @@ def score(
         pairs: Also compare the generated texts with those of no prompt, by the judge of task.score
             in both orders: two requests per example.
     """
-    from fedone_sdk.backends.judge import Judge
-    from fedone_sdk.local import load_measure, load_score
-
     output = Output(json_file)
     quiet_logs()
     run = RunFile.load(run_path)
@@ -205,65 +203,56 @@ def score(
     source, examples = _dev_examples(run, data, task)
     backend = backend_of(backend_path) if backend_path else run.backend()
     with errors_in(str(run_path)):
-        judge = load_score(task, run.folder)
-        if pairs and not isinstance(judge, Judge):
-            raise ArgumentError("--pairs: needs task.score: {judge: ...}")
-        measure = load_measure(task, run.folder)
-        size = run.spec.method.batch_size
-        answers = asyncio.run(
-            _measured(backend, task, asked, examples, size, judge, measure, pairs=pairs)
-        )
+        answers = asyncio.run(_measured(run, backend, task, asked, examples, pairs=pairs))
         document, facts = _results(*answers, priced="usd" in backend.bounds)
     text = asked if isinstance(asked, str) else asked.text
     try:
         output.write_json(
             {"prompt": text, "data": source, "model": backend.fingerprint, **document}
         )
-    finally:  # paid for: printed even if the file cannot be written
+    finally:  # Print the paid result even if the file cannot be written.
         output.heading(f"{text!r} on {source}")
         output.facts(facts)
 
 
 async def _measured(
-    backend: LLMBackend,
+    run: RunFile,
+    backend: backends.LLMBackend,
     task: TaskSpec,
-    asked: TextPrompt,
+    prompt: TextPrompt,
     examples: Sequence[Example],
-    size: int,
-    score: ScoreFunction | None,
-    measure: MetricFunction | None,
     *,
     pairs: bool,
-) -> tuple[Prediction, Preference | None, tuple[Usage, bool] | None]:
-    """Return a prompt's answers, the judge's preference, and the judge's cost and whether known."""
-    from fedone_sdk.backends import predict, prediction_queries, score_all
-    from fedone_sdk.backends.asking import texts_of
-    from fedone_sdk.backends.judge import Judge
-    from fedone_sdk.backends.label_words import check_label_words
+) -> tuple[backends.Prediction, Preference | None, tuple[Usage, bool] | None]:
+    """Return a prompt's answers, the judge's preference, and its cost and whether that is known."""
     from fedone_sdk.evaluation.verdict import preference
 
+    judge, size = load_score(task, run.folder), run.spec.method.batch_size
+    functions: dict[str, Any] = {"score": judge, "measure": local.load_measure(task, run.folder)}
+    if pairs and not isinstance(judge, Judge):
+        raise ArgumentError("--pairs: needs task.score: {judge: ...}")
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(backend)
-        if isinstance(score, Judge):
-            await stack.enter_async_context(score.backend)
-        await check_label_words(backend, words_of(task, asked), form_of(task, asked))
-        answers = await predict(backend, task, asked, examples, size, score=score, measure=measure)
-        if not isinstance(score, Judge):
+        if isinstance(judge, Judge):
+            await stack.enter_async_context(judge.backend)
+        await check_label_words(backend, words_of(task, prompt), form_of(task, prompt))
+        answers = await backends.predict(backend, task, prompt, examples, size, **functions)
+        if not isinstance(judge, Judge):
             return answers, None, None
         preferred = None
         if pairs:  # The cache has the answers to the prompt.
             texts = []
-            for one in (asked, ""):
-                queries = prediction_queries(backend, task, one, examples, size)
-                texts.append(texts_of(queries, await score_all(backend, queries)))
+            for compared in (prompt, ""):
+                queries = backends.prediction_queries(backend, task, compared, examples, size)
+                texts.append(texts_of(queries, await backends.score_all(backend, queries)))
             tuned, plain = texts
-            preferred = preference(await score.preferences(tuned, plain, examples), tuned, plain)
-        spent = (await score.bill.account()).spent
-        return answers, preferred, (spent, "usd" in score.backend.bounds)
+            preferred = preference(await judge.preferences(tuned, plain, examples), tuned, plain)
+        spent = (await judge.bill.account()).spent
+        return answers, preferred, (spent, "usd" in judge.backend.bounds)
 
 
 def _results(
-    prediction: Prediction,
+    prediction: backends.Prediction,
     preferred: Preference | None,
     judged: tuple[Usage, bool] | None,
     *,
@@ -302,12 +291,12 @@ def _results(
     return document, facts
 
 
-def _artefact(path: Path, prompt: str, slot: list[str] | None, run: RunFile) -> PromptArtefact:
-    from fedone_sdk.reports import load_prompt
-
+def _artefact(
+    path: Path, prompt: str, slot: list[str] | None, run: RunFile
+) -> reports.PromptArtefact:
     for option in (name for name, value in {"--prompt": prompt, "--slot": slot}.items() if value):
         raise ArgumentError(f"{option}: cannot be combined with --artefact")
-    artefact = load_prompt(path)
+    artefact = reports.load_prompt(path)
     for key, name in artefact.functions.items():
         if name != getattr(run.spec.task, key.removeprefix("task.")):
             problem = f"{key}: must name {name!r} too, so that the function of {path} is imported"

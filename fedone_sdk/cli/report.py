@@ -6,21 +6,18 @@ import asyncio
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.filesize import decimal as size
 
+from fedone_sdk import aggregator, reports, stores
 from fedone_sdk.cli._options import OptionalServer, OptionalToken, OwnRun, RunId, RunStore, call
 from fedone_sdk.cli._output import check_target, plural, write_file
 from fedone_sdk.cli._process import errors_in
 from fedone_sdk.cli._run_file import RunFile, default_store
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError, MissingExtraError, ResultError
-
-if TYPE_CHECKING:
-    from fedone_sdk.reports import ReportedRun
-    from fedone_sdk.stores import SqlStore, Store
 
 
 def report(
@@ -53,9 +50,7 @@ def report(
     if stored:
         run = stored_run(source, server=server, token=token, store=store)
     else:
-        from fedone_sdk.reports import read_run
-
-        run = read_run(Path(source))
+        run = reports.read_run(Path(source))
     write_report("--output", target, run)
     typer.echo(f"{target}: run {run.result.run_id}, {plural(run.result.rounds, 'round')}")
 
@@ -69,7 +64,7 @@ def check_report(option: str, target: Path) -> None:
         raise MissingExtraError("a report", extra="report")
 
 
-def write_report(option: str, target: Path, run: ReportedRun) -> None:
+def write_report(option: str, target: Path, run: reports.ReportedRun) -> None:
     """Write the report of a run; errors name the option."""
     from fedone_sdk.reports.pages import html_report
 
@@ -95,12 +90,10 @@ def export_run(
     """
     load_own(run_path)
     if form == "prompt":
-        from fedone_sdk.reports import artefact_of
-
         target = target or Path(f"{run_id}.prompt.json")
         check_target("--output", target)
         run = stored_run(run_id, server=server, token=token, store=store)
-        write_file("--output", target, artefact_of(run).dump())
+        write_file("--output", target, reports.artefact_of(run).dump())
         typer.echo(f"{target}: prompt of run {run_id}, {plural(run.result.rounds, 'round')}")
         return
     target = target or Path(f"{run_id}.jsonl")
@@ -121,19 +114,15 @@ def stored_run(
     *,
     server: str | None = None,
     token: str | None = None,
-    store: str | Store | None = None,
-) -> ReportedRun:
+    store: str | stores.Store | None = None,
+) -> reports.ReportedRun:
     """Return a run of a server or a store, for reports."""
-    from fedone_sdk.reports import read_export
-
-    return read_export(_exported(run_id, server, token, store))
+    return reports.read_export(_exported(run_id, server, token, store))
 
 
 def _exported(
-    run_id: str, server: str | None, token: str | None, store: str | Store | None
+    run_id: str, server: str | None, token: str | None, store: str | stores.Store | None
 ) -> bytes:
-    from fedone_sdk.reports import read_export
-
     if server is None and store is None and os.path.isfile(default_store(run_id)):
         store = str(default_store(run_id))
     if store is not None and server is None:
@@ -144,7 +133,7 @@ def _exported(
         raise ArgumentError("FEDONE_ADMIN_TOKEN: is required with --server")
     data = call(server, token, AdminClient.log, run_id)
     try:
-        exported_id = read_export(data).result.run_id
+        exported_id = reports.read_export(data).result.run_id
     except ResultError as exc:
         raise ResultError(f"{server}: {exc}") from exc
     if exported_id != run_id:
@@ -152,20 +141,16 @@ def _exported(
     return data
 
 
-def _opened(address: str) -> SqlStore:
-    from fedone_sdk.stores import SqlStore
-
+def _opened(address: str) -> stores.SqlStore:
     if "://" not in address and not Path(address).is_file():
         raise ArgumentError(f"--store: there is no file {address}")
     with errors_in("arguments"):
-        return SqlStore.at(address, serving=False)
+        return stores.SqlStore.at(address, serving=False)
 
 
-async def _read(store: Store, run_id: str) -> bytes:
-    from fedone_sdk.aggregator import exported_run
-
+async def _read(store: stores.Store, run_id: str) -> bytes:
     await store.open()
     try:
-        return await exported_run(store, run_id)
+        return await aggregator.exported_run(store, run_id)
     finally:
         await store.close()
