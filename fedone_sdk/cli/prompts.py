@@ -227,7 +227,7 @@ async def _measured(
     """Return a prompt's answers, the judge's preference, and its cost and whether that is known."""
     from fedone_sdk.evaluation.verdict import preference
 
-    judge, size = load_score(task, run.folder), run.spec.method.batch_size
+    judge, size = local.load_score(task, run.folder), run.spec.method.batch_size
     functions: dict[str, Any] = {"score": judge, "measure": local.load_measure(task, run.folder)}
     if pairs and not isinstance(judge, Judge):
         raise ArgumentError("--pairs: needs task.score: {judge: ...}")
