@@ -265,7 +265,7 @@ def test_mistakes_are_one_line(compare: Fedone, arguments: list[object], message
         (
             "budget: {queries: 16}",
             "budget: {queries: 16, requests: 8}",
-            "thompson, seed 0: its caps leave nothing to measure the tuned prompt",
+            "thompson, seed 0: the caps on requests, tokens or money were used up",
         ),
     ],
 )
