@@ -24,7 +24,7 @@ from fedone_sdk.reports.forms import program_of
 from fedone_sdk.reports.pages import MOST_CLIENTS, contents_of, html_report
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.spec import BackendSpec, RunSpec
-from fedone_sdk.trackers import params_of
+from fedone_sdk.trackers.tracker import params_of
 from tests.fake_openai import FakeOpenAI, Script
 from tests.integration.tuned import ROWS, SPEC, small, tuned
 
