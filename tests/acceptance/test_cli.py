@@ -192,7 +192,7 @@ def test_plan_without_a_probe(fedone: Fedone, folder: Path) -> None:
     [
         ("queries: 40", "queries: 3", "budget: cannot pay one round of 4 queries"),
         ("queries: 40", "queries: 30", "budget: pays 7 of 10 rounds"),
-        ("batch_size: 4", "batch_size: 8", "method.batch_size: 8 asked"),
+        ("batch_size: 4", "batch_size: 8", "method.batch_size: is 8, but"),
         ("budget: {queries: 40}", "", "budget: no cap is set"),
     ],
 )
