@@ -277,7 +277,7 @@ class ServeConfig(Spec):
     def load_runs(
         self, folder: Path, source: str = "config"
     ) -> tuple[list[RunToServe], list[FedOneError]]:
-        """Return the runs with their vocabularies, and the errors of those that cannot be served."""
+        """Return the runs that can be served, and the errors of the others."""
         runs: dict[str, RunToServe] = {}
         errors: list[FedOneError] = []
         for number, name in enumerate(self.runs):
@@ -456,8 +456,9 @@ def _merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     merged = dict(document)
     for key, value in changes.items():
         current = merged.get(key)
-        both_nested = isinstance(value, Mapping) and isinstance(current, Mapping)
-        merged[key] = _merged(current, value) if both_nested else value
+        if isinstance(value, Mapping) and isinstance(current, Mapping):
+            value = _merged(current, value)
+        merged[key] = value
     return merged
 
 
