@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from fedone_sdk._usage import NOTHING, Usage
 from fedone_sdk.budget.account import Account, Budget
-from fedone_sdk.budget.ledger import Ledger, MemoryLedger
+from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
 from fedone_sdk.errors import UnknownLease
 
 T = TypeVar("T")
@@ -125,13 +125,11 @@ class BudgetGuard:
 
     def _call(self, call: Callable[[MemoryLedger], T]) -> asyncio.Future[T]:
         """Submit a call at once, not as a task, which the end of the event loop would cancel."""
-        submitted = self._ledger.submit(call)
-        if not submitted.done():
-            return asyncio.wrap_future(submitted)
-        # Of a ledger in memory; `wrap_future` would take another turn of the event loop.
+        if isinstance(self._ledger, SqliteLedger):
+            return asyncio.wrap_future(self._ledger.submit(call))
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        if (error := submitted.exception()) is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(submitted.result())
+        try:
+            done.set_result(call(self._ledger))
+        except Exception as exc:
+            done.set_exception(exc)
         return done

@@ -11,7 +11,7 @@ from contextlib import closing
 from decimal import Context, localcontext
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fedone_sdk._usage import NOTHING, Usage
 from fedone_sdk.budget.account import Account, Budget
@@ -31,17 +31,6 @@ _TABLES = (
     "leases (lease_id TEXT PRIMARY KEY, worst TEXT NOT NULL)",
     "spent (only INTEGER PRIMARY KEY, used TEXT)",
 )
-
-
-class Ledger(Protocol):
-    """Storage of one account."""
-
-    def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
-        """Apply a call to the account, atomically and in the order of submission.
-
-        After an error nothing has changed.
-        """
-        ...
 
 
 class MemoryLedger:
@@ -77,12 +66,6 @@ class MemoryLedger:
             del self._leases[lease_id]
             self._spent = spent
 
-    def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
-        """Apply a call at once."""
-        done: Future[T] = Future()
-        _outcome(call, self)(done)
-        return done
-
     def account(self, cap: Budget | None) -> Account:
         """Return the current account."""
         with self._lock:
@@ -109,7 +92,10 @@ class SqliteLedger:
             db.execute("INSERT OR IGNORE INTO spent VALUES (0, ?)", (_dump(NOTHING),))
 
     def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
-        """Submit a call for the next transaction, without waiting for it."""
+        """Submit a call for the next transaction, without waiting for it.
+
+        Calls are applied in the order of submission; after an error nothing has changed.
+        """
         if self._writer.pid != os.getpid():
             # A forked child does not have the parent's thread.
             self._writer = _Writer(self._path)
@@ -126,6 +112,10 @@ class SqliteLedger:
     def account(self, cap: Budget | None) -> Account:
         """Return the current account."""
         return self.submit(lambda ledger: ledger.account(cap)).result()
+
+
+Ledger = MemoryLedger | SqliteLedger
+"""Storage of one account."""
 
 
 class _Writer:
