@@ -260,7 +260,7 @@ class ModelClient(Wrapper):
 
 
 def _as_one_query(usage: Usage) -> Usage:
-    return usage.without_queries() + Usage(queries=1)
+    return usage.model_copy(update={"queries": 1})
 
 
 def _check_size(answer: Answer, num_inputs: int) -> None:
