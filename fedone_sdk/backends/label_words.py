@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.candidates import LabelsSource, forms_of, label_words, shipped_label_sets
+from fedone_sdk.candidates import forms_of, label_sets
 from fedone_sdk.errors import LabelWordError
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Rendered
@@ -64,7 +64,7 @@ async def valid_words(
 
 
 def _alike(word: str, position: int, words: Sequence[str]) -> list[str]:
-    sets = shipped_label_sets({str(at): one for at, one in enumerate(words)})
+    sets = label_sets.shipped_label_sets({str(at): one for at, one in enumerate(words)})
     return [*spellings_of(word), *(each[position] for each in sets)]
 
 
@@ -85,7 +85,8 @@ async def usable_vocabulary(
     User-defined sets are kept; the run rejects invalid ones at its start.
     """
     shipped = any(
-        isinstance(source, LabelsSource) and not source.sets for _, source in spec.prompt.sources
+        isinstance(source, label_sets.LabelsSource) and not source.sets
+        for _, source in spec.prompt.sources
     )
     if backend is None or not shipped:
         return vocabulary
@@ -93,7 +94,7 @@ async def usable_vocabulary(
     for candidate in vocabulary.candidates_of(LABELS)[1:]:  # The first set is the task's.
         try:
             for form in forms_of(spec.task, vocabulary):
-                await backend.check(label_words(candidate), form)
+                await backend.check(label_sets.label_words(candidate), form)
         except LabelWordError:
             dropped.append(candidate)
     if dropped:

@@ -35,7 +35,7 @@ from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.budget import Budget
-from fedone_sdk.candidates import InstructionsSource, LabelsSource
+from fedone_sdk.candidates import instructions, label_sets
 from fedone_sdk.errors import BackendError, DataError, MissingExtraError, ProblemError, SpecError
 from fedone_sdk.messages import (
     ClientInfluence,
@@ -63,7 +63,7 @@ _INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluen
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _LISTED: TypeAdapter[Sequence[RunSummary | RunEntry]] = TypeAdapter(Sequence[RunSummary | RunEntry])
 
-_POSTED = (ListVocabulary, InstructionsSource, LabelsSource)
+_POSTED = (ListVocabulary, instructions.InstructionsSource, label_sets.LabelsSource)
 """Sources of candidates that read neither files nor texts."""
 
 _RESUMING = ("run_conflict", "backend_blocked", "backend_unavailable")
