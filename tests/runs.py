@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fedone_sdk.aggregator import ServedRun, Service
-from fedone_sdk.aggregator.access.authority import Authority
+from fedone_sdk.aggregator.authority import Authority
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import EdgeClient, Idle
 from fedone_sdk.clock import Clock

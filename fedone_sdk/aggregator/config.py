@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
-from fedone_sdk.aggregator.access.authority import MAKE_A_TOKEN, AuthConfig, Token
+from fedone_sdk.aggregator.authority import MAKE_A_TOKEN, AuthConfig, Token
 from fedone_sdk.aggregator.http.guards import CorsConfig, Limits, ServerTls, TlsConfig
 from fedone_sdk.aggregator.replicas import Retention
 from fedone_sdk.data import check_examples, load_examples

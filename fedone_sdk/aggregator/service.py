@@ -10,8 +10,9 @@ from itertools import chain
 
 import structlog
 
-from fedone_sdk.aggregator.access.authority import Authority
-from fedone_sdk.aggregator.access.clients import Access
+from fedone_sdk.aggregator.access import Access
+from fedone_sdk.aggregator.authority import Authority
+from fedone_sdk.aggregator.concurrency import in_thread, wait_pending
 from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
 from fedone_sdk.aggregator.dispatch.open_work import OpenWork
 from fedone_sdk.aggregator.model.calls import (
@@ -31,7 +32,6 @@ from fedone_sdk.aggregator.rounds.seats import lift_quarantine, quarantine
 from fedone_sdk.aggregator.runs.changes import Change, Listener
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ObserveCommit, ServedRun
-from fedone_sdk.aggregator.runtime import in_thread, wait_pending
 from fedone_sdk.aggregator.signals import RunsChanged, publish
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
 from fedone_sdk.budget import Budget

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from fedone_sdk._frozen import Frozen
+from fedone_sdk._values import Frozen
 from fedone_sdk.candidates.placeholders import label_placeholder
 from fedone_sdk.data.draws import SplitMix64
 from fedone_sdk.data.row_checks import field_problem, label_problem

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedone_sdk import assets
-from fedone_sdk._frozen import Frozen
+from fedone_sdk._values import Frozen
 from fedone_sdk.candidates.placeholders import label_placeholder
 from fedone_sdk.task import Description
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedone_sdk import assets
-from fedone_sdk._frozen import Frozen
+from fedone_sdk._values import Frozen
 from fedone_sdk.errors import SpecError
 from fedone_sdk.task import LabelValue
 

@@ -24,7 +24,7 @@ import structlog
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.access.authority import Authority
+from fedone_sdk.aggregator.authority import Authority
 from fedone_sdk.backends import Answer, Query
 from fedone_sdk.client import RequiredPrivacy, noise
 from fedone_sdk.client.journal import Journal

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.access.authority import Authority
+from fedone_sdk.aggregator.authority import Authority
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
