@@ -283,7 +283,7 @@ async def quarantine(context: RequestContext) -> web.Response:
 async def release(context: RequestContext) -> web.Response:
     """Release a client from quarantine."""
     client_id = context.path["client_id"]
-    await context.service.release(await context.find_run(), client_id)
+    await context.service.lift_quarantine(await context.find_run(), client_id)
     return web.Response(status=204)
 
 
