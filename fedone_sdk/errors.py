@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedone_sdk._usage import Usage
+    from fedone_sdk._values import Usage
 
 __all__ = [
     "ArgumentError",

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedone_sdk._frozen import Frozen
+from fedone_sdk._values import Frozen
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.metrics import METRICS
 

@@ -9,7 +9,7 @@ from typing import Self
 
 import structlog
 
-from fedone_sdk.aggregator.access.authority import AdminToken, Authority, EnrolmentToken
+from fedone_sdk.aggregator.authority import AdminToken, Authority, EnrolmentToken
 from fedone_sdk.aggregator.http.application import build_app, build_metrics_app, listening
 from fedone_sdk.aggregator.http.guards import NO_LIMITS, NO_PAGES, CorsConfig, Limits
 from fedone_sdk.aggregator.replicas import Retention

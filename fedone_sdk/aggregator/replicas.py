@@ -13,7 +13,7 @@ import structlog
 from pydantic import Field, ValidationError
 
 from fedone_sdk.aggregator import signals
-from fedone_sdk.aggregator.access.clients import Access
+from fedone_sdk.aggregator.access import Access
 from fedone_sdk.aggregator.dispatch.client_pool import MEMBER_TTL_S
 from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
 from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedone_sdk.errors import MethodError, SpecError
-from fedone_sdk.objects import load_object
+from fedone_sdk.imports import load_object
 
 from . import _checks
 from .gradient import BDPL, GumbelSoftmaxBDPL
@@ -30,7 +30,7 @@ from .space import Space, Start
 from .state import State, dump_state, load_state
 
 if TYPE_CHECKING:
-    from fedone_sdk.spec.methods import MethodSpec, OwnMethodSpec, SearchSpec
+    from fedone_sdk.spec import MethodSpec, OwnMethodSpec, SearchSpec
 
 
 _TYPES: dict[str, type[Any]] = {
@@ -145,7 +145,7 @@ def method_from_spec(
 def _defaults(name: str) -> Mapping[str, Any]:
     from pydantic import TypeAdapter
 
-    from fedone_sdk.spec.methods import MethodSpec
+    from fedone_sdk.spec import MethodSpec
 
     spec = TypeAdapter[Any](MethodSpec).validate_python({"name": name})
     return {

@@ -9,8 +9,7 @@ from functools import reduce
 
 from pydantic import model_validator
 
-from fedone_sdk._frozen import Frozen
-from fedone_sdk._usage import NOTHING, Count, Usage, Usd
+from fedone_sdk._values import NOTHING, Count, Frozen, Usage, Usd
 from fedone_sdk.errors import BudgetExhausted, UnknownLease
 
 

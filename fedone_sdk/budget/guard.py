@@ -1,19 +1,38 @@
-"""Budget guard for calls to a paid model, without an aggregator."""
+"""`BudgetGuard`, which stops spending at a cap, and its ledgers: in memory, or in a SQLite file."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Protocol, TypeVar
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
+from decimal import Context, localcontext
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any, Protocol, TypeVar
 
-from fedone_sdk._usage import NOTHING, Usage
+from fedone_sdk._values import NOTHING, Usage
 from fedone_sdk.budget.account import Account, Budget
-from fedone_sdk.budget.ledger import Ledger, MemoryLedger
 from fedone_sdk.errors import UnknownLease
+from fedone_sdk.files import transaction, use_wal
 
 T = TypeVar("T")
+
+PATIENCE_S = 60.0
+"""Maximal wait of a transaction for another process, seconds."""
+
+_EXACT = Context(prec=200)
+"""Decimal context in which sums and differences of amounts are exact."""
+
+
+_TABLES = (
+    "leases (lease_id TEXT PRIMARY KEY, worst TEXT NOT NULL)",
+    "spent (only INTEGER PRIMARY KEY, used TEXT)",
+)
 
 
 class Lease:
@@ -125,13 +144,199 @@ class BudgetGuard:
 
     def _call(self, call: Callable[[MemoryLedger], T]) -> asyncio.Future[T]:
         """Submit a call at once, not as a task, which the end of the event loop would cancel."""
-        submitted = self._ledger.submit(call)
-        if not submitted.done():
-            return asyncio.wrap_future(submitted)
-        # Of a ledger in memory; `wrap_future` would take another turn of the event loop.
+        if isinstance(self._ledger, SqliteLedger):
+            return asyncio.wrap_future(self._ledger.submit(call))
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        if (error := submitted.exception()) is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(submitted.result())
+        try:
+            done.set_result(call(self._ledger))
+        except Exception as exc:
+            done.set_exception(exc)
         return done
+
+
+class MemoryLedger:
+    """A ledger in memory, thread-safe."""
+
+    def __init__(self, account: Account | None = None) -> None:
+        account = Account() if account is None else account
+        self._lock = Lock()
+        self._spent = account.spent
+        self._leases = dict(account.leases)
+        with localcontext(_EXACT):
+            # Running sum, so that the cost of a call does not depend on the number of leases.
+            self._leased = account.leased
+
+    def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
+        """Reserve `worst`, or raise `BudgetExhausted`."""
+        with self._lock, localcontext(_EXACT):
+            if lease_id in self._leases:
+                raise ValueError(f"lease {lease_id!r} is open already")
+            if cap is not None:
+                Account(cap=cap, spent=self._spent + self._leased).reserve(lease_id, worst)
+            self._leased += worst
+            self._leases[lease_id] = worst
+
+    def settle(self, lease_id: str, used: Usage) -> None:
+        """Close a lease, or raise `UnknownLease`."""
+        with self._lock:
+            if lease_id not in self._leases:
+                raise UnknownLease(lease_id)
+            spent = self._spent + used
+            with localcontext(_EXACT):
+                self._leased -= self._leases[lease_id]
+            del self._leases[lease_id]
+            self._spent = spent
+
+    def account(self, cap: Budget | None) -> Account:
+        """Return the current account."""
+        with self._lock:
+            return Account(cap=cap, spent=self._spent, leases=dict(self._leases))
+
+
+class SqliteLedger:
+    """A ledger in a SQLite file (WAL), shared by threads and processes.
+
+    The leases of a process that dies stay open and count against the cap, because its requests may
+    have been sent. A call returns when its change is on disk; concurrent calls share one
+    transaction, each with its own result. A process must not fork during a call.
+
+    Args:
+        path: The file, created if missing.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = str(path)
+        self._writer = _Writer(self._path)
+        with closing(_connect(self._path)) as db, transaction(db):
+            for table in _TABLES:
+                db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+            db.execute("INSERT OR IGNORE INTO spent VALUES (0, ?)", (_dump(NOTHING),))
+
+    def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
+        """Submit a call for the next transaction, without waiting for it.
+
+        Calls are applied in the order of submission; after an error nothing has changed.
+        """
+        if self._writer.pid != os.getpid():
+            # A forked child does not have the parent's thread.
+            self._writer = _Writer(self._path)
+        return self._writer.submit(call)
+
+    def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
+        """Reserve `worst`, or raise `BudgetExhausted`."""
+        self.submit(lambda ledger: ledger.reserve(lease_id, worst, cap)).result()
+
+    def settle(self, lease_id: str, used: Usage) -> None:
+        """Close a lease, or raise `UnknownLease`."""
+        self.submit(lambda ledger: ledger.settle(lease_id, used)).result()
+
+    def account(self, cap: Budget | None) -> Account:
+        """Return the current account."""
+        return self.submit(lambda ledger: ledger.account(cap)).result()
+
+
+Ledger = MemoryLedger | SqliteLedger
+"""Storage of one account."""
+
+
+class _Writer:
+    """Executes the calls of one process in a thread, which ends when the queue is empty."""
+
+    def __init__(self, path: str) -> None:
+        self.pid = os.getpid()
+        self._path = path
+        self._lock = Lock()
+        self._waiting: list[tuple[Callable[[MemoryLedger], Any], Future[Any]]] = []
+        self._at_work = False
+
+    def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
+        future: Future[T] = Future()
+        with self._lock:
+            self._waiting.append((call, future))
+            if not self._at_work:
+                # Not a daemon: pending calls are written before the process exits.
+                Thread(target=self._work, name="budget-ledger").start()
+                self._at_work = True
+        return future
+
+    def _work(self) -> None:
+        # The connection is closed afterwards: SQLite connections must not survive a fork.
+        db: sqlite3.Connection | None = None
+        try:
+            while calls := self._take():
+                try:
+                    db = _connect(self._path) if db is None else db
+                    verdicts = _apply(db, [call for call, _ in calls])
+                except Exception as exc:
+                    for _, future in calls:
+                        future.set_exception(exc)
+                else:
+                    for (_, future), verdict in zip(calls, verdicts, strict=True):
+                        verdict(future)
+        finally:
+            if db is not None:
+                db.close()
+
+    def _take(self) -> list[tuple[Callable[[MemoryLedger], Any], Future[Any]]]:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            calls = [call for call in waiting if call[1].set_running_or_notify_cancel()]
+            self._at_work = bool(calls)
+            return calls
+
+
+def _apply(
+    db: sqlite3.Connection, calls: list[Callable[[MemoryLedger], Any]]
+) -> list[Callable[[Future[Any]], None]]:
+    """Execute calls in one transaction; return their results after the commit."""
+    with transaction(db):
+        before = _read(db)
+        ledger = MemoryLedger(before)
+        verdicts = [_outcome(call, ledger) for call in calls]
+        after = ledger.account(None)
+        closed = [(key,) for key in before.leases.keys() - after.leases.keys()]
+        db.executemany("DELETE FROM leases WHERE lease_id = ?", closed)
+        opened = [
+            (key, _dump(worst))
+            for key, worst in after.leases.items()
+            if before.leases.get(key) != worst
+        ]
+        db.executemany("INSERT OR REPLACE INTO leases VALUES (?, ?)", opened)
+        if after.spent != before.spent:
+            db.execute("UPDATE spent SET used = ?", (_dump(after.spent),))
+    return verdicts
+
+
+def _outcome(
+    call: Callable[[MemoryLedger], Any], ledger: MemoryLedger
+) -> Callable[[Future[Any]], None]:
+    try:
+        result = call(ledger)
+    except Exception as exc:
+        error = exc
+        return lambda future: future.set_exception(error)
+    return lambda future: future.set_result(result)
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None)
+    try:
+        use_wal(db, PATIENCE_S)
+        db.execute("PRAGMA synchronous=FULL")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _read(db: sqlite3.Connection) -> Account:
+    (spent,) = db.execute("SELECT used FROM spent").fetchone()
+    leases = db.execute("SELECT lease_id, worst FROM leases")
+    return Account(
+        spent=Usage.model_validate_json(spent),
+        leases={lease_id: Usage.model_validate_json(worst) for lease_id, worst in leases},
+    )
+
+
+def _dump(usage: Usage) -> str:
+    return json.dumps(usage.exact())

@@ -13,8 +13,7 @@ from typing import Annotated, Self, TypeVar
 from pydantic import Field, model_validator
 
 from fedone_sdk import assets
-from fedone_sdk._frozen import Frozen
-from fedone_sdk._usage import Usage
+from fedone_sdk._values import Frozen, Usage
 
 _SNAPSHOT = re.compile(r"-\d{4}-\d{2}-\d{2}$")
 

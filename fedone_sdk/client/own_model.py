@@ -55,9 +55,14 @@ class OwnModel:
         if not batch.texts:  # All are held back, which a private device does not show.
             await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
             return
-        queries: dict[Query, list[int]] = {}
+        equal: dict[tuple[int, ...], list[int]] = {}
+        indices = step.prompts.rows()
         for place in missing:
-            queries.setdefault(await self._query(step, place), []).append(place)
+            equal.setdefault(tuple(indices[place]), []).append(place)
+        vocabulary = await self._work.vocabulary()
+        queries: dict[Query, list[int]] = {}
+        for prompt, places in equal.items():
+            queries.setdefault(self._query(step, vocabulary, prompt), []).extend(places)
         recorded = _Recorded(self._backend, step, queries, self._bill)
         await recorded.begin()
         try:
@@ -72,13 +77,12 @@ class OwnModel:
         finally:
             await recorded.end()
 
-    async def _query(self, step: Step, place: int) -> Query:
+    def _query(self, step: Step, vocabulary: Vocabulary, indices: Sequence[int]) -> Query:
         task, reflection = self._work.run.task, self._work.run.reflection
         changed = {}
         if step.proposal is not None and reflection is not None:
             changed = {reflection.slot: step.proposal.text}
-        indices = [int(index) for index in step.prompts.rows()[place]]
-        prompt = prompt_of(task, await self._work.vocabulary(), indices, changed)
+        prompt = prompt_of(task, vocabulary, indices, changed)
         references = step.batch.references
         options: Any = {"backend": self._backend, "references": references, "payer": self._bill}
         return query_for(task, prompt, step.batch.texts, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedone_sdk._lazy import lazy
+from fedone_sdk.imports import lazy
 
 # Lazy imports: an edge device only loads the modules that it uses.
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError
 
 import fedone_sdk
-from fedone_sdk._frozen import Frozen
+from fedone_sdk._values import Frozen
 from fedone_sdk.backends import LLMBackend, query_for, score_all
 from fedone_sdk.backends.asking import rows_of
 from fedone_sdk.backends.chat import is_chat, messages_of

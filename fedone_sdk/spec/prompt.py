@@ -21,7 +21,7 @@ from fedone_sdk.candidates import (
 )
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import DataError, SpecError
-from fedone_sdk.objects import load_object
+from fedone_sdk.imports import load_object
 from fedone_sdk.spec.backends import WriterSpec
 from fedone_sdk.spec.base import Spec
 from fedone_sdk.task import Description, TaskSpec

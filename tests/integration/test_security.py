@@ -17,7 +17,7 @@ import structlog
 from pydantic import SecretStr
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.access.authority import AdminToken, EnrolmentToken, digest
+from fedone_sdk.aggregator.authority import AdminToken, EnrolmentToken, digest
 from fedone_sdk.aggregator.http.guards import NO_LIMITS
 from fedone_sdk.aggregator.rounds.lifecycle import pause, resume
 from fedone_sdk.backends import Query

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import ClientConnectorError, ClientSession, web
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
-from fedone_sdk.aggregator.access.authority import Authority
+from fedone_sdk.aggregator.authority import Authority
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
 from fedone_sdk.aggregator.http.application import listening
 from fedone_sdk.backends import LLMBackend
@@ -166,7 +166,7 @@ class TestWhoWaits:
 
         monkeypatch.setattr(ServedRun, "apply", watched)
         service = service_of(store, Looked())
-        await service.start()
+        await runs.start(service)
         assert seen[0] == before
         await service.stop()
 

@@ -10,9 +10,9 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from fedone_sdk.aggregator.access import authority as tokens
-from fedone_sdk.aggregator.access.authority import AdminToken, Authority, EnrolmentToken, digest
-from fedone_sdk.aggregator.access.clients import Access, may_see
+from fedone_sdk.aggregator import authority as tokens
+from fedone_sdk.aggregator.access import Access, may_see
+from fedone_sdk.aggregator.authority import AdminToken, Authority, EnrolmentToken, digest
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Enrol, NewToken
 from fedone_sdk.stores import ClientRecord, MemoryStore, TokenRecord

@@ -9,8 +9,7 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.aggregator.http.guards import NO_LIMITS, Limiter, Limits
-from fedone_sdk.aggregator.runtime import Bucket
+from fedone_sdk.aggregator.http.guards import NO_LIMITS, Buckets, Limiter, Limits
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.testing import ManualClock
 
@@ -21,7 +20,7 @@ def limiter_of(**limits: Any) -> Limiter:
 
 class TestBuckets:
     def test_a_minute_s_worth_may_come_at_once_and_then_evenly(self) -> None:
-        bucket = Bucket(60)
+        bucket = Buckets(60)
         for _ in range(60):
             assert bucket.wait_s("a", 0.0) == 0
             bucket.take("a", 0.0)
@@ -33,7 +32,7 @@ class TestBuckets:
         assert bucket.wait_s("b", 1.0) == 0
 
     def test_less_than_one_a_minute_is_one_in_longer(self) -> None:
-        bucket = Bucket(0.5)
+        bucket = Buckets(0.5)
         assert bucket.wait_s("a", 0.0) == 0
         bucket.take("a", 0.0)
         assert bucket.wait_s("a", 0.0) == pytest.approx(120)
@@ -42,7 +41,7 @@ class TestBuckets:
         st.floats(0.1, 600), st.lists(st.floats(0, 30, allow_nan=False), min_size=1, max_size=100)
     )
     def test_no_span_sees_more_than_its_share(self, per_minute: float, gaps: list[float]) -> None:
-        bucket, now, taken = Bucket(per_minute), 0.0, []
+        bucket, now, taken = Buckets(per_minute), 0.0, []
         for gap in gaps:
             now += gap
             if bucket.wait_s("a", now) <= 0:
@@ -55,14 +54,14 @@ class TestBuckets:
                 assert last - first + 1 <= burst + span * per_minute / 60 + 1e-6
 
     def test_a_client_that_honours_retry_after_is_admitted(self) -> None:
-        bucket, now = Bucket(7), 0.0
+        bucket, now = Buckets(7), 0.0
         for _ in range(50):
             now += bucket.wait_s("a", now)
             assert bucket.wait_s("a", now) <= 1e-9
             bucket.take("a", now)
 
     def test_full_buckets_are_dropped(self) -> None:
-        bucket = Bucket(60, capacity=10)
+        bucket = Buckets(60, capacity=10)
         for number in range(100):
             bucket.take(number, 0.0)
         assert len(bucket._full_at) == 10

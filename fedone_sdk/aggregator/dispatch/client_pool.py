@@ -14,7 +14,7 @@ import random
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedone_sdk.aggregator.access.authority import may_see
+from fedone_sdk.aggregator.authority import may_see
 from fedone_sdk.stores import Member
 
 MAX_RETRY_AFTER_S = 900.0

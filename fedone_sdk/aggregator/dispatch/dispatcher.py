@@ -12,15 +12,15 @@ from typing import TypeVar
 
 import structlog
 
-from fedone_sdk.aggregator.access.authority import may_see
-from fedone_sdk.aggregator.access.clients import Access
+from fedone_sdk.aggregator.access import Access
+from fedone_sdk.aggregator.authority import may_see
+from fedone_sdk.aggregator.concurrency import run_to_end
 from fedone_sdk.aggregator.dispatch.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
 from fedone_sdk.aggregator.model.calls import ModelChecks
 from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.runtime import run_shielded
 from fedone_sdk.aggregator.signals import MAX_NAMED, MemberJoined, MembersLeft, encode_signals
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
@@ -123,7 +123,7 @@ class Dispatcher:
         retry = self.pool.time_out(client.index, self.clock.now())
         if retry is None:
             return _RETRY_NOW
-        await run_shielded(self._remove_members([client.index]), of=self.store)
+        await run_to_end(self._remove_members([client.index]), owner=self.store)
         return retry
 
     def _eligible(
@@ -179,7 +179,7 @@ class Dispatcher:
         if isinstance(entered, RetryLater):
             return entered
         if entered is not None:
-            await run_shielded(self._join_or_leave(entered), of=self.store)
+            await run_to_end(self._join_or_leave(entered), owner=self.store)
         return await self._claim_any(self._vacant(runs), client.index, message)
 
     async def _join_or_leave(self, member: Member) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
@@ -15,11 +16,9 @@ from typing import Annotated, Self
 
 import structlog
 from aiohttp import hdrs, web
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 from pydantic import AfterValidator, Field, model_validator
 
-from fedone_sdk.aggregator.http.route import Handler
-from fedone_sdk.aggregator.runtime import Bucket
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.files import user_path
 from fedone_sdk.messages import PROTOCOL_HEADER, check_protocol
@@ -77,16 +76,61 @@ NO_LIMITS = Limits(
 """No rate limits: for tests and for aggregators in a private network."""
 
 
+class Buckets:
+    """Token buckets, one per caller: each holds one minute's requests and refills evenly.
+
+    Args:
+        per_minute: Requests per minute and caller; None is unlimited.
+        capacity: Maximal number of buckets; the least recently used one is dropped.
+    """
+
+    def __init__(self, per_minute: float | None, *, capacity: int = 65_536) -> None:
+        self._per_minute = per_minute
+        self._capacity = capacity
+        # Caller -> time at which its bucket is full again, which determines its content.
+        self._full_at: OrderedDict[Hashable, float] = OrderedDict()
+
+    def wait_s(self, caller: Hashable, now: float) -> float:
+        """Return how long a caller must wait before its next request, seconds."""
+        if self._per_minute is None:
+            return 0.0
+        refill_s = 60.0 / self._per_minute
+        return max(self._full_at.get(caller, now) + refill_s - now - max(60.0, refill_s), 0.0)
+
+    def admit(self, caller: Hashable, now: float, count: int = 1) -> None:
+        """Count requests, or refuse a caller whose bucket is empty (``rate_limited``)."""
+        wait_s = self.wait_s(caller, now)
+        if wait_s > 0:
+            raise ProblemError(
+                "rate_limited",
+                f"more than {self._per_minute:g} requests a minute",
+                retry_after_s=wait_s,
+            )
+        self.take(caller, now, count)
+
+    def take(self, caller: Hashable, now: float, count: int = 1) -> None:
+        """Count requests of a caller; the next ones wait until the bucket has refilled."""
+        if self._per_minute is None:
+            return
+        taken = count * 60.0 / self._per_minute
+        self._full_at[caller] = max(self._full_at.get(caller, now), now) + taken
+        self._full_at.move_to_end(caller)
+        while self._full_at and (
+            len(self._full_at) > self._capacity or next(iter(self._full_at.values())) <= now
+        ):
+            self._full_at.popitem(last=False)
+
+
 class Limiter:
     """Counts requests and refuses those above the limits."""
 
     def __init__(self, limits: Limits, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._proxies = [ip_network(network) for network in limits.trusted_proxies]
-        self._by_address = Bucket(limits.requests_per_minute_per_ip)
-        self._by_client = Bucket(limits.requests_per_minute_per_client)
-        self._enrolments = Bucket(limits.enrolments_per_minute_per_ip)
-        self._failures = Bucket(limits.failures_per_minute_per_ip)
+        self._by_address = Buckets(limits.requests_per_minute_per_ip)
+        self._by_client = Buckets(limits.requests_per_minute_per_client)
+        self._enrolments = Buckets(limits.enrolments_per_minute_per_ip)
+        self._failures = Buckets(limits.failures_per_minute_per_ip)
 
     def address(self, request: web.Request) -> str:
         """Return the address that a request counts for: IPv4, or the /64 of IPv6."""

@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedone_sdk import messages
+from fedone_sdk.aggregator.concurrency import in_thread_if_large
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.run_state import Lineage, RunState, decode
-from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.algorithms.observations import standings
 from fedone_sdk.algorithms.search import PromptSearch

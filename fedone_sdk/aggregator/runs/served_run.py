@@ -12,7 +12,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
 
-from fedone_sdk.aggregator.access.clients import Access
+from fedone_sdk.aggregator.access import Access
+from fedone_sdk.aggregator.concurrency import in_thread, in_thread_if_large, run_to_end
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.lifecycle import (
     charge_lost_replicas,
@@ -36,7 +37,6 @@ from fedone_sdk.aggregator.rounds.seats import assign, fill
 from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.run_view import Counters, RunView, reasons
-from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large, run_shielded
 from fedone_sdk.aggregator.signals import RunChanged
 from fedone_sdk.algorithms import State, dump_memory, load_memory
 from fedone_sdk.backends import Answer
@@ -171,7 +171,7 @@ class ServedRun(RunView):
     async def catch_up(self) -> None:
         """Reload the state if it is stale."""
         if self.is_stale:
-            await run_shielded(self._catch_up(), of=self._store)
+            await run_to_end(self._catch_up(), owner=self._store)
 
     async def _catch_up(self) -> None:
         async with self._lock:
@@ -224,7 +224,7 @@ class ServedRun(RunView):
         Raises:
             ProblemError: The handler refused.
         """
-        result = await run_shielded(self._apply(handler, data), of=self._store)
+        result = await run_to_end(self._apply(handler, data), owner=self._store)
         if result.refusal is not None:
             raise result.refusal
         reply: T = result.reply
@@ -347,14 +347,14 @@ class ServedRun(RunView):
     async def record_metric(self, round_number: int, value: float) -> None:
         """Add a point to the metric's curve."""
         body = json.dumps({"round": round_number, "value": value})
-        await run_shielded(self._append(LogEntry(kind="metric", body=body)), of=self._store)
+        await run_to_end(self._append(LogEntry(kind="metric", body=body)), owner=self._store)
         self._add_metric(round_number, value)
         self._listener(self, Change(measured=True))
 
     async def record_outcomes(self, outcomes: Outcomes) -> None:
         """Store the outcomes of a measurement in the log."""
         body = outcomes.model_dump_json()
-        await run_shielded(self._append(LogEntry(kind=OUTCOMES, body=body)), of=self._store)
+        await run_to_end(self._append(LogEntry(kind=OUTCOMES, body=body)), owner=self._store)
 
     async def outcomes(self) -> dict[Which, Outcomes]:
         """Return the newest stored outcomes of each prompt; a `ResultError` if they are damaged."""

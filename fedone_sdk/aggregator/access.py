@@ -12,14 +12,14 @@ from itertools import chain, count
 
 import structlog
 
-from fedone_sdk.aggregator.access.authority import (
+from fedone_sdk.aggregator.authority import (
     Authority,
     EnrolmentToken,
     digest,
     may_see,
     new_secret,
 )
-from fedone_sdk.aggregator.runtime import run_shielded
+from fedone_sdk.aggregator.concurrency import run_to_end
 from fedone_sdk.aggregator.signals import ClientChanged, publish
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError, SpecError
@@ -210,10 +210,10 @@ class Access:
         _refuse_revoked(client)
         if client.previous_sha256 is not None and client.previous_sha256 != secret_sha256:
             # The client uses its new credential: the previous one is not needed.
-            await run_shielded(self._clear_previous(client.index, secret_sha256), of=self._store)
+            await run_to_end(self._clear_previous(client.index, secret_sha256), owner=self._store)
         seen_at = client.enrolled_at if client.seen_at is None else client.seen_at
         if self._clock.now() - seen_at > _SEEN_PRECISION_S:
-            await run_shielded(self._record_seen(client), of=self._store)
+            await run_to_end(self._record_seen(client), owner=self._store)
         return client
 
     async def check_active(self, client: ClientRecord) -> None:

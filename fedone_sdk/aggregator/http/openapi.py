@@ -1,25 +1,30 @@
-"""Declaration of routes, and the OpenAPI 3.1 document that is generated from them."""
+"""Routes, and the OpenAPI 3.1 document that is generated from their declarations."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from aiohttp import web
 from pydantic import TypeAdapter
 
 from fedone_sdk import __version__
 from fedone_sdk.errors import PROBLEMS
 from fedone_sdk.messages import Problem
 
+if TYPE_CHECKING:
+    from aiohttp.web import StreamResponse
+
+    from fedone_sdk.aggregator.http.requests import RequestContext
+
+Handler = Callable[["RequestContext"], Coroutine[Any, Any, "StreamResponse"]]
+
 JSON = "application/json"
 """Content type of messages."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Maximal size of a message: an alpha of 2^22 float32 in base64 is 22 MiB."""
@@ -113,7 +118,7 @@ class RouteTable:
     Example:
         ```python
         @route("GET /v1/me", "viewer", Me)
-        async def me(request): ...
+        async def me(context): ...
         ```
     """
 
