@@ -262,7 +262,7 @@ class RunState:
         return bool(seat.num_queries) and not seat.sent and seat.used.queries >= seat.num_queries
 
     def with_seat(self, seat: Seat, **changes: Any) -> RunState:
-        """Return the state with the seat of the same slot and client replaced, and other changes."""
+        """Return the state with the seat of the same place replaced, and other changes."""
         seats = tuple(seat if s.place == seat.place else s for s in self.seats)
         return replace(self, seats=seats, **changes)
 
