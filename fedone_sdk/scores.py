@@ -79,7 +79,7 @@ async def graded(
 
     texts = {index: row for index, row in enumerate(rows) if isinstance(row, str)}
     calls = [one(text, examples[index]) for index, text in texts.items()]
-    scores = dict(zip(texts, await asyncio.gather(*calls), strict=True))
+    scores = dict(zip(texts, await asyncio.gather(*calls), strict=True)) if calls else {}
     failures = [one for one in scores.values() if isinstance(one, SpecError)]
     if len(failures) > most_failed * len(texts):
         raise failures[0]

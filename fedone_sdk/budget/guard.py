@@ -144,27 +144,14 @@ class BudgetGuard:
 
     def _call(self, call: Callable[[MemoryLedger], T]) -> asyncio.Future[T]:
         """Submit a call at once, not as a task, which the end of the event loop would cancel."""
-        submitted = self._ledger.submit(call)
-        if not submitted.done():
-            return asyncio.wrap_future(submitted)
-        # Of a ledger in memory; `wrap_future` would take another turn of the event loop.
+        if isinstance(self._ledger, SqliteLedger):
+            return asyncio.wrap_future(self._ledger.submit(call))
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        if (error := submitted.exception()) is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(submitted.result())
+        try:
+            done.set_result(call(self._ledger))
+        except Exception as exc:
+            done.set_exception(exc)
         return done
-
-
-class Ledger(Protocol):
-    """Storage of one account."""
-
-    def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
-        """Apply a call to the account, atomically and in the order of submission.
-
-        After an error nothing has changed.
-        """
-        ...
 
 
 class MemoryLedger:
@@ -200,12 +187,6 @@ class MemoryLedger:
             del self._leases[lease_id]
             self._spent = spent
 
-    def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
-        """Apply a call at once."""
-        done: Future[T] = Future()
-        _outcome(call, self)(done)
-        return done
-
     def account(self, cap: Budget | None) -> Account:
         """Return the current account."""
         with self._lock:
@@ -232,7 +213,10 @@ class SqliteLedger:
             db.execute("INSERT OR IGNORE INTO spent VALUES (0, ?)", (_dump(NOTHING),))
 
     def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
-        """Submit a call for the next transaction, without waiting for it."""
+        """Submit a call for the next transaction, without waiting for it.
+
+        Calls are applied in the order of submission; after an error nothing has changed.
+        """
         if self._writer.pid != os.getpid():
             # A forked child does not have the parent's thread.
             self._writer = _Writer(self._path)
@@ -249,6 +233,10 @@ class SqliteLedger:
     def account(self, cap: Budget | None) -> Account:
         """Return the current account."""
         return self.submit(lambda ledger: ledger.account(cap)).result()
+
+
+Ledger = MemoryLedger | SqliteLedger
+"""Storage of one account."""
 
 
 class _Writer:

@@ -21,7 +21,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, SqlStore, Store
 from fedone_sdk.vocabulary import Vocabulary
 from tests.postgres import Cluster
-from tests.runs import TOKEN, run_spec, serving
+from tests.runs import TOKEN, run_spec, serving, start
 
 WORDS = Vocabulary(candidates=("x", "y"))
 ROUNDS = 12
@@ -163,7 +163,7 @@ async def test_a_client_remembers_what_it_did_last_and_not_what_was_read_before(
     method = spec.method.model_copy(update={"optimizer": "adamw"})
     async with AsyncExitStack() as stack:
         for service in (here, there):
-            await service.start()
+            await start(service)
             stack.push_async_callback(service.stop)
         await here.add_run(spec.model_copy(update={"method": method}), WORDS)
         (device,) = await devices_of([here], 1)

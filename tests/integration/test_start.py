@@ -166,7 +166,7 @@ class TestWhoWaits:
 
         monkeypatch.setattr(ServedRun, "apply", watched)
         service = service_of(store, Looked())
-        await service.start()
+        await runs.start(service)
         assert seen[0] == before
         await service.stop()
 

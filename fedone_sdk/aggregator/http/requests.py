@@ -132,7 +132,7 @@ class RequestContext:
             self.caller = await service.access.client(token, wanted=wanted)
             bind_contextvars(client_id=self.caller.client_id)
             request.app[LIMITER].client(self.caller.index)
-            await service.wait_until_open()
+            await service.wait_until_admitting()
             if "assignment_id" in self.path:
                 self.set_run(work=(self.caller, self.path["assignment_id"]))
 
