@@ -275,7 +275,7 @@ class Service:
         for companion in self._companions.get(run.run_id, ()):
             companion.on_restart()
         self.dispatcher.sync_run(run)
-        self.replicas.on_run_changed()  # Its seats have new deadlines.
+        self.replicas.on_run_changed(run)  # Its seats have new deadlines.
         self.dispatcher.wake()
 
     async def wait(self, run: ServedRun) -> None:
@@ -455,7 +455,7 @@ class Service:
         self.dispatcher.on_change(run, change)
         if self._gateway is not None:
             self._gateway.on_change(run, change)
-        self.replicas.on_run_changed()
+        self.replicas.on_run_changed(run)
         for companion in self._companions.get(run.run_id, ()):
             companion.on_change(change)
         for listener in self.listeners:
