@@ -1,4 +1,4 @@
-"""The Aggregator: the service, its store and its HTTP server as one thing to start and stop."""
+"""The `Aggregator`: a service, its store and its HTTP server, started and stopped together."""
 
 from __future__ import annotations
 
@@ -184,14 +184,6 @@ class Aggregator:
         proposer: LLMBackend | None = None,
     ) -> RunHandle:
         """Add a run under its spec's name, or continue the stored one.
-
-        Example:
-            ```python
-            run = await aggregator.add_run(spec)
-            async for event in run.events():
-                print(event)
-            result = await run.wait()
-            ```
 
         Args:
             spec: The run. A method of your own (``method.name: own``) is imported.

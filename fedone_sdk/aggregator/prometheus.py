@@ -184,19 +184,17 @@ class _ServiceFigures(Collector):
         yield from self._of_runs()
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
-        service, pool = self._service, self._service.dispatcher.pool
-        enrolled = service.access.num_clients
-        yield "clients_enrolled", "Enrolled devices known to this replica", enrolled
-        yield "clients_waiting", "Devices that wait for work", len(pool)
-        away = "Devices that got a Retry-After and have not returned"
-        yield "clients_away", away, pool.num_away
-        yield "long_polls", "Open long polls on this replica", service.dispatcher.num_polls
-        replicas = service.replicas
-        alive = "Replicas on this store, including this one"
-        yield "replicas", alive, replicas.num_alive
+        service, replicas = self._service, self._service.replicas
+        dispatcher, access = service.dispatcher, service.access
+        yield "clients_enrolled", "Enrolled devices known to this replica", access.num_clients
+        yield "clients_waiting", "Devices that wait for work", len(dispatcher.pool)
+        text = "Devices that got a Retry-After and have not returned"
+        yield "clients_away", text, dispatcher.pool.num_away
+        yield "long_polls", "Open long polls on this replica", dispatcher.num_polls
+        yield "replicas", "Replicas on this store, including this one", replicas.num_alive
         yield "leader", "Whether this replica is the leader", replicas.is_leader
-        model = "Whether the gateway's model is available; 0 while its circuit breaker is open"
-        yield "model_available", model, service.trouble is None
+        text = "Whether the gateway's model is available; 0 while its circuit breaker is open"
+        yield "model_available", text, service.trouble is None
 
     def _of_runs(self) -> Iterator[Metric]:
         runs = list(self._service.runs.values())
