@@ -17,7 +17,7 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.run_state import Lineage, RunState, decode
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.algorithms.observations import standings
-from fedone_sdk.algorithms.search import PromptSearch
+from fedone_sdk.algorithms.prompt_search import PromptSearch
 from fedone_sdk.backends import price_of
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import no_prompt, prompt_of
