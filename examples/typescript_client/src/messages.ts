@@ -472,7 +472,7 @@ export interface Slot {
    */
   candidates: string[];
   /**
-   * Its number of positions. Their candidates are concatenated.
+   * Its number of positions, whose candidates are concatenated.
    */
   repeat?: number;
 }
