@@ -18,7 +18,7 @@ from fedone_sdk.client.device import Device, KnownRuns
 from fedone_sdk.client.journal import Journal, Row, Unsent, key_of, memory_of
 from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.client.rows import Declining, Minibatch, reason_of
-from fedone_sdk.data.splitmix import draw_minibatch
+from fedone_sdk.data.draws import draw_minibatch
 from fedone_sdk.errors import (
     BackendError,
     BudgetError,
