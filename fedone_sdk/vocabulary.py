@@ -233,9 +233,9 @@ class Vocabulary(Frozen):
 
     def tokens(self, indices: Iterable[int]) -> list[str]:
         """Return the candidates at these indices, one per position."""
-        chosen = []
-        for position, index in enumerate(indices):
-            candidates = self.of_position(position)
+        indices, chosen = [*indices], []
+        rows = self._rows[: len(indices)] if self.slots else [self.candidates] * len(indices)
+        for candidates, index in zip(rows, indices, strict=True):
             # Python would accept -1 as the last candidate and hide the error.
             if not 0 <= index < len(candidates):
                 raise IndexError(f"candidate {index} is not in [0, {len(candidates)})")

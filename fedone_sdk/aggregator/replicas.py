@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Set
 from dataclasses import dataclass, field, replace
@@ -86,6 +87,8 @@ class Replicas:
     _down: bool = field(default=False, init=False)
     _signals: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue, init=False)
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    # When the deadlines are checked next, unless `_changed` is set.
+    _wakes_at: float = field(default=0.0, init=False)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
     _alive: frozenset[str] = field(default=frozenset(), init=False)
     _polled_at: float = field(default=-_POLL_S, init=False)
@@ -145,9 +148,10 @@ class Replicas:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
-    def on_run_changed(self) -> None:
-        """Recompute the next deadline after a change of a run."""
-        self._changed.set()
+    def on_run_changed(self, run: ServedRun) -> None:
+        """Check the deadlines earlier if a change of a run has brought an earlier one."""
+        if run.due is not None and run.due < self._wakes_at:
+            self._changed.set()
 
     # Leader
 
@@ -205,7 +209,7 @@ class Replicas:
             # Their last commits may lack a signal, so the copies here may be stale.
             for run in self.registry.served.values():
                 run.may_be_stale = True
-            await self.access.reload()
+            await self.access.reload_all()
 
     async def _check_run(self, run: ServedRun) -> None:
         # A replica can exit between a commit and its signal, and signals can be lost.
@@ -232,6 +236,7 @@ class Replicas:
                 await asyncio.sleep(1)
                 continue
             wait = self._until_due() if self.is_leader else None
+            self._wakes_at = math.inf if wait is None else self.clock.now() + wait
             if self.store.shared:
                 wait = _POLL_S if wait is None else min(wait, _POLL_S)
             try:
@@ -321,7 +326,7 @@ class Replicas:
         for run in self.registry.served.values():
             run.may_be_stale = True  # First: a later check reloads them if the store fails now.
         try:
-            await self.access.reload()
+            await self.access.reload_all()
             await self.registry.refresh()
             for member in await self.store.members():
                 await self.dispatcher.add_member(member)

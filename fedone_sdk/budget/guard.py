@@ -94,11 +94,15 @@ class BudgetGuard:
     """
 
     def __init__(
-        self, budget: Budget | None, *, ledger: Ledger | None = None, name: str = ""
+        self,
+        budget: Budget | None,
+        *,
+        ledger: MemoryLedger | SqliteLedger | None = None,
+        name: str = "",
     ) -> None:
         self.budget = budget
         self.name = name
-        self._ledger = ledger if ledger is not None else MemoryLedger()
+        self._ledger = ledger or MemoryLedger()
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
@@ -141,27 +145,14 @@ class BudgetGuard:
 
     def _call(self, call: Callable[[MemoryLedger], T]) -> asyncio.Future[T]:
         """Submit a call to the ledger, not as a task: the end of the event loop would cancel it."""
-        submitted = self._ledger.submit(call)
-        if not submitted.done():
-            return asyncio.wrap_future(submitted)
-        # From a ledger in memory; `wrap_future` would need another turn of the event loop.
+        if isinstance(self._ledger, SqliteLedger):
+            return asyncio.wrap_future(self._ledger.submit(call))
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        if (error := submitted.exception()) is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(submitted.result())
+        try:
+            done.set_result(call(self._ledger))
+        except Exception as exc:
+            done.set_exception(exc)
         return done
-
-
-class Ledger(Protocol):
-    """Storage of one account."""
-
-    def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
-        """Apply a call to the account, atomically and in the order of submission.
-
-        A call that raises changes nothing.
-        """
-        ...
 
 
 class MemoryLedger:
@@ -197,12 +188,6 @@ class MemoryLedger:
             del self._leases[lease_id]
             self._spent = spent
 
-    def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
-        """Apply a call at once."""
-        done: Future[T] = Future()
-        _outcome(call, self)(done)
-        return done
-
     def account(self, cap: Budget | None) -> Account:
         """Return the current account."""
         with self._lock:
@@ -226,7 +211,10 @@ class SqliteLedger:
             db.execute("INSERT OR IGNORE INTO spent VALUES (0, ?)", (_dump(NOTHING),))
 
     def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
-        """Submit a call for the next transaction, without waiting for it."""
+        """Submit a call for the next transaction, without waiting for it.
+
+        Calls are applied in the order of submission; after an error nothing has changed.
+        """
         if self._writer.pid != os.getpid():
             # A forked child does not have the parent's thread.
             self._writer = _Writer(self._path)

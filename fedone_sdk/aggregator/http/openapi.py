@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from aiohttp.typedefs import Handler
 from pydantic import TypeAdapter
 
 from fedone_sdk import __version__
 from fedone_sdk.errors import PROBLEMS
 from fedone_sdk.messages import Problem
+
+if TYPE_CHECKING:
+    from aiohttp.web import StreamResponse
+
+    from fedone_sdk.aggregator.http.requests import RequestContext
+
+Handler = Callable[["RequestContext"], Coroutine[Any, Any, "StreamResponse"]]
 
 JSON = "application/json"
 """Content type of messages."""
@@ -112,7 +118,7 @@ class RouteTable:
     Example:
         ```python
         @route("GET /v1/me", "viewer", Me)
-        async def me(request): ...
+        async def me(context): ...
         ```
     """
 

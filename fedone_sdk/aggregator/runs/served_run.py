@@ -403,6 +403,7 @@ class ServedRun(RunView):
             clients = ",".join(names[client] for client in finished.clients)
             report = finished.report.model_copy(update={"client_id": clients})
             finished = replace(finished, report=report)
+            result = replace(result, finished=finished)
             body = {"report": report.model_dump(), **finished.record}
             text = await in_thread_if_large(self._num_bytes, json.dumps, body)
             log.append(LogEntry(kind="round", body=text))
@@ -410,7 +411,7 @@ class ServedRun(RunView):
                 snapshot = await in_thread_if_large(self._num_bytes, encode_snapshot, state)
                 memories.append(StoredMemory(client_index=SERVER, round=kept_at, value=snapshot))
         log += [LogEntry(kind=kind, body=json.dumps(record)) for kind, record in result.log]
-        change = Change.of(before, replace(result, finished=finished))
+        change = Change.of(before, result)
         await self._store_commit(
             state,
             change,
