@@ -20,7 +20,7 @@ from fedone_sdk.algorithms.method import Algorithm, Candidates, Holder, PlainAlg
 from fedone_sdk.algorithms.space import Space
 from fedone_sdk.algorithms.state import State
 from fedone_sdk.data import draw_minibatch
-from fedone_sdk.data.partition import dirichlet, iid
+from fedone_sdk.data.draws import dirichlet, iid
 from fedone_sdk.losses import num_groups
 from tests.benchmarks.attacks import ATTACKS
 

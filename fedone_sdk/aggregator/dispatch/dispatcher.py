@@ -24,14 +24,12 @@ from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.signals import MAX_NAMED, MemberJoined, MembersLeft, encode_signals
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import AlphaAssignment, Claim, LossesAssignment, RunDevices, UnfitDevices
+from fedone_sdk.messages import Assignment, Claim, RunDevices, UnfitDevices
 from fedone_sdk.stores import ClientRecord, Member, Store
 
 _log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
-Work = AlphaAssignment | LossesAssignment
-
 _MIN_PLACES = 64
 _PLACES_PER_SEAT = 4
 _MAX_REASONS = 5
@@ -83,7 +81,7 @@ class Dispatcher:
 
     async def claim(
         self, client: ClientRecord, message: Claim, run: ServedRun | None = None
-    ) -> Work | RetryLater:
+    ) -> Assignment | RetryLater:
         """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 
         A client's new claim ends its previous one. Without `run`, it claims work of any run that it
@@ -168,7 +166,7 @@ class Dispatcher:
 
     async def _wait_in_pool(
         self, client: ClientRecord, message: Claim, runs: Sequence[ServedRun]
-    ) -> Work | RetryLater | None:
+    ) -> Assignment | RetryLater | None:
         """Add a client to the pool and fill vacant seats; return its work if it is drawn."""
         entered = self.pool.enter(
             client.index,
@@ -240,7 +238,7 @@ class Dispatcher:
 
     async def _claim_any(
         self, runs: Iterable[ServedRun], client: int, message: Claim
-    ) -> Work | None:
+    ) -> Assignment | None:
         for run in runs:
             with self._may_end():
                 work = await self._claim_seat(run, client, message)
@@ -248,7 +246,7 @@ class Dispatcher:
                     return work
         return None
 
-    async def _claim_seat(self, run: ServedRun, client: int, message: Claim) -> Work | None:
+    async def _claim_seat(self, run: ServedRun, client: int, message: Claim) -> Assignment | None:
         await run.model_checked.wait()
         await run.catch_up()
         if not run.machine.admits(own_model=message.own_model):
