@@ -209,7 +209,7 @@ class Replicas:
             # Their last commits may lack a signal, so the copies here may be stale.
             for run in self.registry.served.values():
                 run.may_be_stale = True
-            await self.access.reload()
+            await self.access.reload_all()
 
     async def _check_run(self, run: ServedRun) -> None:
         # A replica can exit between a commit and its signal, and signals can be lost.
@@ -326,7 +326,7 @@ class Replicas:
         for run in self.registry.served.values():
             run.may_be_stale = True  # First: a later check reloads them if the store fails now.
         try:
-            await self.access.reload()
+            await self.access.reload_all()
             await self.registry.refresh()
             for member in await self.store.members():
                 await self.dispatcher.add_member(member)

@@ -33,6 +33,7 @@ from fedone_sdk.messages import (
     MIN_SCORED_SHARE,
     AlphaAssignment,
     AlphaUpdate,
+    Assignment,
     LossesAssignment,
     LossesUpdate,
     Proposal,
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
     from fedone_sdk.algorithms.method import Algorithm
 
 _log = structlog.get_logger(__name__)
-
-Assigned = AlphaAssignment | LossesAssignment
 
 _PAIRS = 512
 """(prompt, example) pairs of one request to the gateway. A device that dies repeats one request at
@@ -188,7 +187,7 @@ class Work:
     device: Device
     runs: KnownRuns
     run: RunTask
-    assignment: Assigned
+    assignment: Assignment
     rows: Sequence[Example]
     all_rows: Sequence[Example]
     ask_model: Ask | None = None
@@ -477,7 +476,7 @@ class Work:
             await step.keep(wanted_answers, scores.model)
 
 
-def facts_of(work: Assigned | Unsent) -> dict[str, Any]:
+def facts_of(work: Assignment | Unsent) -> dict[str, Any]:
     """Return the names of an assignment, for events and logs."""
     return {"run_id": work.run_id, "assignment_id": work.assignment_id, "round": work.round}
 

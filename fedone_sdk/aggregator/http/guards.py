@@ -1,4 +1,4 @@
-"""What guards the server's port: rate limits, CORS for web pages (Fetch standard), TLS."""
+"""Rate limits, CORS for web pages (Fetch standard), and TLS of the server's port."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ from fedone_sdk.files import user_path
 from fedone_sdk.messages import PROTOCOL_HEADER, check_protocol
 from fedone_sdk.spec import Spec
 
+_log = structlog.get_logger(__name__)
+
 _BYTES_PER_REQUEST = 64 * 1024
+_TLS_CHECK_S = 5.0
+"""Interval at which the TLS files are checked for changes, seconds."""
 
 
 def _network(text: str) -> str:
@@ -133,7 +137,7 @@ class Limiter:
         self._failures = Buckets(limits.failures_per_minute_per_ip)
 
     def address(self, request: web.Request) -> str:
-        """Return the address that a request counts for: IPv4, or the /64 of IPv6."""
+        """Return the IPv4 address, or the IPv6 /64, that a request counts for."""
         peer = _address(request.remote or "")
         if peer is None:
             return ""  # A Unix socket.
@@ -164,10 +168,7 @@ class Limiter:
         self._by_client.admit(index, self._now())
 
     def body(self, index: int, num_bytes: int) -> None:
-        """Count a client's body before it is read, or refuse it (``rate_limited``).
-
-        It takes memory and time in proportion to its size.
-        """
+        """Count a client's body, by its size, before it is read, or refuse it."""
         self._by_client.admit(index, self._now(), num_bytes // _BYTES_PER_REQUEST)
 
     def enrolment(self, address: str) -> None:
@@ -192,7 +193,7 @@ def guarding(
 ) -> Middleware:
     """Return the middleware that applies the limits, to run inside of `problems`.
 
-    A request of a `known` client has a limit of its own. Probes at the `free` paths have none.
+    Requests of `known` clients do not count for their address, and the `free` paths have no limit.
     """
     free = frozenset(free)
 
@@ -314,9 +315,6 @@ class Cors:
         return origin if origin in self._origins else ""
 
 
-_log = structlog.get_logger(__name__)
-
-
 class TlsConfig(Spec):
     """TLS 1.2 or newer; TLS 1.3 with client certificates.
 
@@ -338,10 +336,6 @@ class TlsConfig(Spec):
         if self.client_ca is None and "require_client_certificate" in self.model_fields_set:
             raise ValueError("require_client_certificate: needs client_ca")
         return self
-
-    def open(self, folder: Path) -> ServerTls:
-        """Load the files; a `SpecError` if they cannot be used."""
-        return ServerTls(self, folder)
 
 
 class ServerTls:
@@ -389,18 +383,19 @@ class ServerTls:
         return True
 
     @asynccontextmanager
-    async def watching(self, *, every_s: float = 5.0) -> AsyncIterator[None]:
+    async def watching(self) -> AsyncIterator[None]:
         """Reload changed files while the body runs."""
-        watcher = asyncio.create_task(self._watch(every_s), name="TLS files")
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(_TLS_CHECK_S)
+                await asyncio.to_thread(self.reload)
+
+        watcher = asyncio.create_task(watch(), name="TLS files")
         try:
             yield
         finally:
             watcher.cancel()
-
-    async def _watch(self, every_s: float) -> None:
-        while True:
-            await asyncio.sleep(every_s)
-            await asyncio.to_thread(self.reload)
 
     def _give_newest(
         self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext

@@ -129,7 +129,7 @@ class RequestContext:
         if route.access == "device" or (route.access == "member" and self.caller is None):
             other = "an admin token, or " if route.access == "member" else ""
             wanted = f"{other}the credential of an enrolled client"
-            self.caller = await service.access.client(token, wanted=wanted)
+            self.caller = await service.access.authenticate(token, wanted=wanted)
             bind_contextvars(client_id=self.caller.client_id)
             request.app[LIMITER].client(self.caller.index)
             await service.wait_until_admitting()
