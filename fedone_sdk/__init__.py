@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedone_sdk._lazy import lazy
+from fedone_sdk.imports import lazy
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import Aggregator

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fedone_sdk.aggregator import ServedRun, Service
-from fedone_sdk.aggregator.access.authority import Authority
+from fedone_sdk.aggregator.authority import Authority
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import EdgeClient, Idle
 from fedone_sdk.clock import Clock
@@ -59,6 +59,12 @@ def run_spec(
     )
 
 
+async def start(service: Service) -> None:
+    await service.open()
+    await service.wait_until_loaded()
+    service.admit_devices()
+
+
 @asynccontextmanager
 async def serving(
     *specs: RunSpec,
@@ -74,8 +80,8 @@ async def serving(
         authority=Authority(enrolment_tokens=[TOKEN]),
         backend=backend,
     )
-    await service.start()
     try:
+        await start(service)
         for spec in specs:
             await service.add_run(spec, words)
         yield service

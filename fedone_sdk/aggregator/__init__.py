@@ -5,7 +5,7 @@ The names of this module are all that other packages use of the server.
 
 from typing import TYPE_CHECKING
 
-from fedone_sdk._lazy import lazy
+from fedone_sdk.imports import lazy
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator.aggregator import Aggregator, RunHandle

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedone_sdk._lazy import lazy
 from fedone_sdk.backends.asking import (
     Prediction,
     check_answer,
@@ -18,6 +17,7 @@ from fedone_sdk.backends.asking import (
     written_query,
 )
 from fedone_sdk.backends.base import LOG_ZERO, Answer, LLMBackend, Query, RateLimits, Want, Wrapper
+from fedone_sdk.imports import lazy
 
 if TYPE_CHECKING:
     from fedone_sdk.backends.answers import AnswerCache

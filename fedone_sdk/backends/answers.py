@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from fedone_sdk.backends.base import Answer, Query
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.budget.ledger import PATIENCE_S
+from fedone_sdk.budget.guard import PATIENCE_S
 from fedone_sdk.errors import BackendBlocked, BudgetExhausted, SpecError
 from fedone_sdk.files import transaction, use_wal
 

@@ -13,7 +13,7 @@ from fedone_sdk.backends.model_client import ModelClient, Watch
 from fedone_sdk.budget import FREE, BudgetGuard, Price, known_price
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.files import user_path
-from fedone_sdk.objects import load_object
+from fedone_sdk.imports import load_object
 from fedone_sdk.spec import BackendSpec, RunSpec
 
 __all__ = ["build_adapter", "build_backend", "price_of", "proposer_of"]

@@ -20,7 +20,7 @@ from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.budget import BudgetGuard
 from fedone_sdk.errors import BackendError, BackendRefused, SpecError
-from fedone_sdk.objects import load_object
+from fedone_sdk.imports import load_object
 from fedone_sdk.scores import AT_ONCE, SCORES, object_in, ready_score
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.backends import WriterSpec

@@ -1,19 +1,37 @@
-"""Budget guard for calls to a paid model, without an aggregator."""
+"""`BudgetGuard`, which stops spending at a cap, and its ledgers: in memory, or in a SQLite file."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Protocol, TypeVar
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
+from decimal import Context, localcontext
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any, Protocol, TypeVar
 
-from fedone_sdk._usage import NOTHING, Usage
+from fedone_sdk._values import NOTHING, Usage
 from fedone_sdk.budget.account import Account, Budget
-from fedone_sdk.budget.ledger import Ledger, MemoryLedger
 from fedone_sdk.errors import UnknownLease
+from fedone_sdk.files import transaction, use_wal
 
 T = TypeVar("T")
+
+PATIENCE_S = 60.0
+"""Maximum wait of a transaction for another process, seconds."""
+
+_EXACT = Context(prec=200)
+"""Decimal context in which sums and differences of amounts are exact."""
+
+_TABLES = (
+    "leases (lease_id TEXT PRIMARY KEY, worst TEXT NOT NULL)",
+    "spent (only INTEGER PRIMARY KEY, used TEXT)",
+)
 
 
 class Lease:
@@ -26,11 +44,11 @@ class Lease:
 
     @property
     def charge(self) -> Usage:
-        """The amount used, or the whole reservation if the body has not settled it."""
+        """The amount used; the whole reservation if the body did not settle it."""
         return self.worst if self.used is None else self.used
 
     def settle(self, used: Usage) -> None:
-        """Set the amount used; the rest of the reservation is released."""
+        """Set the amount used, and release the rest of the reservation."""
         self.used = used
 
     def release(self) -> None:
@@ -39,14 +57,12 @@ class Lease:
 
 
 class Payer(Protocol):
-    """The account that pays for requests: reserved before sending, settled afterwards.
-
-    Attributes:
-        name: Key of fair queuing: payers that wait for one model take turns by name.
-    """
+    """The account that pays for requests: reserved before sending, settled afterwards."""
 
     @property
-    def name(self) -> str: ...  # noqa: D102 (described above)
+    def name(self) -> str:
+        """Key of fair queuing: payers that wait for one model take turns by name."""
+        ...
 
     def reserve(self, worst: Usage) -> AbstractAsyncContextManager[Lease]:
         """Reserve `worst` while the body runs, then charge the amount that the body settles.
@@ -74,25 +90,29 @@ class BudgetGuard:
     Args:
         budget: The caps; None only counts.
         ledger: Ledger of the account; in memory by default.
-        name: Key of fair queuing among guards that share one model.
+        name: As for `Payer`.
     """
 
     def __init__(
-        self, budget: Budget | None, *, ledger: Ledger | None = None, name: str = ""
+        self,
+        budget: Budget | None,
+        *,
+        ledger: MemoryLedger | SqliteLedger | None = None,
+        name: str = "",
     ) -> None:
         self.budget = budget
         self.name = name
-        self._ledger = ledger if ledger is not None else MemoryLedger()
+        self._ledger = ledger or MemoryLedger()
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
-        """Reserve `worst` while the body runs, then charge the amount that the body settles."""
+        """As `Payer.reserve`."""
         lease = Lease(uuid.uuid4().hex, worst)
         reserving = self._call(lambda ledger: ledger.reserve(lease.lease_id, worst, self.budget))
         try:
             await asyncio.shield(reserving)
         except asyncio.CancelledError:
-            # A refusal has no receiver left: without this, asyncio logs it as never retrieved.
+            # Otherwise asyncio logs a refusal as an exception that was never retrieved.
             reserving.add_done_callback(lambda done: done.cancelled() or done.exception())
             # Shielded: a second cancellation must not leave the lease open.
             await asyncio.shield(self._undo(lease))
@@ -124,14 +144,193 @@ class BudgetGuard:
         return (await self.account()).remaining
 
     def _call(self, call: Callable[[MemoryLedger], T]) -> asyncio.Future[T]:
-        """Submit a call at once, not as a task, which the end of the event loop would cancel."""
-        submitted = self._ledger.submit(call)
-        if not submitted.done():
-            return asyncio.wrap_future(submitted)
-        # Of a ledger in memory; `wrap_future` would take another turn of the event loop.
+        """Submit a call to the ledger, not as a task: the end of the event loop would cancel it."""
+        if isinstance(self._ledger, SqliteLedger):
+            return asyncio.wrap_future(self._ledger.submit(call))
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        if (error := submitted.exception()) is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(submitted.result())
+        try:
+            done.set_result(call(self._ledger))
+        except Exception as exc:
+            done.set_exception(exc)
         return done
+
+
+class MemoryLedger:
+    """A ledger in memory, thread-safe."""
+
+    def __init__(self, account: Account | None = None) -> None:
+        account = Account() if account is None else account
+        self._lock = Lock()
+        self._spent = account.spent
+        self._leases = dict(account.leases)
+        with localcontext(_EXACT):
+            # Running sum, so that the cost of a call does not depend on the number of leases.
+            self._leased = account.leased
+
+    def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
+        """Reserve `worst`, or raise `BudgetExhausted`."""
+        with self._lock, localcontext(_EXACT):
+            if lease_id in self._leases:
+                raise ValueError(f"lease {lease_id!r} is open already")
+            if cap is not None:
+                Account(cap=cap, spent=self._spent + self._leased).reserve(lease_id, worst)
+            self._leased += worst
+            self._leases[lease_id] = worst
+
+    def settle(self, lease_id: str, used: Usage) -> None:
+        """Close a lease, or raise `UnknownLease`."""
+        with self._lock:
+            if lease_id not in self._leases:
+                raise UnknownLease(lease_id)
+            spent = self._spent + used
+            with localcontext(_EXACT):
+                self._leased -= self._leases[lease_id]
+            del self._leases[lease_id]
+            self._spent = spent
+
+    def account(self, cap: Budget | None) -> Account:
+        """Return the current account."""
+        with self._lock:
+            return Account(cap=cap, spent=self._spent, leases=dict(self._leases))
+
+
+class SqliteLedger:
+    """A ledger in a SQLite file (WAL), shared by threads and processes.
+
+    The file is created if missing. The leases of a process that dies stay open and count against
+    the cap, because its requests may have been sent. A call returns when its change is on disk;
+    concurrent calls share one transaction. A process must not fork during a call.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = str(path)
+        self._writer = _Writer(self._path)
+        with closing(_connect(self._path)) as db, transaction(db):
+            for table in _TABLES:
+                db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+            db.execute("INSERT OR IGNORE INTO spent VALUES (0, ?)", (_dump(NOTHING),))
+
+    def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
+        """Submit a call for the next transaction, without waiting for it.
+
+        Calls are applied in the order of submission; after an error nothing has changed.
+        """
+        if self._writer.pid != os.getpid():
+            # A forked child does not have the parent's thread.
+            self._writer = _Writer(self._path)
+        return self._writer.submit(call)
+
+    def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
+        """As `MemoryLedger.reserve`."""
+        self.submit(lambda ledger: ledger.reserve(lease_id, worst, cap)).result()
+
+    def settle(self, lease_id: str, used: Usage) -> None:
+        """Close a lease, or raise `UnknownLease`."""
+        self.submit(lambda ledger: ledger.settle(lease_id, used)).result()
+
+    def account(self, cap: Budget | None) -> Account:
+        """Return the current account."""
+        return self.submit(lambda ledger: ledger.account(cap)).result()
+
+
+class _Writer:
+    """Executes the calls of one process in a thread, which ends when the queue is empty."""
+
+    def __init__(self, path: str) -> None:
+        self.pid = os.getpid()
+        self._path = path
+        self._lock = Lock()
+        self._waiting: list[tuple[Callable[[MemoryLedger], Any], Future[Any]]] = []
+        self._running = False
+
+    def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
+        future: Future[T] = Future()
+        with self._lock:
+            self._waiting.append((call, future))
+            if not self._running:
+                # Not a daemon: pending calls are written before the process exits.
+                Thread(target=self._run, name="budget-ledger").start()
+                self._running = True
+        return future
+
+    def _run(self) -> None:
+        # The connection is closed afterwards: SQLite connections must not survive a fork.
+        db: sqlite3.Connection | None = None
+        try:
+            while calls := self._take():
+                try:
+                    db = _connect(self._path) if db is None else db
+                    outcomes = _apply(db, [call for call, _ in calls])
+                except Exception as exc:
+                    for _, future in calls:
+                        future.set_exception(exc)
+                else:
+                    for (_, future), resolve in zip(calls, outcomes, strict=True):
+                        resolve(future)
+        finally:
+            if db is not None:
+                db.close()
+
+    def _take(self) -> list[tuple[Callable[[MemoryLedger], Any], Future[Any]]]:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            calls = [call for call in waiting if call[1].set_running_or_notify_cancel()]
+            self._running = bool(calls)
+            return calls
+
+
+def _apply(
+    db: sqlite3.Connection, calls: list[Callable[[MemoryLedger], Any]]
+) -> list[Callable[[Future[Any]], None]]:
+    """Execute calls in one transaction; return a function per call that resolves its future."""
+    with transaction(db):
+        before = _read(db)
+        ledger = MemoryLedger(before)
+        outcomes = [_outcome(call, ledger) for call in calls]
+        after = ledger.account(None)
+        closed = [(key,) for key in before.leases.keys() - after.leases.keys()]
+        db.executemany("DELETE FROM leases WHERE lease_id = ?", closed)
+        opened = [
+            (key, _dump(worst))
+            for key, worst in after.leases.items()
+            if before.leases.get(key) != worst
+        ]
+        db.executemany("INSERT OR REPLACE INTO leases VALUES (?, ?)", opened)
+        if after.spent != before.spent:
+            db.execute("UPDATE spent SET used = ?", (_dump(after.spent),))
+    return outcomes
+
+
+def _outcome(
+    call: Callable[[MemoryLedger], Any], ledger: MemoryLedger
+) -> Callable[[Future[Any]], None]:
+    try:
+        result = call(ledger)
+    except Exception as exc:
+        error = exc
+        return lambda future: future.set_exception(error)
+    return lambda future: future.set_result(result)
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None)
+    try:
+        use_wal(db, PATIENCE_S)
+        db.execute("PRAGMA synchronous=FULL")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _read(db: sqlite3.Connection) -> Account:
+    (spent,) = db.execute("SELECT used FROM spent").fetchone()
+    leases = db.execute("SELECT lease_id, worst FROM leases")
+    return Account(
+        spent=Usage.model_validate_json(spent),
+        leases={lease_id: Usage.model_validate_json(worst) for lease_id, worst in leases},
+    )
+
+
+def _dump(usage: Usage) -> str:
+    return json.dumps(usage.exact())

@@ -43,7 +43,6 @@ _TOKEN = typer.Option(
     callback=secret,
     help="The server's admin token, only in the variable.",
 )
-STORE = "A store: a SQLite file, or postgresql://USER@HOST/DATABASE."
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN_ID")]
@@ -56,10 +55,10 @@ RunStore = Annotated[
     typer.Option(
         "--store",
         metavar="STORE",
-        help=f"{STORE} By default the store of `fedone tune` in this folder's .fedone.",
+        help="A store: a SQLite file, or postgresql://USER@HOST/DATABASE. By default the store of "
+        "`fedone tune` in this folder's .fedone.",
     ),
 ]
-SchemaStore = Annotated[str | None, typer.Option("--store", metavar="URL", help=STORE)]
 OwnRun = Annotated[
     Path | None,
     typer.Option(

@@ -1,4 +1,4 @@
-"""The command tree. Commands import their dependencies when they run, so that `--help` is fast."""
+"""The tree of commands. A command imports its dependencies when it runs: `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from fedone_sdk.cli import (
     access,
     client,
     compare,
-    db,
     init,
     models,
     prompts,
@@ -19,12 +18,11 @@ from fedone_sdk.cli import (
     retune,
     runs,
     serve,
-    start,
     tune,
 )
 from fedone_sdk.cli._options import command
 
-# Plain help and errors, equal in a terminal, a pipe and a log.
+# Plain help and errors: the same text in a terminal, a pipe and a log.
 app = typer.Typer(
     help="Federated tuning of short prompts for black-box language models.",
     no_args_is_help=True,
@@ -35,8 +33,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"fedone {__version__}")
         raise typer.Exit
 
@@ -54,7 +52,7 @@ def _root(
 
 
 for function in (
-    *(start.quickstart, init.init, tune.tune, tune.plan, retune.retune, compare.compare),
+    *(tune.quickstart, init.init, tune.tune, tune.plan, retune.retune, compare.compare),
     *(prompts.score, report.report, serve.serve, client.client, models.models),
 ):
     command(app)(function)
@@ -63,6 +61,6 @@ for name, group in {
     "runs": runs.app,
     "tokens": access.tokens,
     "clients": access.clients,
-    "db": db.app,
+    "db": serve.db,
 }.items():
     app.add_typer(group, name=name)

@@ -1,4 +1,4 @@
-"""`fedone serve`: the aggregator as a service."""
+"""`fedone serve` and `fedone db`: the aggregator as a service, and its store."""
 
 from __future__ import annotations
 
@@ -13,28 +13,23 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import structlog
 import typer
 
+from fedone_sdk import errors
+from fedone_sdk.cli._options import command, group
 from fedone_sdk.cli._output import plural
 from fedone_sdk.cli._process import json_logs, naming, quiet_logs, stopping
-from fedone_sdk.errors import (
-    BackendUnavailable,
-    FedOneError,
-    SpecError,
-    StoreUnavailable,
-    one_line,
-    system_errors,
-)
+from fedone_sdk.errors import FedOneError, SpecError
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import Aggregator, Observers, RunToServe, ServeConfig
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.metrics import MetricFunction
+    from fedone_sdk.stores import SqlStore
     from fedone_sdk.task import Example, ScoreFunction
 
 _log = structlog.get_logger(__name__)
 
-_TRACES_GO = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_TRACE_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 """OpenTelemetry's variables for the destination of traces."""
-
 
 _NO_DEFENCE = "defence: is none, so that false updates of a few devices can decide the prompt"
 
@@ -66,11 +61,11 @@ def serve(
     name = "environment" if config_path is None else str(config_path)
     folder = Path() if config_path is None else config_path.parent
     with naming(name):
-        runs, errors = config.load_runs(folder, name)
+        runs, failures = config.load_runs(folder, name)
         if check:
-            store = asyncio.run(_check(config, folder, runs, errors))
-            if errors:
-                raise ExceptionGroup("runs that cannot be served", errors)
+            store = asyncio.run(_check(config, folder, runs, failures))
+            if failures:
+                raise ExceptionGroup("runs that cannot be served", failures)
             for warning in config.warnings:
                 typer.echo(f"warning: {name}: {warning}", err=True)
             would = f"would serve {plural(len(runs), 'run')} at {config.listen}"
@@ -83,11 +78,11 @@ def serve(
                 if not run.spec.defence.judges:
                     typer.echo(f"warning: {run.path}: {_NO_DEFENCE}", err=True)
         else:
-            asyncio.run(_serve(config, folder, runs, errors))
+            asyncio.run(_serve(config, folder, runs, failures))
 
 
 async def _check(
-    config: ServeConfig, folder: Path, runs: list[RunToServe], errors: list[FedOneError]
+    config: ServeConfig, folder: Path, runs: list[RunToServe], failures: list[FedOneError]
 ) -> str:
     """Run all steps of serving before listening, on a copy of the stored runs in memory."""
     from fedone_sdk.aggregator import Aggregator
@@ -104,12 +99,12 @@ async def _check(
         aggregator = Aggregator(backend=backend, store=copy, **config.auth.arguments())
         await stack.enter_async_context(aggregator)
         # Without measurements, which cost queries.
-        await _add_runs(aggregator, runs, errors, stack, measured=False)
+        await _add_runs(aggregator, runs, failures, stack, measured=False)
     return store
 
 
 async def _serve(
-    config: ServeConfig, folder: Path, runs: list[RunToServe], errors: list[FedOneError]
+    config: ServeConfig, folder: Path, runs: list[RunToServe], failures: list[FedOneError]
 ) -> None:
     from fedone_sdk.aggregator import Aggregator
 
@@ -139,21 +134,21 @@ async def _serve(
         for warning in config.warnings:
             _log.warning("check the configuration", reason=warning)
         # Listen first, so that probes and people get responses while stored runs are read.
-        with system_errors(SpecError, f"listen: {config.listen}"):
+        with errors.system_errors(SpecError, f"listen: {config.listen}"):
             host, port = config.address
             url = await aggregator.listen(
                 host=host, port=port, ssl_context=None if tls is None else tls.context
             )
         if config.metrics.address is not None:
-            with system_errors(SpecError, f"metrics.listen: {config.metrics.listen}"):
+            with errors.system_errors(SpecError, f"metrics.listen: {config.metrics.listen}"):
                 host, port = config.metrics.address
                 await aggregator.listen_metrics(host=host, port=port)
         await aggregator.service.wait_until_loaded()
-        await _add_runs(aggregator, runs, errors, stack)
-        for error in errors:
-            _log.error("a configured run is not served", reason=one_line(error))
-        if errors and not aggregator.service.registry.summaries:
-            raise ExceptionGroup("no run can be served", errors)
+        await _add_runs(aggregator, runs, failures, stack)
+        for error in failures:
+            _log.error("a configured run is not served", reason=errors.one_line(error))
+        if failures and not aggregator.service.registry.summaries:
+            raise ExceptionGroup("no run can be served", failures)
         aggregator.service.admit_devices()
         favour_latency()
         _log.info("serving", url=url, runs=sorted(aggregator.service.runs), store=str(config.store))
@@ -178,7 +173,7 @@ async def _backend(
 async def _add_runs(
     aggregator: Aggregator,
     runs: list[RunToServe],
-    errors: list[FedOneError],
+    failures: list[FedOneError],
     stack: AsyncExitStack,
     *,
     measured: bool = True,
@@ -190,12 +185,12 @@ async def _add_runs(
         try:
             with naming(str(run.path)):
                 await _add_run(aggregator, run, stack, measured=measured)
-        except StoreUnavailable:
+        except errors.StoreUnavailable:
             raise
         except FedOneError as exc:
-            if isinstance(exc.__cause__, BackendUnavailable):
+            if isinstance(exc.__cause__, errors.BackendUnavailable):
                 raise  # Not a fault of the run: a restart may serve it.
-            errors.append(exc)
+            failures.append(exc)
 
 
 async def _add_run(
@@ -259,7 +254,7 @@ def _observers(config: ServeConfig, stack: AsyncExitStack) -> Observers:
 def _traced(config: ServeConfig) -> bool:
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
-    return config.tracing is not None or any(map(os.environ.get, _TRACES_GO))
+    return config.tracing is not None or any(map(os.environ.get, _TRACE_VARIABLES))
 
 
 def _allow_connections() -> None:
@@ -285,3 +280,83 @@ def favour_latency() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(1_000, 10, 2_000)
+
+
+# The store
+
+db = group("Manage a store.", example="fedone db upgrade config.yaml")
+
+
+@command(db)
+def upgrade(
+    config_path: Annotated[Path | None, typer.Argument()] = None,
+    url: Annotated[str | None, typer.Option("--store")] = None,
+) -> None:
+    """Upgrade a store to the newest schema; its contents are kept.
+
+    Stop every server on it first, and make a backup. Without arguments the store is that of the
+    environment variable FEDONE_STORE__URL.
+
+    Example: fedone db upgrade --store postgresql://fedone@db.example/fedone
+
+    Args:
+        config_path (CONFIG.yaml): The server's configuration.
+        url (URL): A store: a SQLite file, or postgresql://USER@HOST/DATABASE.
+    """
+    from fedone_sdk.stores.sql.schema import HEAD
+
+    store = _store(config_path, url)
+    before = asyncio.run(store.schema())
+    if before == HEAD:
+        typer.echo(f"the store has the newest schema, {HEAD}")
+        return
+    asyncio.run(store.upgrade())
+    typer.echo(f"created schema {HEAD}" if before is None else f"upgraded {before} to {HEAD}")
+
+
+@command(db)
+def copy(source: str, target: str) -> None:
+    """Copy a store into an empty one, with all runs, clients and tokens.
+
+    Stop every server on both first. Then serve the copy only, because two servers would each spend
+    up to the caps.
+
+    Example: fedone db copy fedone.db postgresql://fedone@db.example/fedone
+
+    Args:
+        source (FROM): A store: a SQLite file, or postgresql://USER@HOST/DATABASE.
+        target (TO): An empty store, in the same form as FROM.
+    """
+    from fedone_sdk.aggregator import snapshot_sha256
+    from fedone_sdk.stores import SqlStore
+
+    copied = asyncio.run(SqlStore.at(source).copy_to(SqlStore.at(target), snapshot_sha256))
+    for run_id, digest in copied.digests.items():
+        typer.echo(f"run {run_id}: alpha_sha256 {digest}")
+    rows = copied.rows
+    typer.echo(
+        f"copied {plural(rows['runs'], 'run')}, {plural(rows['log'], 'log line')}, "
+        f"{plural(rows['clients'], 'client')}, {plural(rows['tokens'], 'token')}"
+    )
+
+
+def _store(config_path: Path | None, url: str | None) -> SqlStore:
+    if config_path is not None and url is not None:
+        raise errors.ArgumentError("give CONFIG.yaml or --store, not both")
+    from fedone_sdk.aggregator import ServeConfig
+    from fedone_sdk.stores import SqlStore
+
+    if url is not None:
+        return SqlStore.at(url)
+    if config_path is not None and _is_database(config_path):
+        raise errors.ArgumentError(f"{config_path}: is a database, not a CONFIG.yaml; use --store")
+    config = ServeConfig.load(config_path)
+    folder = Path() if config_path is None else config_path.parent
+    with naming(str(config_path or "environment")):
+        return config.store.build(folder)
+
+
+def _is_database(path: Path) -> bool:
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(16) == b"SQLite format 3\0"
+    return False

@@ -1,46 +1,31 @@
-"""`fedone tune` and `fedone plan`: a run in this process, and its estimated cost."""
+"""`fedone tune`, `fedone plan`, `fedone quickstart`: a run in this process, its estimated cost."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from fedone_sdk.cli._options import (
-    Cap,
-    JsonFile,
-    Raised,
-    RunPath,
-    Seed,
-    Trackers,
-    caps_of,
-    tracking_of,
-)
-from fedone_sdk.cli._output import (
-    Output,
-    check_target,
-    cost_text,
-    exit_code,
-    money,
-    note,
-    plural,
-    print_result,
-    write_file,
-)
+from fedone_sdk import assets
+from fedone_sdk.cli import _options, _output
+from fedone_sdk.cli._options import Cap, JsonFile, Raised, RunPath, Seed, Trackers
+from fedone_sdk.cli._output import Output, cost_text, note, plural
 from fedone_sdk.cli._process import naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, RunState
 from fedone_sdk.cli._tuning import abortable, next_steps, run_here
 from fedone_sdk.cli.report import check_report, stored_run, write_report
-from fedone_sdk.errors import ArgumentError
+from fedone_sdk.errors import ArgumentError, MissingExtraError, SpecError
 
 if TYPE_CHECKING:
     from fedone_sdk.local import Federation, RunPlan
     from fedone_sdk.messages import RunResult
     from fedone_sdk.stores import Store
+    from fedone_sdk.task import Example
     from fedone_sdk.trackers import Tracking
 
 
@@ -77,18 +62,18 @@ def tune(
 
     output = Output(json_file)
     quiet_logs()
-    kept_options = {"--store": store is not None, "--fresh": fresh, "--raise": bool(raised)}
-    for option, is_given in kept_options.items():
-        if is_given and no_store:
-            raise ArgumentError(f"{option}: does not go with --no-store")
+    store_options = {"--store": store is not None, "--fresh": fresh, "--raise": bool(raised)}
+    for option, is_set in store_options.items():
+        if is_set and no_store:
+            raise ArgumentError(f"{option}: cannot be combined with --no-store")
     if store is not None:
-        check_target("--store", store)
+        _output.check_target("--store", store)
     if artefact is not None:
-        check_target("--artefact", artefact)
+        _output.check_target("--artefact", artefact)
     if report is not None:
         check_report("--report", report)
-    tracking = tracking_of(trackers)
-    run = RunFile.load(run_path, seed=seed, cap=cap, raised=caps_of("--raise", raised))
+    tracking = _options.tracking_of(trackers)
+    run = RunFile.load(run_path, seed=seed, cap=cap, raised=_options.caps_of("--raise", raised))
     federation = run.federation()
     state = known = None
     if not no_store:
@@ -102,13 +87,15 @@ def tune(
         result = asyncio.run(_tune(run, federation, state, store_of_run, tracking))
     # These results are paid for, so a failure to write one must not prevent the others.
     with ExitStack() as last_first:
-        last_first.callback(print_result, output, result, num_clients=len(federation.shards))
+        last_first.callback(
+            _output.print_result, output, result, num_clients=len(federation.shards)
+        )
         if artefact is not None or report is not None:
             last_first.callback(_write, store_of_run, result.run_id, artefact, report)
         last_first.callback(output.write_json, result)
     for line in next_steps(run.spec, result, state, known):
         note(line)
-    raise typer.Exit(exit_code(result))
+    raise typer.Exit(_output.exit_code(result))
 
 
 def _write(store: Store, run_id: str, artefact: Path | None, report: Path | None) -> None:
@@ -116,7 +103,7 @@ def _write(store: Store, run_id: str, artefact: Path | None, report: Path | None
 
     run = stored_run(run_id, store=store)
     if artefact is not None:
-        write_file("--artefact", artefact, artefact_of(run).dump())
+        _output.write_file("--artefact", artefact, artefact_of(run).dump())
     if report is not None:
         write_report("--report", report, run)
 
@@ -220,7 +207,7 @@ def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
         "time": time_taken,
         "smallest useful cap": f"{smallest.queries} queries, {smallest.requests} requests, "
         f"{smallest.prompt_tokens + smallest.completion_tokens} tokens, "
-        f"USD {money(smallest, priced=plan.priced)}",
+        f"USD {_output.money(smallest, priced=plan.priced)}",
     }
     output.facts({name: text for name, text in facts.items() if text})
     for warning in plan.warnings:
@@ -239,3 +226,117 @@ def _time(plan: RunPlan, *, local: bool, probe: bool) -> str:
         f"about {duration.seconds:.0f} s on this machine (from a probe of "
         f"{duration.probe_queries} queries, {duration.probe_s:.1f} s)"
     )
+
+
+# The quickstart
+
+_RUN_FILES = {"smollm2-135m-instruct": "quickstart.yaml", "mini": "quickstart-mini.yaml"}
+_SHOWN_CHANGES = 3
+_REPORT = Path("quickstart.html")
+
+
+def quickstart(
+    model: Literal["smollm2-135m-instruct", "mini"] = "smollm2-135m-instruct",
+    seed: Seed = None,
+    cap: Cap = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Tune a prompt for a small language model on feedback sentences that come with the SDK.
+
+    A real aggregator and edge clients work in this process, under a hard cap on queries. A report
+    is written to quickstart.html.
+
+    Example: fedone quickstart --json result.json
+
+    Args:
+        model: An instruct model of 135 million parameters (98 MB, fetched once), or the embedded
+            masked model (10 seconds, no network).
+    """
+    from fedone_sdk.reports import read_export
+
+    output = Output(json_file)
+    quiet_logs()
+    run = RunFile.load(assets.path(_RUN_FILES[_available(model)]), seed=seed, cap=cap)
+    federation = run.federation()
+    result, changes, exported = asyncio.run(_run_quickstart(run, federation))
+    output.write_json(result)
+    _output.print_result(output, result, num_clients=len(federation.shards))
+    if changes is not None:
+        _print_changes(output, run, changes)
+        output.console.print(
+            f"Spent {result.spent.queries} of {result.cap.queries} training queries. "
+            "Next, a run of your own: fedone init TABLE.csv"
+        )
+    try:
+        check_report("report", _REPORT)
+        write_report("report", _REPORT, read_export(exported))
+        output.console.print(f"A report, for a browser: {_REPORT.resolve()}")
+    except (ArgumentError, MissingExtraError) as exc:  # The run has succeeded without a report.
+        note(f"no report: {exc}")
+    raise typer.Exit(_output.exit_code(result))
+
+
+def _available(model: str) -> str:
+    """Return the model after fetching it, or the embedded one if it cannot be fetched."""
+    from fedone_sdk.backends.local_models import is_present, local_model
+    from fedone_sdk.cli.models import fetch
+
+    try:
+        if model != "mini" and not is_present(local_model(model)):
+            fetch(model)
+    except SpecError as exc:
+        note(f"{exc}; using the embedded mini model")
+        return "mini"
+    return model
+
+
+class _Change(NamedTuple):
+    """An example, and its label without a prompt, with the tuned one, and in truth."""
+
+    example: Example
+    before: int
+    after: int
+    target: int
+
+
+async def _run_quickstart(
+    run: RunFile, federation: Federation
+) -> tuple[RunResult, list[_Change] | None, bytes]:
+    """Return the result, the answers that the prompt changes (None if stopped), and the export."""
+    from fedone_sdk.aggregator import exported_run
+    from fedone_sdk.evaluation.outcomes import OUTCOMES, newest_outcomes
+    from fedone_sdk.evaluation.verdict import no_prompt_biased
+    from fedone_sdk.stores import MemoryStore
+
+    async with run.backend() as backend:
+        store = MemoryStore()
+        result = await run_here(federation, source=run.path, backend=backend, store=store)
+    changes = None
+    if not _output.exit_code(result):
+        outcomes = newest_outcomes(await store.log(result.run_id, OUTCOMES))
+        bias = None if result.verdict is None else result.verdict.bias
+        biased = no_prompt_biased(run.spec.task, outcomes["no_prompt"], bias)
+        bare = outcomes["no_prompt"] if biased is None else biased.outcomes
+        tuned = outcomes["after"]
+        rows = zip(federation.dev, bare.predicted, tuned.predicted, tuned.targets, strict=True)
+        changes = [
+            _Change(example, before, after, target)
+            for example, before, after, target in rows
+            if before is not None and after is not None and before != after
+        ]
+    return result, changes, await exported_run(store, result.run_id)
+
+
+def _print_changes(output: Output, run: RunFile, changes: Sequence[_Change]) -> None:
+    task = run.spec.task
+    words = {index: word.strip() for index, word in enumerate(task.label_words)}
+    right = sum(change.after == change.target for change in changes)
+    output.console.print()
+    if changes:
+        output.heading(f"It changes {len(changes)} answers, {right} for the better; for example")
+    for example, before, after, target in changes[:_SHOWN_CHANGES]:
+        text = " ".join(_output.printable(str(example[name])) for name in task.fields)
+        verdict = "right" if after == target else "wrong"
+        labels = [words.get(label, "no label") for label in (before, after)]
+        output.console.print(f"  {text!r}: {' -> '.join(labels)} ({verdict})")
+    output.console.print()

@@ -5,7 +5,6 @@
 
 from typing import TYPE_CHECKING
 
-from fedone_sdk._lazy import lazy
 from fedone_sdk.client.edge_client import EdgeClient
 from fedone_sdk.client.options import (
     ClientEvent,
@@ -19,6 +18,7 @@ from fedone_sdk.client.options import (
     WorkPolicy,
 )
 from fedone_sdk.client.transport import HttpTransport, Idle, Network, Transport
+from fedone_sdk.imports import lazy
 from fedone_sdk.spec.sections import RequiredPrivacy
 
 if TYPE_CHECKING:

@@ -36,7 +36,6 @@ from fedone_sdk.client.session import (
 )
 from fedone_sdk.client.state import DeviceState
 from fedone_sdk.client.transport import Idle, Network, token_of
-from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import Worker
 from fedone_sdk.clock import within
 from fedone_sdk.errors import (
@@ -47,7 +46,7 @@ from fedone_sdk.errors import (
     TransportError,
     is_retryable,
 )
-from fedone_sdk.messages import Claim
+from fedone_sdk.messages import Assignment, Claim
 from fedone_sdk.task import Example
 
 _log = structlog.get_logger(__name__)
@@ -281,7 +280,7 @@ class EdgeClient:
             self._backoff.reset()
         return turn
 
-    async def _claim(self, rows: Sequence[Example]) -> Assigned | Turn:
+    async def _claim(self, rows: Sequence[Example]) -> Assignment | Turn:
         message = Claim(
             num_examples=len(rows) if self._device.privacy is None else 1,
             # The first poll after an outage does not wait, so that `online` is reported at once.

@@ -16,14 +16,7 @@ from typing import Any, Self
 import structlog
 
 from fedone_sdk.clock import answer_of
-from fedone_sdk.data.misfit import (
-    Misfit,
-    label_misfit,
-    misfit_of,
-    text_misfit,
-    text_problem,
-    unlabelled,
-)
+from fedone_sdk.data import row_checks
 from fedone_sdk.errors import (
     ArgumentError,
     BackendBlocked,
@@ -191,16 +184,18 @@ class Consent:
         if refusal := self._refused(task, gateway=gateway):
             return Admitted(rows=(), reason=refusal, refusal=refusal)
         named = task.fields if self.fields is None else sorted(self.fields - {self.label})
-        misfits = [self._incomplete(task, row, named) for row in all_rows]
-        rows = tuple(row for row, misfit in zip(all_rows, misfits, strict=True) if misfit is None)
-        first = next(filter(None, misfits), None)
+        problems = [self._incomplete(task, row, named) for row in all_rows]
+        rows = tuple(
+            row for row, problem in zip(all_rows, problems, strict=True) if problem is None
+        )
+        first = next(filter(None, problems), None)
         reason = None if first is None else str(first)
         if not rows:
-            refusal = "no row is complete" if first is None else f"no row is complete: {first.kind}"
+            refusal = "no row is complete" + ("" if first is None else f": {first.public}")
             return Admitted(rows=(), reason=reason, refusal=refusal)
         for row in rows:
-            if misfit := label_misfit(task, row, MAX_TEXT_CHARS):
-                return Admitted(rows=(), reason=str(misfit), refusal=misfit.kind)
+            if problem := row_checks.label_problem(task, row, MAX_TEXT_CHARS):
+                return Admitted(rows=(), reason=str(problem), refusal=problem.public)
         return Admitted(rows=rows, reason=reason)
 
     def _refused(self, task: TaskSpec, *, gateway: bool) -> str | None:
@@ -217,14 +212,16 @@ class Consent:
             return "the run's labels do not cover the device's"
         return None
 
-    def _incomplete(self, task: TaskSpec, row: Example, named: Sequence[str]) -> Misfit | None:
+    def _incomplete(
+        self, task: TaskSpec, row: Example, named: Sequence[str]
+    ) -> row_checks.RowProblem | None:
         """Return why a row takes part in no run of these columns; None if it does."""
         for name in named:
-            if misfit := text_misfit(row, name, MAX_TEXT_CHARS):
-                return misfit
+            if problem := row_checks.field_problem(row, name, MAX_TEXT_CHARS):
+                return problem
         if task.generates and not self.private:
-            return label_misfit(task, row, MAX_TEXT_CHARS)
-        return unlabelled(row, self.label, self.labels)
+            return row_checks.label_problem(task, row, MAX_TEXT_CHARS)
+        return row_checks.own_label_problem(row, self.label, self.labels)
 
 
 BeforeSend = Callable[[str], "str | Awaitable[str | None] | None"]
@@ -272,7 +269,7 @@ class Minibatch:
             kept = dict(example)
             if before_send is not None:
                 kept |= {name: await passed(before_send, example[name]) for name in names}
-            if misfit_of(task, kept, most_chars=MAX_TEXT_CHARS) is None:
+            if row_checks.row_problem(task, kept, MAX_TEXT_CHARS) is None:
                 texts.append({name: kept[name] for name in task.fields})
                 kept_examples.append(kept)
         batch = cls(
@@ -317,7 +314,7 @@ async def passed(hook: BeforeSend, text: Any, name: str = "before_send") -> str 
         # Only the type of an app's exception: its text may quote private data.
         _log.warning(f"{name} failed", error=type(exc).__name__)
         return None
-    if passing is None or text_problem(passing, MAX_TEXT_CHARS) is None:
+    if passing is None or row_checks.text_problem(passing, MAX_TEXT_CHARS) is None:
         return passing
     # A single text that no message can carry must not end the client.
     _log.warning(f"{name} returned no text that can be sent", kind=type(passing).__name__)

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Concatenate, ParamSpec, TypeVar
 
 import structlog
-import tenacity
 
 from fedone_sdk.client.options import EventSink, OnlyWhen
 from fedone_sdk.client.rows import Declining
@@ -26,7 +25,7 @@ from fedone_sdk.errors import (
     TransportError,
     is_retryable,
 )
-from fedone_sdk.messages import Enrol, Enrolled, Renewal
+from fedone_sdk.messages import Enrol, Renewal
 
 _log = structlog.get_logger(__name__)
 
@@ -44,14 +43,19 @@ class StopSignal:
         self._requested = False
         self._num_inside = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._event = asyncio.Event()
+        self._waits: set[asyncio.Timeout] = set()
 
     def set(self) -> None:
         """Request the stop, from any thread."""
         self._requested = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has just been closed
-                self._loop.call_soon_threadsafe(self._event.set)
+                self._loop.call_soon_threadsafe(self._end_waits)
+
+    def _end_waits(self) -> None:
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(0.0)
 
     def is_set(self) -> bool:
         """Return whether a stop is requested."""
@@ -61,11 +65,7 @@ class StopSignal:
     def scope(self) -> Iterator[None]:
         """Mark a task that returns soon after the signal; the last one to exit clears it."""
         self._num_inside += 1
-        if self._loop is None:
-            # An event is bound to the loop that waits for it.
-            self._loop, self._event = asyncio.get_running_loop(), asyncio.Event()
-            if self._requested:
-                self._event.set()
+        self._loop = asyncio.get_running_loop()
         try:
             yield
         finally:
@@ -75,20 +75,21 @@ class StopSignal:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep, or return early at the signal."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._event.wait(), seconds)
+        await self.cancel_on(asyncio.sleep(seconds))
 
     async def cancel_on(self, call: Awaitable[T]) -> T | None:
         """Return the call's result, or None if the signal came first and cancelled the call."""
-        working = asyncio.ensure_future(call)
-        stopping = asyncio.create_task(self._event.wait())
+        wait = asyncio.timeout(0.0 if self._requested else None)
+        self._waits.add(wait)
         try:
-            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else None
+            async with wait:
+                return await call
+        except TimeoutError:
+            if not wait.expired():
+                raise
+            return None
         finally:
-            working.cancel()
-            stopping.cancel()
-            await asyncio.gather(working, stopping, return_exceptions=True)
+            self._waits.discard(wait)
 
 
 _ATTEMPTS = 5
@@ -97,8 +98,6 @@ _ATTEMPTS = 5
 _ANSWER_S = 900.0
 """The longest wait for an answer, seconds, whatever the transport does; `HttpTransport` has shorter
 ones."""
-
-_JITTER = tenacity.wait_random_exponential(multiplier=0.2, max=20)
 
 MAX_WAIT_S = 3600.0
 """The longest ``Retry-After`` that is honoured, seconds."""
@@ -157,15 +156,8 @@ class Session:
     ) -> None:
         self.transport = network.transport or HttpTransport(state.server, network=network)
         self._state, self._token, self._name, self._events = state, token, network.name, events
+        self._stop = stop
         self.offline_since: float | None = None
-        # Shared by concurrent calls, which mix only its statistics.
-        self._retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(_passes_soon),
-            wait=lambda state: _JITTER(state) + _asked_s(state),
-            stop=lambda state: state.attempt_number >= _ATTEMPTS or stop.is_set(),
-            sleep=stop.sleep,
-            reraise=True,
-        )
 
     @property
     def may_enrol_again(self) -> bool:
@@ -181,7 +173,7 @@ class Session:
         self, method: Callable[Concatenate[str, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Call a method of the transport, which raises its errors, with the device's credential."""
-        return await self._retrying(self._once, lambda: method(self.credential, *args, **kwargs))
+        return await self._retried(lambda: method(self.credential, *args, **kwargs))
 
     async def enrol(self) -> None:
         """Enrol the device unless it has an identity.
@@ -201,9 +193,7 @@ class Session:
             self._state.identity = Identity(nonce=nonce)
             message = Enrol(name=self._name, nonce=nonce)
             try:
-                enrolled: Enrolled = await self._retrying(
-                    self._once, lambda: self.transport.enrol(token, message)
-                )
+                enrolled = await self._retried(lambda: self.transport.enrol(token, message))
             except ProblemError as exc:
                 if exc.code != "not_found":
                     raise
@@ -226,6 +216,18 @@ class Session:
             _log.warning(f"offline since {_hour(self.offline_since)}", reason=str(reason))
             self._events.emit("offline", reason=str(reason))
 
+    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
+        waits = Backoff(first_s=0.2, max_s=20.0)
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return await self._once(call)
+            except (ProblemError, TransportError) as exc:
+                if self._stop.is_set() or not _passes_soon(exc):
+                    raise
+                wait_s = waits.next_s(retry_after_s(exc))
+            await self._stop.sleep(wait_s)
+        return await self._once(call)
+
     async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
             result = await within(call(), _ANSWER_S)
@@ -245,10 +247,6 @@ def retry_after_s(failure: BaseException | None) -> float:
     """Return a failure's ``Retry-After``, seconds; 0 if it has none."""
     asked = failure.retry_after_s if isinstance(failure, (ProblemError, TransportError)) else None
     return asked or 0.0
-
-
-def _asked_s(state: tenacity.RetryCallState) -> float:
-    return retry_after_s(state.outcome.exception() if state.outcome else None)
 
 
 def _passes_soon(failure: BaseException) -> bool:

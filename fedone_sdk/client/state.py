@@ -238,10 +238,12 @@ class DeviceState:
 
     def _evicted(self, entries: Mapping[Key, str | None]) -> dict[Key, str | None]:
         """Return the deletion of the oldest entries, if these are of another assignment."""
-        known = self.assignments
-        if {owner for owner, *_ in entries} <= {"", *known}:
+        # The latest entries first, which are most often of the same assignment.
+        owners = {owner for owner, *_ in entries if owner}
+        if all(any(owner == key[0] for key in reversed(self._entries)) for owner in owners):
             return {}
-        evicted = [key for key in self._entries if key[0] in known[_MAX_ASSIGNMENTS - 1 :]]
+        oldest = self.assignments[_MAX_ASSIGNMENTS - 1 :]
+        evicted = [key for key in self._entries if key[0] in oldest]
         return dict.fromkeys(evicted + self.keys("", "noised")[:-_MAX_NOISED])
 
     @property

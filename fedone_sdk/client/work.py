@@ -18,7 +18,7 @@ from fedone_sdk.client.device import Device, KnownRuns
 from fedone_sdk.client.journal import Journal, Row, Unsent, key_of, memory_of
 from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.client.rows import Declining, Minibatch, reason_of
-from fedone_sdk.data.splitmix import draw_minibatch
+from fedone_sdk.data.draws import draw_minibatch
 from fedone_sdk.errors import (
     BackendError,
     BudgetError,
@@ -33,6 +33,7 @@ from fedone_sdk.messages import (
     MIN_SCORED_SHARE,
     AlphaAssignment,
     AlphaUpdate,
+    Assignment,
     LossesAssignment,
     LossesUpdate,
     Proposal,
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
     from fedone_sdk.algorithms.method import Algorithm
 
 _log = structlog.get_logger(__name__)
-
-Assigned = AlphaAssignment | LossesAssignment
 
 _PAIRS = 512
 """(prompt, example) pairs of one request to the gateway. A device that dies repeats one request at
@@ -188,7 +187,7 @@ class Work:
     device: Device
     runs: KnownRuns
     run: RunTask
-    assignment: Assigned
+    assignment: Assignment
     rows: Sequence[Example]
     all_rows: Sequence[Example]
     ask_model: Ask | None = None
@@ -289,21 +288,15 @@ class Work:
         with needs_extra("the alpha exchange", "alpha"):
             import numpy as np
 
-            from fedone_sdk.algorithms import State, dump_memory, method_from_spec, stream
+            from fedone_sdk.algorithms import Space, State, dump_memory, method_from_spec, stream
             from fedone_sdk.algorithms.method import clip_losses
-            from fedone_sdk.algorithms.space import Space
             from fedone_sdk.client.noise import private_step
             from fedone_sdk.messages.tensor import from_wire, prompts_to_wire, to_wire
         run = self.run
         before = from_wire(assignment.alpha)
         with _declining("the assignment does not fit its run"):
-            method = method_from_spec(
-                run.method,
-                prompt_len=run.prompt_len,
-                vocab_size=run.vocab_size,
-                blank=run.blank,
-                space=Space.of(run.layout) if run.layout else None,
-            )
+            layout = run.layout or [(run.prompt_len, run.vocab_size, run.blank)]
+            method = method_from_spec(run.method, Space.of(layout, run.vocab_size))
             state = State(alpha=before)
             method.check(state)
         state = self._with_memory(method, state)
@@ -483,7 +476,7 @@ class Work:
             await step.keep(wanted_answers, scores.model)
 
 
-def facts_of(work: Assigned | Unsent) -> dict[str, Any]:
+def facts_of(work: Assignment | Unsent) -> dict[str, Any]:
     """Return the names of an assignment, for events and logs."""
     return {"run_id": work.run_id, "assignment_id": work.assignment_id, "round": work.round}
 

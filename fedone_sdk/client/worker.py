@@ -13,7 +13,7 @@ from fedone_sdk.client.journal import Journal, Unsent, unsent_updates
 from fedone_sdk.client.options import Turn
 from fedone_sdk.client.rows import WITHHELD, Unfit, reason_of
 from fedone_sdk.client.session import MAX_CALL_WAIT_S, Lease, Paused, retry_after_s
-from fedone_sdk.client.work import Assigned, Work, facts_of
+from fedone_sdk.client.work import Work, facts_of
 from fedone_sdk.errors import (
     BudgetExhausted,
     FedOneError,
@@ -26,7 +26,7 @@ from fedone_sdk.errors import (
     TransportError,
     is_retryable,
 )
-from fedone_sdk.messages import Decline, RunTask
+from fedone_sdk.messages import Assignment, Decline, RunTask
 from fedone_sdk.task import Example
 
 _log = structlog.get_logger(__name__)
@@ -65,7 +65,7 @@ class Worker:
         self._unfit = {id: run for id, run in self._unfit.items() if not admit(run, all_rows).rows}
         return len(self._unfit) < before
 
-    async def work(self, assignment: Assigned, all_rows: Sequence[Example]) -> Turn:
+    async def work(self, assignment: Assignment, all_rows: Sequence[Example]) -> Turn:
         """Do one assignment and send its update, or decline it.
 
         Raises:
@@ -99,7 +99,7 @@ class Worker:
         for unsent in unsent_updates(self._device.state):
             await self._send(unsent)
 
-    async def _checked_run(self, assignment: Assigned, all_rows: Sequence[Example]) -> RunTask:
+    async def _checked_run(self, assignment: Assignment, all_rows: Sequence[Example]) -> RunTask:
         """Return an assignment's run after the checks that do not depend on rows."""
         device, run_id, journal = self._device, assignment.run_id, self._journal(assignment)
         journal.check()
@@ -114,7 +114,7 @@ class Worker:
         return run
 
     async def _done(
-        self, run: RunTask, assignment: Assigned, all_rows: Sequence[Example]
+        self, run: RunTask, assignment: Assignment, all_rows: Sequence[Example]
     ) -> Unsent:
         admitted = self._device.admit(run, all_rows)
         if admitted.refusal is not None:
@@ -159,7 +159,7 @@ class Worker:
         return Turn(outcome="worked", **facts)
 
     async def _failed(
-        self, work: Assigned | Unsent, failure: Exception, *, private: bool = False
+        self, work: Assignment | Unsent, failure: Exception, *, private: bool = False
     ) -> Turn:
         """Decline work that failed, unless it resumes later or the server has ended it.
 
@@ -176,7 +176,7 @@ class Worker:
                 raise
             return self._refused(work, refusal)
 
-    def _refused(self, work: Assigned | Unsent, refusal: ProblemError) -> Turn:
+    def _refused(self, work: Assignment | Unsent, refusal: ProblemError) -> Turn:
         """Drop work that the server has ended, unless its run may be resumed."""
         facts = facts_of(work)
         _log.warning("work refused", code=refusal.code, detail=refusal.detail, **facts)
@@ -187,7 +187,9 @@ class Worker:
         self._device.events.emit("refused", reason=str(refusal), **facts)
         return Turn(outcome="refused", reason=str(refusal), **facts)
 
-    async def _decline(self, work: Assigned | Unsent, failure: Exception, *, private: bool) -> Turn:
+    async def _decline(
+        self, work: Assignment | Unsent, failure: Exception, *, private: bool
+    ) -> Turn:
         """Return an assignment undone; the server then offers its seat to another client.
 
         With `private`, the reason may depend on rows, and stays on the device.
@@ -210,7 +212,7 @@ class Worker:
         self._device.events.emit("declined", reason=reason, **facts)
         return Turn(outcome="declined", reason=reason, **facts)
 
-    def _journal(self, work: Assigned | Unsent) -> Journal:
+    def _journal(self, work: Assignment | Unsent) -> Journal:
         return Journal(self._device.state, work.assignment_id)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from fedone_sdk._frozen import Frozen
+from fedone_sdk._values import Frozen
 from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import Prediction, price_of
 from fedone_sdk.data import draw_minibatch

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedone_sdk._frozen import Frozen
+from fedone_sdk._values import Frozen
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.evaluation.intervals import RESAMPLED, Interval, difference
 from fedone_sdk.metrics import metric_text

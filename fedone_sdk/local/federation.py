@@ -18,10 +18,10 @@ from fedone_sdk.backends import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.judge import Judge, load_score
 from fedone_sdk.data import check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.imports import load_object
 from fedone_sdk.local.population import Between, Population, enrolment_token, population_secret
 from fedone_sdk.messages import RunResult
 from fedone_sdk.metrics import MetricFunction
-from fedone_sdk.objects import load_object
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec, target_of
@@ -221,7 +221,7 @@ async def running(
             shards=federation.shards,
             task=spec.task,
             secret=secret,
-            score=service.charged(run, score),
+            score=service.charge_judge(run, score),
             state_dir=folder,
             between=between,
         )

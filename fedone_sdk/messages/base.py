@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from fedone_sdk._frozen import Frozen
+from fedone_sdk._values import Frozen
 from fedone_sdk.errors import ProblemError
 
 

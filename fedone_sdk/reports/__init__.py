@@ -10,15 +10,12 @@ from fedone_sdk.reports.artefact import (
     label_examples,
     load_prompt,
 )
-from fedone_sdk.reports.contents import Change, changed_answers
 from fedone_sdk.reports.figures import Line, Panel, svg_of
 from fedone_sdk.reports.forms import mlflow_prompt, program_of, ready_text
-from fedone_sdk.reports.retuned import Retuned, retuned, retuned_artefact
 from fedone_sdk.reports.source import ReportedRun, read_export, read_run
 
 __all__ = [
     "ArtefactEvaluation",
-    "Change",
     "Labelled",
     "LedgerReport",
     "Line",
@@ -26,9 +23,7 @@ __all__ = [
     "Prediction",
     "PromptArtefact",
     "ReportedRun",
-    "Retuned",
     "artefact_of",
-    "changed_answers",
     "label_examples",
     "load_prompt",
     "mlflow_prompt",
@@ -36,7 +31,5 @@ __all__ = [
     "read_export",
     "read_run",
     "ready_text",
-    "retuned",
-    "retuned_artefact",
     "svg_of",
 ]

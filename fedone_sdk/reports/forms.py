@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable
 from functools import partial
 from pprint import pformat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from fedone_sdk.backends.request_form import response_format
@@ -16,6 +16,9 @@ from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import TaskSpec, TextPrompt, placed
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _TOP = 20
 """OpenAI's maximum of ``top_logprobs``."""
@@ -183,19 +186,24 @@ def _sdk_program(task: TaskSpec, backend: BackendSpec, prompt: PromptReport) -> 
 
 
 def _rendered(template: str, **facts: Any) -> str:
-    with needs_extra("a program", extra="report"):
+    # Values are inserted as Python literals, not as HTML. The page escapes the whole program.
+    environment = templates(autoescape=False)
+    # Strings, numbers, lists and objects of JSON are valid Python.
+    environment.filters["py"] = partial(json.dumps, ensure_ascii=False)
+    environment.filters["literal"] = partial(pformat, sort_dicts=False, width=96)
+    return environment.get_template(template).render(facts)
+
+
+def templates(*, autoescape: bool) -> Environment:
+    """Return an environment of this package's templates; an undefined variable is an error."""
+    with needs_extra("a report or a program", extra="report"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    # Values are inserted as Python literals, not as HTML. The page escapes the whole program.
-    programs = Environment(
+    return Environment(
         loader=PackageLoader("fedone_sdk.reports"),
-        autoescape=False,
+        autoescape=autoescape,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    # Strings, numbers, lists and objects of JSON are valid Python.
-    programs.filters["py"] = partial(json.dumps, ensure_ascii=False)
-    programs.filters["literal"] = partial(pformat, sort_dicts=False, width=96)
-    return programs.get_template(template).render(facts)

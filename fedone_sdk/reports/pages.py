@@ -4,57 +4,216 @@ from __future__ import annotations
 
 import base64
 import shlex
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import fedone_sdk
+from fedone_sdk.budget import Usage
+from fedone_sdk.evaluation.intervals import confusion
 from fedone_sdk.evaluation.results import Results, header_of, row_of
-from fedone_sdk.messages import COMPARED
+from fedone_sdk.messages import COMPARED, RunResult
 from fedone_sdk.metrics import metric_text
-from fedone_sdk.reports.contents import contents_of
 from fedone_sdk.reports.figures import Line, Panel, curves_svg, svg_of
-from fedone_sdk.reports.retuned import Retuned
+from fedone_sdk.reports.forms import program_of, templates
 from fedone_sdk.reports.source import ReportedRun
 
-_COLOURS = ("#2563a8", "#c2571a", "#1b7f5c", "#8a3ffc", "#b0245b", "#6b7280", "#8a6d00", "#0f7c90")
-_MARKERS = "osD^vPX*"
+if TYPE_CHECKING:
+    from fedone_sdk.local.retune import RetuneReport
 
 
-def html_page(template: str, figures: Sequence[str] = (), **values: object) -> str:
-    """One self-contained page, without network and scripts; all values are escaped."""
+def _page(template: str, figures: Sequence[str] = (), **values: object) -> str:
+    """Return one page without external resources or scripts; all values are escaped."""
     images = [
         f"data:image/svg+xml;base64,{base64.b64encode(figure.encode()).decode()}"
         for figure in figures
     ]
-    return _environment().get_template(template).render(figures=images, **values)
+    environment = templates(autoescape=True)
+    environment.filters |= {
+        "number": metric_text,
+        "signed": "{:+.3f}".format,
+        "capitalize_first": lambda text: text[:1].upper() + text[1:],
+        "shell": shlex.quote,
+    }
+    values |= {"figures": images, "version": fedone_sdk.__version__}
+    return environment.get_template(template).render(values)
+
+
+# The report of a run
 
 
 def html_report(
     run: ReportedRun,
-    moved: Retuned | None = None,
+    retune: RetuneReport | None = None,
     artefact: Path | None = None,
     backend: Path | None = None,
 ) -> str:
-    """Return the report as one HTML page."""
-    return html_page(
+    """Return the report of a run as one HTML page.
+
+    Args:
+        run: The run.
+        retune: The comparison of `fedone retune`.
+        artefact: The file of the recommended prompt.
+        backend: The file of the new model.
+    """
+    return _page(
         "report.html.j2",
         curves_svg(run) if run.result.history else (),
         run=run,
         report=contents_of(run),
-        moved=moved,
+        retune=retune,
         artefact=artefact and str(artefact),
         backend=backend and str(backend),
         names=COMPARED,
     )
 
 
+MOST_CLIENTS = 30
+"""Maximum number of clients with a row."""
+
+_BIAS_NOTES: Mapping[str, str] = {
+    "training": "The label bias of no prompt was fitted on the training losses of the run.",
+    "dev": "The label bias of no prompt was cross-fitted in 5 folds of the dev split: the bias for "
+    "a row was fitted on the other folds.",
+}
+"""By `Verdict.bias_from`."""
+
+
+class Contents(NamedTuple):
+    """What a report shows beyond the run's result and description.
+
+    Attributes:
+        columns: Predicted labels of the confusion matrix; empty without labels.
+        confusion: Rows of the matrix: a true label, and the count of each predicted label.
+        costs: Rows of the cost table: name, amount spent, cap.
+        clients: Name, number of rounds, share of the rounds and mean loss of the clients with most
+            rounds.
+        others: Number of clients that are not in `clients`.
+        program: A program that uses the prompt; may be empty.
+        note: A restriction of the program, or the reason why it is empty.
+    """
+
+    columns: list[str]
+    confusion: list[tuple[str, list[int]]]
+    costs: list[tuple[str, str, str]]
+    clients: list[tuple[str, int, float, float]]
+    others: int
+    bias_note: str
+    program: str
+    note: str
+    began: str
+
+
+def contents_of(run: ReportedRun) -> Contents:
+    """Compute the contents of a run's report."""
+    result, spec, verdict = run.result, run.spec, run.result.verdict
+    columns, rows = _confusion(run)
+    clients = _clients(run)
+    if spec.backend.kind == "own":
+        # The program would import the object that the export names.
+        program, note = "", "The model is a custom object, which a report does not name."
+    else:
+        program, note = program_of(spec.task, result.prompt, spec.backend, result.model)
+    return Contents(
+        columns=columns,
+        confusion=rows,
+        costs=_costs(run),
+        clients=clients[:MOST_CLIENTS],
+        others=len(clients[MOST_CLIENTS:]),
+        bias_note=_BIAS_NOTES.get("" if verdict is None else verdict.bias_from or "", ""),
+        program=program,
+        note=note,
+        began=f"{datetime.fromtimestamp(run.created_at, UTC):%Y-%m-%d %H:%M UTC}",
+    )
+
+
+def _confusion(run: ReportedRun) -> tuple[list[str], list[tuple[str, list[int]]]]:
+    after, labels = run.outcomes.get("after"), list(run.spec.task.labels)
+    if after is None or not after.targets:
+        return [], []
+    counts, columns = confusion(after, len(labels)), [*labels, "none of them"]
+    if not any(row[-1] for row in counts):
+        columns, counts = labels, [row[:-1] for row in counts]
+    return columns, list(zip(labels, counts, strict=True))
+
+
+def _other_models(result: RunResult) -> list[tuple[str, str, str]]:
+    """Return rows of the cost table for the proposer and the judge."""
+    lines, proposer = [], result.proposer
+    models = {"proposer": None if proposer is None else proposer.spent, "judge": result.judge}
+    for name, spent in models.items():
+        if spent is not None:
+            usd = f"USD {spent.usd:.4f}" if result.priced else "at an unknown price"
+            lines.append((name.capitalize(), f"{spent.requests:,} requests, {usd}", "-"))
+    if proposer is not None:
+        lines += [
+            ("Calls of the proposer that failed", f"{proposer.failed:,}", "-"),
+            ("Candidates of the proposer, added", f"{proposer.added:,}", "-"),
+            ("Candidates of the proposer, dropped", f"{proposer.dropped:,}", "-"),
+        ]
+    return lines
+
+
+def _costs(run: ReportedRun) -> list[tuple[str, str, str]]:
+    result = run.result
+    spent, caps, evaluation = result.spent, result.cap, result.evaluation
+    lines = [
+        ("Training queries", spent.queries, caps.queries),
+        ("Evaluation queries", evaluation.queries, None),
+        ("Billed requests", spent.requests, caps.requests),
+        ("of them evaluation", evaluation.requests, None),
+        ("Prompt tokens", spent.prompt_tokens, caps.prompt_tokens),
+        ("Completion tokens", spent.completion_tokens, caps.completion_tokens),
+        ("Tokens together", spent.prompt_tokens + spent.completion_tokens, caps.tokens),
+        ("Cached answers", result.cache.hits, None),
+        ("Federated traffic, up, B", result.communication.upload_bytes, None),
+        ("Federated traffic, down, B", result.communication.download_bytes, None),
+        ("Gateway traffic, up, B", result.gateway.upload_bytes, None),
+        ("Gateway traffic, down, B", result.gateway.download_bytes, None),
+    ]
+    usd = f"{spent.usd:.4f}" if result.priced else "unknown"
+    texts = [
+        *(
+            (what, f"{count:,}", "-" if most is None else f"{most:,}")
+            for what, count, most in lines
+        ),
+        *_other_models(result),
+        ("US dollars", usd, "-" if caps.usd is None else f"{caps.usd:.2f}"),
+        ("Time", f"{result.wall_s:,.1f} s", "-"),
+    ]
+    if result.leased != Usage():
+        reserved = f"{result.leased.queries:,} queries"
+        texts.append(("Reserved, not settled", reserved, "counts as spent"))
+    return texts
+
+
+def _clients(run: ReportedRun) -> list[tuple[str, int, float, float]]:
+    losses_of = defaultdict[str, list[float]](list)
+    for entry in run.result.history:
+        for name in entry.client_id.split(","):
+            losses_of[name].append(entry.mean_loss)
+    total = sum(map(len, losses_of.values()))
+    clients = [
+        (name, len(losses), len(losses) / total, fmean(losses))
+        for name, losses in losses_of.items()
+    ]
+    return sorted(clients, key=lambda client: (-client[1], client[0]))
+
+
+# The report of a comparison
+
+_COLOURS = ("#2563a8", "#c2571a", "#1b7f5c", "#8a3ffc", "#b0245b", "#6b7280", "#8a6d00", "#0f7c90")
+_MARKERS = "osD^vPX*"
+
+
 def comparison_html(results: Results, command: str | None = None) -> str:
-    """Return one page without external resources or scripts."""
-    return html_page(
+    """Return the report of a comparison as one HTML page."""
+    return _page(
         "comparison.html.j2",
         [comparison_svg(results)] if any(one.trials for one in results.standings) else (),
         results=results,
@@ -92,22 +251,3 @@ def _lines(results: Results) -> Iterator[Line]:
         means = np.mean([np.interp(grid, x, y) for x, y in curves], axis=0).tolist()
         style = f"{_MARKERS[place % len(_MARKERS)]}-"
         yield Line(x=grid, y=means, style=style, color=colour, label=label)
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("fedone_sdk.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "number": metric_text,
-        "signed": "{:+.3f}".format,
-        "capitalize_first": lambda text: text[:1].upper() + text[1:],
-        "shell": shlex.quote,
-    }
-    environment.globals["version"] = fedone_sdk.__version__
-    return environment

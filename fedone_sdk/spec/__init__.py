@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedone_sdk._lazy import lazy
+from fedone_sdk.imports import lazy
 
 # Submodules are imported on first use, because an edge device uses few of them.
 if TYPE_CHECKING:
     from fedone_sdk.spec.backends import BackendKind, BackendSpec, LimitsSpec, PricesSpec, RetrySpec
     from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
-    from fedone_sdk.spec.methods import GradientSpec, MethodSpec, OwnMethodSpec, SearchSpec
     from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
     from fedone_sdk.spec.run import RunSpec, load_backend
     from fedone_sdk.spec.sections import (
@@ -18,11 +17,15 @@ if TYPE_CHECKING:
         DataSpec,
         DefenceSpec,
         EvaluationSpec,
+        GradientSpec,
+        MethodSpec,
+        OwnMethodSpec,
         ParticipationSpec,
         PrivacySpec,
+        SearchSpec,
     )
 else:
-    __getattr__, __dir__ = lazy(globals(), "base methods sections backends prompt run")
+    __getattr__, __dir__ = lazy(globals(), "base sections backends prompt run")
 
 __all__ = [
     "BackendKind",

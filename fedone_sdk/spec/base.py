@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from fedone_sdk._frozen import Frozen
+from fedone_sdk._values import Frozen
 from fedone_sdk.errors import SpecError, needs_extra
 
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]

@@ -11,18 +11,10 @@ from pydantic import Field, model_validator
 
 from fedone_sdk.budget import Budget
 from fedone_sdk.errors import SpecError
+from fedone_sdk.spec import sections
 from fedone_sdk.spec.backends import BackendSpec
 from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
-from fedone_sdk.spec.methods import MethodSpec, OwnMethodSpec, SearchSpec
 from fedone_sdk.spec.prompt import PromptSpec
-from fedone_sdk.spec.sections import (
-    CalibrationSpec,
-    DataSpec,
-    DefenceSpec,
-    EvaluationSpec,
-    ParticipationSpec,
-    PrivacySpec,
-)
 from fedone_sdk.task import TaskSpec
 from fedone_sdk.vocabulary import LABELS
 
@@ -49,16 +41,16 @@ class RunSpec(Spec):
 
     name: RunName = "run"
     task: TaskSpec
-    data: DataSpec | None = None
+    data: sections.DataSpec | None = None
     prompt: PromptSpec
-    method: MethodSpec = SearchSpec()
-    participation: ParticipationSpec = ParticipationSpec()
-    calibration: CalibrationSpec = CalibrationSpec()
-    defence: DefenceSpec = DefenceSpec()
-    privacy: PrivacySpec | None = None
+    method: sections.MethodSpec = sections.SearchSpec()
+    participation: sections.ParticipationSpec = sections.ParticipationSpec()
+    calibration: sections.CalibrationSpec = sections.CalibrationSpec()
+    defence: sections.DefenceSpec = sections.DefenceSpec()
+    privacy: sections.PrivacySpec | None = None
     budget: Budget | None = None
     rounds: Annotated[int, Field(ge=1, le=10_000_000)] = 100
-    evaluation: EvaluationSpec = EvaluationSpec()
+    evaluation: sections.EvaluationSpec = sections.EvaluationSpec()
     backend: BackendSpec = BackendSpec()
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
 
@@ -123,7 +115,7 @@ class RunSpec(Spec):
             )
         if self.prompt.chooses_labels and self.task.generates:
             raise ValueError("prompt.slots: labels needs a task with label words")
-        if isinstance(self.method, OwnMethodSpec) and self.method.object is None:
+        if isinstance(self.method, sections.OwnMethodSpec) and self.method.object is None:
             raise ValueError("method.object: is required for method own")
         if self.participation.exchange == "alpha" != self.method.exchange:
             raise ValueError(
@@ -156,7 +148,7 @@ class RunSpec(Spec):
         kind = self.calibration.kind
         if kind == "auto":
             kind = "none" if self._against_calibration() else "labels"
-            object.__setattr__(self, "calibration", CalibrationSpec(kind=kind))
+            object.__setattr__(self, "calibration", sections.CalibrationSpec(kind=kind))
         elif kind == "labels" and (reason := self._against_calibration()):
             raise ValueError(reason)
 
@@ -207,7 +199,7 @@ class RunSpec(Spec):
             return self
         # The losses of long references are larger than the standard's limit.
         unclipped = {"loss_clip": None} if self.task.loss == "nll" else {}
-        standard = DefenceSpec.model_validate({"kind": "standard", **unclipped})
+        standard = sections.DefenceSpec.model_validate({"kind": "standard", **unclipped})
         spec = self.model_copy(update={"defence": standard})
         try:
             spec._check_defence()

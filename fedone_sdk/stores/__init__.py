@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedone_sdk._lazy import lazy
-from fedone_sdk.stores.base import Signals, Store, log_pages
-from fedone_sdk.stores.memory import MemoryStore
-from fedone_sdk.stores.records import (
+from fedone_sdk.imports import lazy
+from fedone_sdk.stores.base import (
     NO_CREDENTIAL,
     SERVER,
     ClientRecord,
@@ -18,11 +16,15 @@ from fedone_sdk.stores.records import (
     RunDeleted,
     RunHead,
     RunRecord,
+    Signals,
+    Store,
     StoredMemory,
     TokenRecord,
     TokenRefused,
     VersionConflict,
+    log_pages,
 )
+from fedone_sdk.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from fedone_sdk.stores.sql import SqlStore

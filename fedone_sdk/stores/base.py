@@ -1,33 +1,225 @@
-"""The store protocol, and what stores share: replicas, log pages, commits, transactions."""
+"""The store protocol, its records, and what stores share."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from fedone_sdk.stores.records import (
-    ClientRecord,
-    ClosedWork,
-    Commit,
-    LogEntry,
-    Member,
-    RunHead,
-    RunRecord,
-    TokenRecord,
-)
+from fedone_sdk.errors import FedOneError
 
 T = TypeVar("T")
 
 _PAGE_BYTES = 1 << 20
-"""Approximate size of a page, bytes."""
+"""Approximate size of a page of the log, bytes."""
 _FIRST, _MOST = 16, 1024
-"""Number of lines of the first page, and maximal number of any page."""
+"""Number of entries of the first page, and maximum of any page."""
+
+NO_CREDENTIAL = "retired: "
+"""Replaces the digest of a retired client, which cannot log in."""
+
+SERVER = -1
+"""Index of the server among the owners of memories."""
 
 Signals = Callable[[str | None], None]
 """Listener for signals of other replicas; None means that signals may have been lost."""
+
+
+class VersionConflict(FedOneError):
+    """The run has another version than expected: another process committed to it."""
+
+
+class RunDeleted(ValueError):
+    """The id is reserved by a deleted run."""
+
+
+class TokenRefused(FedOneError):
+    """An enrolment token is unknown, expired, used up or revoked; the message says which."""
+
+
+# Records. All times are seconds since the epoch.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """An enrolment token; the secret itself is never stored.
+
+    Attributes:
+        token_sha256: Digest of the secret; unique.
+        runs: Patterns of the runs that its clients may access, such as ``acme-*``; None is all.
+        uses_left: Number of clients that can still enrol with it; None is unlimited.
+        expires_at: Expiry; None is never.
+        revoked_at: None if it is not revoked.
+    """
+
+    name: str
+    token_sha256: str
+    runs: tuple[str, ...] | None = None
+    uses_left: int | None = None
+    expires_at: float | None = None
+    created_at: float
+    revoked_at: float | None = None
+
+    def check(self, now: float) -> None:
+        """Raise `TokenRefused` if the token was revoked or has expired."""
+        if self.revoked_at is not None:
+            raise TokenRefused("the enrolment token was revoked")
+        if self.expires_at is not None and self.expires_at <= now:
+            raise TokenRefused("the enrolment token has expired")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRecord:
+    """An enrolled client.
+
+    Attributes:
+        index: Enrolment index, from 0 without gaps, for random draws; -1 before enrolment.
+        credential_sha256: Digest of its secret, which itself is never stored.
+        enrolment_sha256: Digest of the enrolment's nonce, which identifies a repeated enrolment;
+            None if the device sent no nonce.
+        runs: Patterns of the runs that it may access; None is all.
+        previous_sha256: Digest of the credential before the last rotation. It is valid until the
+            new one is used, because the response may have been lost.
+        revoked_at: None if it is not revoked.
+        seen_at: Time of its last request, to a day; None within a day of `enrolled_at`.
+    """
+
+    index: int
+    client_id: str
+    credential_sha256: str
+    name: str | None = None
+    enrolled_at: float
+    enrolment_sha256: str | None = None
+    token: str | None = None
+    runs: tuple[str, ...] | None = None
+    previous_sha256: str | None = None
+    revoked_at: float | None = None
+    seen_at: float | None = None
+
+    def enrolled_again(self, client: ClientRecord, token: TokenRecord) -> ClientRecord:
+        """Return this client with the credential of its repeated enrolment.
+
+        Raises:
+            TokenRefused: The client was revoked, or the token is for other runs: a nonce alone
+                does not give access to a client.
+        """
+        if self.revoked_at is not None:
+            raise TokenRefused("this client was revoked")
+        if self.runs != token.runs:
+            raise TokenRefused("this client enrolled for other runs: it needs a new nonce")
+        return replace(self, credential_sha256=client.credential_sha256, previous_sha256=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A client that waits for work; stored so that a restart does not change the draws.
+
+    Attributes:
+        run_id: The only run that it works for; None is any.
+        until: Expiry.
+    """
+
+    client_index: int
+    num_examples: int
+    run_id: str | None
+    until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHead:
+    """A `RunRecord` without its large parts.
+
+    Attributes:
+        document: The state without its arrays, JSON.
+        version: Number of commits.
+    """
+
+    run_id: str
+    spec: str
+    document: str
+    version: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord(RunHead):
+    """A run and its newest state, opaque to the store."""
+
+    candidates: str
+    arrays: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedWork:
+    """A closed assignment, stored to answer repeated and late updates.
+
+    Attributes:
+        outcome: ``accepted``, or why it ended without an update.
+    """
+
+    assignment_id: str
+    run_id: str
+    client_index: int
+    outcome: str
+    body_sha256: str | None = None
+    receipt: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEntry:
+    """An entry of a run's log; `body` is JSON.
+
+    Attributes:
+        version: The run's version after its commit; set by the store.
+    """
+
+    kind: str
+    body: str
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMemory:
+    """A method memory of a client or the server.
+
+    Attributes:
+        round: Number of finished rounds. A rollback to this round or a later one keeps the memory.
+    """
+
+    client_index: int
+    round: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """All changes of one event, committed atomically.
+
+    Attributes:
+        document: The new state without its arrays.
+        arrays: The new arrays; None if unchanged.
+        log: Entries to append, in order.
+        memories: Memories, each of which replaces that of its client and round.
+        back_to: Round of a rollback: memories of later rounds are deleted. None for no rollback.
+        signal: Signal to publish after the commit; lost if the process exits in between.
+    """
+
+    document: str
+    arrays: bytes | None = None
+    closed: tuple[ClosedWork, ...] = ()
+    log: tuple[LogEntry, ...] = ()
+    memories: tuple[StoredMemory, ...] = ()
+    back_to: int | None = None
+    signal: str | None = None
+
+
+def check_run_of(closed: Iterable[ClosedWork], run_id: str) -> None:
+    """Raise ``ValueError`` if closed work is of another run."""
+    if any(work.run_id != run_id for work in closed):
+        raise ValueError(f"closed work is not of run {run_id!r}")
 
 
 class Store(Protocol):
@@ -66,13 +258,13 @@ class Store(Protocol):
         same ``enrolment_sha256`` exists, only its credential is replaced.
 
         Raises:
-            TokenRefused: The token is unknown, used up, expired or revoked; or the client exists
-                and was revoked, or has another key or a token for other runs.
+            TokenRefused: The token is unknown, used up, expired or revoked; or the client exists,
+                and was revoked or has a token for other runs.
             ValueError: The client id exists.
         """
 
     async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
-        """Return clients with an index larger than `after`, in index order; no `limit` is all."""
+        """Return clients with an index larger than `after`, in index order."""
 
     async def num_clients(self) -> int:
         """Return the number of clients without reading them."""
@@ -143,10 +335,10 @@ class Store(Protocol):
     async def log(
         self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
     ) -> list[LogEntry]:
-        """Return a run's log in order, of all kinds or one.
+        """Return a run's log in order, of all kinds or one, from versions larger than `after`.
 
-        Only entries of versions after `after` are returned, at most about `limit` of them: it is
-        extended to the end of the last commit. See `log_pages`.
+        About `limit` entries at most: the result ends with all entries of a commit. See
+        `log_pages`.
         """
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
@@ -188,8 +380,8 @@ class Store(Protocol):
         """Set the listener for signals of other replicas."""
 
 
-class Alone:
-    """Replica methods of a store for one process."""
+class SingleProcess:
+    """The replica methods of a store that only one process uses."""
 
     def __init__(self) -> None:
         self._replica = uuid.uuid4().hex
@@ -213,7 +405,7 @@ class Alone:
         return frozenset({self._replica})
 
     async def lead(self) -> bool:
-        """Return True: there are no other replicas."""
+        """Return True."""
         return True
 
     async def publish(self, signal: str) -> None:
@@ -232,8 +424,7 @@ async def log_pages(
 ) -> AsyncIterator[list[LogEntry]]:
     """Yield a run's log in order, in non-empty pages of about 1 MiB; filters as in `Store.log`.
 
-    Entries of one commit are on the same page. The last page may include entries that are appended
-    during the iteration.
+    The last page may include entries that are appended during the iteration.
     """
     limit = _FIRST
     while page := await store.log(run_id, kind, after, limit):

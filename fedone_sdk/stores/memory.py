@@ -8,25 +8,10 @@ from dataclasses import fields, replace
 from itertools import islice
 from typing import Any
 
-from fedone_sdk.stores.base import Alone, Store
-from fedone_sdk.stores.records import (
-    NO_CREDENTIAL,
-    ClientRecord,
-    ClosedWork,
-    Commit,
-    LogEntry,
-    Member,
-    RunDeleted,
-    RunHead,
-    RunRecord,
-    TokenRecord,
-    TokenRefused,
-    VersionConflict,
-    check_run_of,
-)
+from fedone_sdk.stores import base
 
 
-class MemoryStore(Alone, Store):
+class MemoryStore(base.SingleProcess, base.Store):
     """A `Store` of dictionaries, for one process.
 
     No method awaits, so each is atomic on the event loop. The content survives `close`, so that
@@ -35,16 +20,16 @@ class MemoryStore(Alone, Store):
 
     def __init__(self) -> None:
         super().__init__()
-        self._tokens: dict[str, TokenRecord] = {}
-        self._clients: list[ClientRecord] = []
+        self._tokens: dict[str, base.TokenRecord] = {}
+        self._clients: list[base.ClientRecord] = []
         # Indices for lookups: simulations enrol thousands of clients.
         self._by_name: dict[str, int] = {}
         self._by_enrolment: dict[str, int] = {}
         self._by_credential: dict[str, int] = {}
-        self._members: dict[int, Member] = {}
-        self._runs: dict[str, RunRecord] = {}
-        self._closed: dict[str, ClosedWork] = {}
-        self._logs: dict[str, list[LogEntry]] = {}
+        self._members: dict[int, base.Member] = {}
+        self._runs: dict[str, base.RunRecord] = {}
+        self._closed: dict[str, base.ClosedWork] = {}
+        self._logs: dict[str, list[base.LogEntry]] = {}
         # Run id -> client and round -> value.
         self._memories: dict[str, dict[tuple[int, int], bytes]] = {}
         # Run id -> last version, time of deletion.
@@ -62,7 +47,7 @@ class MemoryStore(Alone, Store):
 
     # Tokens and clients
 
-    async def put_token(self, token: TokenRecord) -> None:
+    async def put_token(self, token: base.TokenRecord) -> None:
         for known in self._tokens.values():
             if known.token_sha256 == token.token_sha256:
                 token = replace(known, runs=token.runs, expires_at=token.expires_at)
@@ -72,20 +57,22 @@ class MemoryStore(Alone, Store):
                 raise ValueError(f"there is an enrolment token {token.name!r} already")
         self._tokens[token.name] = token
 
-    async def tokens(self) -> list[TokenRecord]:
+    async def tokens(self) -> list[base.TokenRecord]:
         return list(self._tokens.values())
 
-    async def revoke_token(self, name: str, now: float) -> TokenRecord | None:
+    async def revoke_token(self, name: str, now: float) -> base.TokenRecord | None:
         known = self._tokens.get(name)
         if known is None or known.revoked_at is not None:
             return known
         self._tokens[name] = replace(known, revoked_at=now)
         return self._tokens[name]
 
-    async def enrol(self, client: ClientRecord, token_sha256: str, now: float) -> ClientRecord:
+    async def enrol(
+        self, client: base.ClientRecord, token_sha256: str, now: float
+    ) -> base.ClientRecord:
         matching = [t for t in self._tokens.values() if t.token_sha256 == token_sha256]
         if not matching:
-            raise TokenRefused("the enrolment token is not known")
+            raise base.TokenRefused("the enrolment token is not known")
         token = matching[0]
         token.check(now)
         index = self._by_enrolment.get(client.enrolment_sha256 or "")
@@ -94,7 +81,7 @@ class MemoryStore(Alone, Store):
             self._put(again)
             return again
         if token.uses_left == 0:
-            raise TokenRefused("the enrolment token is used up")
+            raise base.TokenRefused("the enrolment token is used up")
         if client.client_id in self._by_name:
             raise ValueError(f"client {client.client_id!r} is enrolled already")
         if token.uses_left is not None:
@@ -103,21 +90,21 @@ class MemoryStore(Alone, Store):
         self._put(client)
         return client
 
-    async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
+    async def clients(self, after: int = -1, limit: int | None = None) -> list[base.ClientRecord]:
         begin = max(after + 1, 0)
         return self._clients[begin : None if limit is None else begin + limit]
 
     async def num_clients(self) -> int:
         return len(self._clients)
 
-    async def client(self, credential_sha256: str) -> ClientRecord | None:
+    async def client(self, credential_sha256: str) -> base.ClientRecord | None:
         index = self._by_credential.get(credential_sha256)
         return None if index is None else self._clients[index]
 
-    async def client_at(self, index: int) -> ClientRecord | None:
+    async def client_at(self, index: int) -> base.ClientRecord | None:
         return self._clients[index] if 0 <= index < len(self._clients) else None
 
-    async def client_named(self, client_id: str) -> ClientRecord | None:
+    async def client_named(self, client_id: str) -> base.ClientRecord | None:
         index = self._by_name.get(client_id)
         return None if index is None else self._clients[index]
 
@@ -129,7 +116,7 @@ class MemoryStore(Alone, Store):
             client.index
             for client in self._clients
             if (client.enrolled_at if client.seen_at is None else client.seen_at) < before
-            and not client.credential_sha256.startswith(NO_CREDENTIAL)
+            and not client.credential_sha256.startswith(base.NO_CREDENTIAL)
         )
         return list(islice(idle, limit))
 
@@ -138,12 +125,12 @@ class MemoryStore(Alone, Store):
         self._by_enrolment.pop(client.enrolment_sha256 or "", None)
         await self.change_client(
             index,
-            credential_sha256=f"{NO_CREDENTIAL}{client.client_id}",
+            credential_sha256=f"{base.NO_CREDENTIAL}{client.client_id}",
             **dict.fromkeys(("name", "enrolment_sha256", "token", "previous_sha256")),
             revoked_at=now if client.revoked_at is None else client.revoked_at,
         )
 
-    def _put(self, client: ClientRecord) -> None:
+    def _put(self, client: base.ClientRecord) -> None:
         if client.index < len(self._clients):
             before = self._clients[client.index]
             self._clients[client.index] = client
@@ -160,45 +147,46 @@ class MemoryStore(Alone, Store):
 
     # Waiting clients
 
-    async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
+    async def join(self, member: base.Member, signals: Sequence[str] = ()) -> None:
         self._members[member.client_index] = member
 
     async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
         for index in client_indices:
             self._members.pop(index, None)
 
-    async def members(self) -> list[Member]:
+    async def members(self) -> list[base.Member]:
         return sorted(self._members.values(), key=lambda member: member.client_index)
 
     # Runs
 
-    async def add_run(self, record: RunRecord) -> None:
+    async def add_run(self, record: base.RunRecord) -> None:
         if record.run_id in self._runs:
             raise ValueError(f"run {record.run_id!r} exists already")
         if record.run_id in self._deleted:
-            raise RunDeleted(f"run {record.run_id!r} was deleted")
+            raise base.RunDeleted(f"run {record.run_id!r} was deleted")
         self._runs[record.run_id] = record
         self._logs[record.run_id] = []
         self._memories[record.run_id] = {}
 
-    async def heads(self) -> list[RunHead]:
-        names = [field.name for field in fields(RunHead)]
+    async def heads(self) -> list[base.RunHead]:
+        names = [field.name for field in fields(base.RunHead)]
         return [
-            RunHead(**{name: getattr(run, name) for name in names}) for run in self._runs.values()
+            base.RunHead(**{name: getattr(run, name) for name in names})
+            for run in self._runs.values()
         ]
 
-    async def run(self, run_id: str) -> RunRecord | None:
+    async def run(self, run_id: str) -> base.RunRecord | None:
         return self._runs.get(run_id)
 
     async def versions(self) -> dict[str, int]:
         return {run_id: run.version for run_id, run in self._runs.items()}
 
-    async def commit(self, run_id: str, version: int, commit: Commit) -> None:
+    async def commit(self, run_id: str, version: int, commit: base.Commit) -> None:
         run = self._runs[run_id]
         if run.version != version:
-            raise VersionConflict(f"run {run_id!r} is at version {run.version}, not {version}")
+            raise base.VersionConflict(f"run {run_id!r} is at version {run.version}, not {version}")
         closed = {work.assignment_id: work for work in commit.closed}
-        check_run_of(commit.closed, run_id)
+        base.check_run_of(commit.closed, run_id)
         if len(closed) < len(commit.closed) or closed.keys() & self._closed.keys():
             raise ValueError("work can be closed only once")
         # Nothing may raise from here on, so that the commit is atomic.
@@ -216,7 +204,7 @@ class MemoryStore(Alone, Store):
                 del memories[key]
         memories.update({(one.client_index, one.round): one.value for one in commit.memories})
 
-    async def closed(self, assignment_id: str) -> ClosedWork | None:
+    async def closed(self, assignment_id: str) -> base.ClosedWork | None:
         return self._closed.get(assignment_id)
 
     async def memory(
@@ -230,10 +218,10 @@ class MemoryStore(Alone, Store):
 
     async def log(
         self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
-    ) -> list[LogEntry]:
+    ) -> list[base.LogEntry]:
         log = self._logs.get(run_id, [])
         begin = bisect_right(log, after, key=lambda entry: entry.version)
-        entries: list[LogEntry] = []
+        entries: list[base.LogEntry] = []
         for entry in islice(log, begin, None):
             if kind not in (None, entry.kind):
                 continue
@@ -251,7 +239,7 @@ class MemoryStore(Alone, Store):
     async def delete_run(self, run_id: str, version: int, now: float) -> None:
         run = self._runs[run_id]
         if run.version != version:
-            raise VersionConflict(f"run {run_id!r} is at version {run.version}, not {version}")
+            raise base.VersionConflict(f"run {run_id!r} is at version {run.version}, not {version}")
         await self.trim(run_id, log=True, closed=True)
         del self._runs[run_id], self._logs[run_id], self._memories[run_id]
         self._deleted[run_id] = version, now

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk import objects
 from fedone_sdk.messages import RunResult
 from tests.console import Fedone
 from tests.integration.caller import ADMIN, Server
@@ -82,7 +81,7 @@ def test_entry_points_are_names(
         names = {"fedone.backends": "Liking", "fedone.candidates": "openings"}
         return [EntryPoint("mine", f"fedone_test_own:{names[group]}", group)]
 
-    monkeypatch.setattr(objects, "entry_points", entry_points)
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     monkeypatch.syspath_prepend(folder)
     named = re.sub(r"fedone_test_own:\w+", "mine", RUN)
     Path("run.yaml").write_text(named)

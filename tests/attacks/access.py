@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic import SecretStr
 
-from fedone_sdk.aggregator.access.authority import AdminToken, EnrolmentToken
+from fedone_sdk.aggregator.authority import AdminToken, EnrolmentToken
 from fedone_sdk.aggregator.http.guards import Limits
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.client import EdgeClient

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun
-from fedone_sdk.aggregator.access.authority import AdminToken
+from fedone_sdk.aggregator.authority import AdminToken
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.backends import Query, Wrapper
 from fedone_sdk.spec import RunSpec

@@ -107,12 +107,12 @@ def test_the_head_is_the_newest_migration() -> None:
 class TestCommand:
     def test_file(self, fedone: Fedone, tmp_path: Path) -> None:
         path = str(tmp_path / "fedone.db")
-        for said in ("created schema 0001", "schema 0001 is the newest"):
+        for said in ("created schema 0001", "the store has the newest schema, 0001"):
             assert fedone("db", "upgrade", "--store", path) == (0, f"{said}\n", "")
 
     def test_server(self, fedone: Fedone, postgres: Cluster, database: str) -> None:
         url = postgres.tcp_url(database)
-        for said in ("created schema 0001", "schema 0001 is the newest"):
+        for said in ("created schema 0001", "the store has the newest schema, 0001"):
             assert fedone("db", "upgrade", "--store", url) == (0, f"{said}\n", "")
 
     def test_mistakes_are_one_line(self, fedone: Fedone, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ class TestCommand:
             (["--store", "postgresql://me:sesame@127.0.0.1:1/db"], "store 127.0.0.1/db cannot"),
             (["--store", "mysql://me:sesame@host/db"], "mysql is not supported"),
             ([str(config), "--store", "x"], "not both"),
-            ([str(database)], "is a database, not a CONFIG.yaml: name it by --store"),
+            ([str(database)], "is a database, not a CONFIG.yaml; use --store"),
         ]:
             code, out, err = fedone("db", "upgrade", *arguments)
             assert code == 2

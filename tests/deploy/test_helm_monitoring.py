@@ -14,8 +14,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from fedone_sdk.aggregator.prometheus import _RUN_FIGURES, Metrics
 from fedone_sdk.aggregator.telemetry import Observers
-from fedone_sdk.aggregator.telemetry.prometheus import _RUN_FIGURES, Metrics
 from tests.deploy.helm_chart import CASES, CHART, render
 from tests.integration.test_observing import exposition, serving, work
 from tests.processes import tool

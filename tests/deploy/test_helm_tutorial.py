@@ -141,7 +141,7 @@ def test_from_values_to_a_finished_run(tmp_path: Path, database: str) -> None:
             assert b'fedone_run_rounds_total{run="reviews"} 20.0' in figures
 
         again = kubelet.run(kubelet.pod("migration", "upgrade"), "migration")
-        assert again.endswith("is the newest\n")
+        assert again.endswith("the store has the newest schema, 0001\n")
         logs += [again, *(process.log for process in serving)]
     for text in secret.values():
         assert text not in "".join(logs)

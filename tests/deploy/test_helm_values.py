@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fedone_sdk import __version__
-from fedone_sdk.aggregator.access.authority import AuthConfig
+from fedone_sdk.aggregator.authority import AuthConfig
 from fedone_sdk.aggregator.config import ServeConfig
 from fedone_sdk.aggregator.http.application import ROUTES
 from fedone_sdk.budget import Budget

@@ -11,13 +11,13 @@ import pytest
 import structlog
 
 from fedone_sdk.aggregator import exported_run
-from fedone_sdk.aggregator.telemetry.prometheus import Metrics
+from fedone_sdk.aggregator.prometheus import Metrics
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendUnavailable
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import artefact_of, read_export
-from fedone_sdk.reports.contents import contents_of
+from fedone_sdk.reports.pages import contents_of
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered

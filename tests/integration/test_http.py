@@ -14,9 +14,9 @@ from openapi_spec_validator import validate
 from pydantic import SecretStr
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.access.authority import AdminToken, Role
+from fedone_sdk.aggregator.authority import AdminToken, Role
 from fedone_sdk.aggregator.http.application import ROUTES, build_app
-from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, openapi_document
+from fedone_sdk.aggregator.http.openapi import MAX_BODY_BYTES, openapi_document
 from fedone_sdk.backends import Answer, ModelClient, Query
 from fedone_sdk.errors import BackendBlocked, FedOneError, StoreUnavailable
 from fedone_sdk.spec import RetrySpec, RunSpec
@@ -360,7 +360,7 @@ class TestContract:
         """The access that a route declares is the one that it has."""
         for route in ROUTES:
             path = route.path
-            for name in route.names:
+            for name in route.path_parameters:
                 path = path.replace(f"{{{name}}}", "run" if name == "run_id" else "x")
             if route.access != "public":
                 assert await server.refused(route.method, path) == "unauthorized"

@@ -12,9 +12,9 @@ from typing import Any
 import structlog
 from pydantic import SecretStr
 
-from fedone_sdk.aggregator.access.authority import AdminToken
+from fedone_sdk.aggregator.authority import AdminToken
+from fedone_sdk.aggregator.prometheus import Metrics
 from fedone_sdk.aggregator.telemetry import Observers
-from fedone_sdk.aggregator.telemetry.prometheus import Metrics
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import ClientInfluence, LossesUpdate
 from fedone_sdk.spec import RunSpec

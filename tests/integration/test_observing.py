@@ -13,9 +13,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedone_sdk.aggregator.telemetry import Observers
-from fedone_sdk.aggregator.telemetry.prometheus import Metrics
-from fedone_sdk.aggregator.telemetry.tracing import Tracing
+from fedone_sdk.aggregator.prometheus import Metrics
+from fedone_sdk.aggregator.telemetry import Observers, Tracing
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query
 from fedone_sdk.errors import BackendUnavailable
 from fedone_sdk.testing import ScriptedBackend

@@ -20,9 +20,8 @@ from fedone_sdk.backends import OpenAIBackend, query_for
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import artefact_of, label_examples, read_export
-from fedone_sdk.reports.contents import MOST_CLIENTS, contents_of
 from fedone_sdk.reports.forms import program_of
-from fedone_sdk.reports.pages import html_report
+from fedone_sdk.reports.pages import MOST_CLIENTS, contents_of, html_report
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.spec import BackendSpec, RunSpec
 from fedone_sdk.trackers import params_of

@@ -10,16 +10,9 @@ import pytest
 
 from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.outcomes import Outcomes
-from fedone_sdk.local.retune import retune_name, retune_spec
+from fedone_sdk.local.retune import RetuneReport, retune_name, retune_report, retune_spec
 from fedone_sdk.messages import PromptReport
-from fedone_sdk.reports import (
-    PromptArtefact,
-    ReportedRun,
-    Retuned,
-    artefact_of,
-    retuned,
-    retuned_artefact,
-)
+from fedone_sdk.reports import PromptArtefact, ReportedRun, artefact_of
 from fedone_sdk.spec import BackendSpec, PromptSpec, RunSpec, load_backend
 from fedone_sdk.task import Bias
 from tests.integration.tuned import SPEC, small
@@ -70,7 +63,7 @@ async def moved(
     biases: dict[Any, Bias] | None = None,
     rows: int = 200,
     finished: bool = True,
-) -> tuple[Retuned, ReportedRun]:
+) -> tuple[RetuneReport, ReportedRun]:
     run = (await small()).run
     result = run.result.model_copy(update={"prompt": PromptReport(text=NEW, tokens=(NEW,))})
     run = replace(
@@ -84,7 +77,7 @@ async def moved(
         },
     )
     prompt = await old_prompt(value=before, rows=rows)
-    return retuned(prompt, run, biases or {}, finished=finished), run
+    return retune_report(prompt, run, biases or {}, finished=finished), run
 
 
 @pytest.mark.parametrize(
@@ -108,7 +101,7 @@ async def test_the_best_prompt_is_recommended(
         assert one.behind is not None
         assert one.behind.value == pytest.approx(max(expected.values()) - expected[which])
         assert one.behind.low <= one.behind.value <= one.behind.high
-    made = retuned_artefact(run, found)
+    made = found.artefact(run)
     assert made.prompt.text == {"no_prompt": "", "old_prompt": OLD, "new_prompt": NEW}[best]
     if best != "new_prompt":
         assert made.evaluation.metric.after == pytest.approx(max(expected.values()))
@@ -118,7 +111,7 @@ async def test_the_best_prompt_is_recommended(
 @pytest.mark.parametrize(
     ("old", "rows", "says"),
     [
-        (0.70, 200, "it does not hold"),
+        (0.70, 200, "it is worse on the new model"),
         (0.82, 23, "a loss of up to"),
         (0.95, 200, "a loss of up to"),
     ],
@@ -128,7 +121,7 @@ async def test_the_change_of_model_is_worded_as_its_interval(
 ) -> None:
     found, _ = await moved(old, 0.5, rows=rows)
     assert found.change is not None
-    assert (found.change.high < 0) is (says == "it does not hold")
+    assert (found.change.high < 0) is (says == "it is worse on the new model")
     assert says in found.text[0]
     assert "holds," not in " ".join(found.text)
 
@@ -147,18 +140,16 @@ async def test_a_new_bias_saves_the_old_prompt() -> None:
     assert found.prompts["old_prompt_biased"].value == pytest.approx(0.95)
     assert found.prompts["no_prompt"].prompt.bias == (0.0, -6.0)
     assert found.recommended == "old_prompt_biased"
-    made = retuned_artefact(run, found)
+    made = found.artefact(run)
     assert (made.prompt.text, made.prompt.bias) == (OLD, (0.0, -6.0))
 
 
 async def test_a_run_that_is_not_over_recommends_nothing() -> None:
     found, run = await moved(0.95, 0.96, finished=False)
-    assert (found.recommended, found.text[-1]) == (
-        None,
-        "No recommendation yet, the run is not over.",
-    )
+    assert found.recommended is None
+    assert found.text[-1] == "No recommendation yet, because the run has not ended."
     with pytest.raises(ValueError, match="no prompt is recommended"):
-        retuned_artefact(run, found)
+        found.artefact(run)
 
 
 # The run
@@ -184,7 +175,7 @@ async def test_the_run_starts_with_the_old_prompt_and_without_its_bias() -> None
 
 async def test_a_text_that_its_tokens_do_not_make() -> None:
     prompt = PromptReport(text=" better", tokens=(" good",))
-    with pytest.raises(SpecError, match="its tokens do not make its text"):
+    with pytest.raises(SpecError, match="its text differs from its joined tokens"):
         retune_spec(await artefact(prompt=prompt), BackendSpec(), RUN, name="n")
 
 

@@ -12,9 +12,9 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
-from fedone_sdk.aggregator.access.authority import ROLES, AdminToken
+from fedone_sdk.aggregator.authority import ROLES, AdminToken
+from fedone_sdk.aggregator.prometheus import Metrics
 from fedone_sdk.aggregator.telemetry import Observers
-from fedone_sdk.aggregator.telemetry.prometheus import Metrics
 from fedone_sdk.client import ClientEvent
 from fedone_sdk.client.transport import Call, Idle
 from fedone_sdk.errors import ProblemError

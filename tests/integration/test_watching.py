@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr
 
 from fedone_sdk import EdgeClient
-from fedone_sdk.aggregator.access.authority import AdminToken
+from fedone_sdk.aggregator.authority import AdminToken
 from fedone_sdk.aggregator.http.run_routes import likeliest
 from fedone_sdk.aggregator.http.server_routes import FILES
 from fedone_sdk.messages import Me, RoundReport, Seats, TokenProbabilities

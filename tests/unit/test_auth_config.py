@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.access.authority import AuthConfig, Authority, digest
+from fedone_sdk.aggregator.authority import AuthConfig, Authority, digest
 from fedone_sdk.errors import SpecError
 from fedone_sdk.spec import validate_spec
 

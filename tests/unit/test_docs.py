@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from fedone_sdk.aggregator.config import ServeConfig
 from fedone_sdk.aggregator.http.guards import Limits
-from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES
+from fedone_sdk.aggregator.http.openapi import MAX_BODY_BYTES
 from fedone_sdk.cli.app import app
 from fedone_sdk.client.transport import _SCORE_S
 from fedone_sdk.local import Federation

@@ -25,7 +25,7 @@ NOT_A_DEVICES = (
     *(f"fedone_sdk.{name}" for name in ("aggregator", "algorithms", "candidates", "stores")),
     *(
         "fedone_sdk.backends.model_client",
-        "fedone_sdk.budget.ledger",
+        "fedone_sdk.budget.guard",
         "fedone_sdk.client.admin",
         "fedone_sdk.client.own_model",
     ),

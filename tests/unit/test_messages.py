@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 import fedone_sdk.messages as messages
 from fedone_sdk.aggregator.http.application import ROUTES, device_document
-from fedone_sdk.aggregator.http.route import openapi_document
+from fedone_sdk.aggregator.http.openapi import openapi_document
 from fedone_sdk.errors import PROBLEMS, ProblemError
 from fedone_sdk.messages import MAX_ELEMENTS, Enrolled, Message, Problem, Tensor
 from fedone_sdk.messages import tensor as tensor_module

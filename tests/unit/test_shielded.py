@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from fedone_sdk.aggregator.runtime import run_shielded, wait_pending
+from fedone_sdk.aggregator.concurrency import run_to_end, wait_pending
 from fedone_sdk.errors import StoreUnavailable
 
 MINE, OTHER = object(), object()
@@ -23,7 +23,7 @@ async def left_alone(ends_with: BaseException | None) -> list[str]:
         if ends_with is not None:
             raise ends_with
 
-    caller = asyncio.create_task(run_shielded(work(), of=MINE))
+    caller = asyncio.create_task(run_to_end(work(), owner=MINE))
     await asyncio.sleep(0)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -41,7 +41,7 @@ def test_the_work_is_done_though_its_caller_has_gone() -> None:
 
 async def test_work_of_others_is_not_waited_for() -> None:
     held = asyncio.Event()
-    other = asyncio.create_task(run_shielded(held.wait(), of=OTHER))
+    other = asyncio.create_task(run_to_end(held.wait(), owner=OTHER))
     await asyncio.sleep(0)
     async with asyncio.timeout(1):
         await wait_pending(MINE)

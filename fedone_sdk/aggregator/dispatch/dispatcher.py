@@ -12,26 +12,24 @@ from typing import TypeVar
 
 import structlog
 
-from fedone_sdk.aggregator.access.authority import may_see
-from fedone_sdk.aggregator.access.clients import Access
+from fedone_sdk.aggregator.access import Access
+from fedone_sdk.aggregator.authority import may_see
+from fedone_sdk.aggregator.concurrency import run_to_end
 from fedone_sdk.aggregator.dispatch.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
 from fedone_sdk.aggregator.model.calls import ModelChecks
 from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.runtime import run_shielded
 from fedone_sdk.aggregator.signals import MAX_NAMED, MemberJoined, MembersLeft, encode_signals
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import AlphaAssignment, Claim, LossesAssignment, RunDevices, UnfitDevices
+from fedone_sdk.messages import Assignment, Claim, RunDevices, UnfitDevices
 from fedone_sdk.stores import ClientRecord, Member, Store
 
 _log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
-Work = AlphaAssignment | LossesAssignment
-
 _MIN_PLACES = 64
 _PLACES_PER_SEAT = 4
 _MAX_REASONS = 5
@@ -83,7 +81,7 @@ class Dispatcher:
 
     async def claim(
         self, client: ClientRecord, message: Claim, run: ServedRun | None = None
-    ) -> Work | RetryLater:
+    ) -> Assignment | RetryLater:
         """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 
         A client's new claim ends its previous one. Without `run`, it claims work of any run that it
@@ -123,7 +121,7 @@ class Dispatcher:
         retry = self.pool.time_out(client.index, self.clock.now())
         if retry is None:
             return _RETRY_NOW
-        await run_shielded(self._remove_members([client.index]), of=self.store)
+        await run_to_end(self._remove_members([client.index]), owner=self.store)
         return retry
 
     def _eligible(
@@ -136,7 +134,9 @@ class Dispatcher:
             # A live one was added or resumed by another replica, and is being loaded.
             if (runs or stored) and not any(one.live for one in stored):
                 raise ProblemError("run_ended", "all runs that you could work for have ended")
-        admitting = [one for one in runs if one.machine.admits(own_model=message.own_model)]
+        admitting = runs
+        if message.own_model:
+            admitting = [one for one in runs if one.machine.admits(own_model=True)]
         if runs and not admitting:
             raise ProblemError(
                 "forbidden",
@@ -166,7 +166,7 @@ class Dispatcher:
 
     async def _wait_in_pool(
         self, client: ClientRecord, message: Claim, runs: Sequence[ServedRun]
-    ) -> Work | RetryLater | None:
+    ) -> Assignment | RetryLater | None:
         """Add a client to the pool and fill vacant seats; return its work if it is drawn."""
         entered = self.pool.enter(
             client.index,
@@ -179,7 +179,7 @@ class Dispatcher:
         if isinstance(entered, RetryLater):
             return entered
         if entered is not None:
-            await run_shielded(self._join_or_leave(entered), of=self.store)
+            await run_to_end(self._join_or_leave(entered), owner=self.store)
         return await self._claim_any(self._vacant(runs), client.index, message)
 
     async def _join_or_leave(self, member: Member) -> None:
@@ -222,7 +222,7 @@ class Dispatcher:
     def _vacant(self, runs: Sequence[ServedRun]) -> list[ServedRun]:
         # Starts with a different run each time, so that no run takes all clients.
         self._rotation += 1
-        vacant = [run for run in runs if run.machine.needs_seating(run.state)]
+        vacant = [run for run in runs if run.needs_seating]
         first = self._rotation % max(len(vacant), 1)
         return [*vacant[first:], *vacant[:first]]
 
@@ -238,7 +238,7 @@ class Dispatcher:
 
     async def _claim_any(
         self, runs: Iterable[ServedRun], client: int, message: Claim
-    ) -> Work | None:
+    ) -> Assignment | None:
         for run in runs:
             with self._may_end():
                 work = await self._claim_seat(run, client, message)
@@ -246,13 +246,13 @@ class Dispatcher:
                     return work
         return None
 
-    async def _claim_seat(self, run: ServedRun, client: int, message: Claim) -> Work | None:
+    async def _claim_seat(self, run: ServedRun, client: int, message: Claim) -> Assignment | None:
         await run.model_checked.wait()
         await run.catch_up()
         if not run.machine.admits(own_model=message.own_model):
             return None
         seat = run.state.seat_of(client)
-        if seat is None and not run.machine.needs_seating(run.state):
+        if seat is None and not run.needs_seating:
             self._offers.get(client, set()).discard(run.run_id)
             return None
         if not run.state.running:
@@ -302,7 +302,7 @@ class Dispatcher:
             for run_id, run in self._runs.items()
             if client in run.state.unfit
             or run.state.is_aside(client, now)
-            or not run.machine.admits(own_model=own_model)
+            or (own_model and not run.machine.admits(own_model=True))
         )
 
     async def add_member(self, member: Member, *, join: bool = False) -> None:
@@ -424,4 +424,6 @@ class Dispatcher:
 
 
 def _visible(client: ClientRecord, runs: Mapping[str, R]) -> list[R]:
+    if client.runs is None:
+        return [*runs.values()]
     return [run for run_id, run in runs.items() if may_see(client.runs, run_id)]

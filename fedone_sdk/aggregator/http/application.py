@@ -8,33 +8,21 @@ import logging
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import wraps
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
-from fedone_sdk.aggregator.http import device_routes, guards, run_routes, server_routes
-from fedone_sdk.aggregator.http.requests import (
-    ACTIVE,
-    CONTEXT,
-    METRICS,
-    SERVICE,
-    authorize,
-    bearer_token,
-    observing,
-    problems,
-    stamp_headers,
-)
-from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, Handler, Route, openapi_document
-from fedone_sdk.aggregator.http.server_routes import DOCUMENTS, READINESS, Readiness
-from fedone_sdk.aggregator.runtime import run_shielded
+from fedone_sdk.aggregator.concurrency import run_to_end
+from fedone_sdk.aggregator.http import device_routes, guards, requests, run_routes, server_routes
+from fedone_sdk.aggregator.http.openapi import MAX_BODY_BYTES, Route, openapi_document
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry import NO_OBSERVERS, Observers
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator.telemetry.prometheus import Metrics
+    from fedone_sdk.aggregator.prometheus import Metrics
 
 _PROBES = ("/healthz", "/readyz")
 
@@ -69,28 +57,27 @@ def build_app(
     def known(request: web.Request) -> bool:
         # On routes for other callers, a client counts as unknown.
         is_for_clients = request.match_info.handler in of_clients
-        return is_for_clients and service.access.is_cached(bearer_token(request))
+        return is_for_clients and service.access.is_cached(requests.bearer_token(request))
 
     of_devices = {handler for route, handler in handlers if route.access == "enrolment"}
     pages = guards.Cors(cors.origins, of_clients | of_devices)
     app = web.Application(
         middlewares=[
-            observing(observers),
+            requests.observing(observers),
             *([pages.preflight] if cors.origins else []),
-            _traffic,
-            problems,
+            requests.problems,
             guards.guarding(limiter, known, free=_PROBES),
         ],
         client_max_size=MAX_BODY_BYTES,
     )
-    app[SERVICE] = service
-    app[READINESS] = Readiness(service)
-    app[METRICS] = observers.metrics
+    app[requests.SERVICE] = service
+    app[server_routes.READINESS] = server_routes.Readiness(service)
+    app[server_routes.METRICS] = observers.metrics
     app[guards.LIMITER] = limiter
-    app.on_response_prepare.append(stamp_headers)
+    app.on_response_prepare.append(requests.stamp_headers)
     if cors.origins:
         app.on_response_prepare.append(pages.stamp)
-    app[DOCUMENTS] = {
+    app[server_routes.DOCUMENTS] = {
         "/openapi.json": json.dumps(openapi_document(ROUTES)).encode(),
         "/device.openapi.json": device_document().encode(),
     }
@@ -100,46 +87,28 @@ def build_app(
 
 
 def _guarded(route: Route) -> Handler:
-    @wraps(route.handler)
     async def handle(request: web.Request) -> web.StreamResponse:
-        context = CONTEXT.get()
-        context.route = route
-        await authorize(request, route)
+        context = requests.CONTEXT.get()
+        await context.authorize(route)
         if route.method == "GET" or route.waits:
-            return await route.handler(request)
+            return await route.handler(context)
         try:
-            return await run_shielded(_answered(route, request), of=request.app[SERVICE].store)
+            return await run_to_end(route.handler(context), owner=context.service.store)
         finally:
-            context.bind()  # The authorisation bound them in another task.
+            context.bind()  # The handler bound the run in another task.
 
     return handle
 
 
-async def _answered(route: Route, request: web.Request) -> web.StreamResponse:
-    return await route.handler(request)
-
-
 def build_metrics_app(metrics: Metrics) -> web.Application:
     """Return an application with only the metrics, for a separate port."""
-    app = web.Application(middlewares=[problems])
-    app[METRICS] = metrics
-    app.router.add_get("/metrics", server_routes.metrics)
+
+    async def serve(request: web.Request) -> web.Response:
+        return server_routes.exposition(metrics)
+
+    app = web.Application(middlewares=[requests.problems])
+    app.router.add_get("/metrics", serve)
     return app
-
-
-@web.middleware
-async def _traffic(request: web.Request, handler: Handler) -> web.StreamResponse:
-    context = CONTEXT.get()
-    response = await handler(request)
-    federated = context.route is not None and context.route.tag == "devices"
-    if federated and isinstance(response, web.Response):
-        download = len(response.body) if isinstance(response.body, bytes) else 0
-        metrics = request.app[METRICS]
-        if metrics is not None and context.route is not None:
-            metrics.transferred(context.route.path, context.upload, download)
-        if context.run is not None:
-            context.run.count_traffic(context.upload, download, gateway=request.path == "/v1/score")
-    return response
 
 
 @asynccontextmanager
@@ -199,7 +168,7 @@ async def _close_silent(runner: web.AppRunner, first_request_s: float) -> None:
         silent = {
             connection
             for connection in (runner.server.connections if runner.server else ())
-            if connection.transport is not None and connection.transport not in ACTIVE
+            if connection.transport is not None and connection.transport not in requests.ACTIVE
         }
         for connection in silent & waiting:
             connection.force_close()

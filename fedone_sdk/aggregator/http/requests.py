@@ -1,4 +1,4 @@
-"""Requests and responses: context, caller, tokens, bodies, problems, streams."""
+"""Requests and responses: the caller, bodies, log lines, problems, streams."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import re
 import time
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakSet
 
 import structlog
 from aiohttp import web
-from aiohttp.typedefs import Middleware
+from aiohttp.typedefs import Handler, Middleware
 from pydantic import ValidationError
 from structlog.contextvars import bind_contextvars, clear_contextvars
 
-from fedone_sdk.aggregator.access.authority import ROLES, AdminToken, may_see
+from fedone_sdk.aggregator.authority import ROLES, AdminToken, may_see
+from fedone_sdk.aggregator.concurrency import in_thread_if_large
 from fedone_sdk.aggregator.http.guards import LIMITER
-from fedone_sdk.aggregator.http.route import JSON, Handler, Route
+from fedone_sdk.aggregator.http.openapi import JSON, Route
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry import Observers
 from fedone_sdk.errors import ProblemError, StoreUnavailable
@@ -39,9 +39,6 @@ from fedone_sdk.messages import (
     first_error,
 )
 from fedone_sdk.stores import ClientRecord
-
-if TYPE_CHECKING:
-    from fedone_sdk.aggregator.telemetry.prometheus import Metrics
 
 _log = structlog.get_logger(__name__)
 
@@ -59,46 +56,108 @@ PROBLEM: Any = web.ResponseKey("problem", str) if hasattr(web, "ResponseKey") el
 ACTIVE: WeakSet[asyncio.Transport] = WeakSet()
 """Connections that have sent a request."""
 
-_SANE = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_HEADER = "X-Request-ID"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_REQUEST_ID_HEADER = "X-Request-ID"
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
-METRICS: web.AppKey[Metrics | None] = web.AppKey("metrics")
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestContext:
-    """Facts about the current request, for the log, the metrics and the run's report.
+    """A request with what is known about it: for its handler, the log, the metrics and a trace.
 
     Attributes:
         route: The route; None if no route matched.
+        caller: The authenticated device or user.
+        run: The run that the request concerns.
         upload: Size of the request body, bytes.
     """
 
+    request: web.Request
     request_id: str
     route: Route | None = None
+    caller: ClientRecord | AdminToken | None = None
     run: ServedRun | None = None
     round: int = 0
-    client: ClientRecord | None = None
-    person: AdminToken | None = None
     upload: int = 0
     problem: str | None = None
     status: int | None = None
 
-    def set_client(self, client: ClientRecord) -> None:
-        """Set the calling device and bind it to the log."""
-        self.client = client
-        bind_contextvars(client_id=client.client_id)
+    @property
+    def service(self) -> Service:
+        """The service that answers the request."""
+        return self.request.app[SERVICE]
+
+    @property
+    def path(self) -> Mapping[str, str]:
+        """The path parameters."""
+        return self.request.match_info
+
+    @property
+    def client(self) -> ClientRecord:
+        """The authenticated device."""
+        if not isinstance(self.caller, ClientRecord):
+            raise LookupError(f"{self.request.path} is not restricted to devices")
+        return self.caller
+
+    @property
+    def person(self) -> AdminToken:
+        """The authenticated user."""
+        if not isinstance(self.caller, AdminToken):
+            raise LookupError(f"{self.request.path} is not restricted to users")
+        return self.caller
+
+    async def authorize(self, route: Route) -> None:
+        """Set the route, and authenticate and authorise the caller.
+
+        Raises:
+            ProblemError: ``unauthorized``, ``forbidden``, ``rate_limited``, or
+                ``store_unavailable`` for a device while the service is starting.
+        """
+        self.route = route
+        request, service, token = self.request, self.service, bearer_token(self.request)
+        if route.access == "enrolment":
+            await service.access.check_token(token)
+            limiter = request.app[LIMITER]
+            limiter.enrolments.admit(limiter.address(request))
+        elif route.access in ROLES:
+            self.caller = service.authority.check(token, route.access)
+        elif route.access == "member":
+            self.caller = service.authority.person(token)
+        if route.access == "device" or (route.access == "member" and self.caller is None):
+            other = "an admin token, or " if route.access == "member" else ""
+            wanted = f"{other}the credential of an enrolled client"
+            self.caller = await service.access.authenticate(token, wanted=wanted)
+            bind_contextvars(client_id=self.caller.client_id)
+            request.app[LIMITER].clients.admit(self.caller.index)
+            await service.wait_until_admitting()
+            if "assignment_id" in self.path:
+                self.set_run(work=(self.caller, self.path["assignment_id"]))
 
     def may_see(self, run_id: str) -> bool:
         """Whether the caller may access a run."""
-        asker = self.client or self.person
-        return asker is not None and may_see(asker.runs, run_id)
+        return self.caller is not None and may_see(self.caller.runs, run_id)
 
-    def set_run(self, run: ServedRun | None) -> None:
-        """Set the run and bind it to the log."""
+    async def find_run(self) -> ServedRun:
+        """Return the run of the path; ``not_found`` if it is unknown or hidden from the caller."""
+        run_id = self.path["run_id"]
+        if not self.may_see(run_id):
+            raise ProblemError("not_found", f"there is no run {run_id!r}")
+        run = await self.service.registry.run(run_id)
+        self._set_run(run)
+        return run
+
+    def set_run(
+        self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
+    ) -> None:
+        """Set the run that `OpenWork.traffic_run` returns, unless it is hidden from the caller."""
+        run = self.service.work.traffic_run(run_id=run_id, work=work)
+        if run is None or self.caller is None or self.may_see(run.run_id):
+            self._set_run(run)
+
+    def _set_run(self, run: ServedRun | None) -> None:
         self.run, self.round = run, 0 if run is None else run.state.round
         self.bind()
 
@@ -109,10 +168,11 @@ class RequestContext:
 
     def facts(self) -> dict[str, str | int]:
         """Return the known facts by their names in a trace."""
+        client = self.caller if isinstance(self.caller, ClientRecord) else None
         by_name = {
             "fedone.request_id": self.request_id,
             "http.route": None if self.route is None else self.route.path,
-            "fedone.client_id": None if self.client is None else self.client.client_id,
+            "fedone.client_id": None if client is None else client.client_id,
             "fedone.run_id": None if self.run is None else self.run.run_id,
             "fedone.round": None if self.run is None else self.round,
             "error.type": self.problem,
@@ -120,17 +180,78 @@ class RequestContext:
         }
         return {name: value for name, value in by_name.items() if value is not None}
 
+    def query_number(
+        self, name: str, default: int, *, least: int = 0, most: int = 2**31 - 1
+    ) -> int:
+        """Return a number of the query; ``invalid_message`` if it is not one in this range."""
+        text = self.request.query.get(name)
+        if text is None:
+            return default
+        is_number = text.isascii() and text.isdigit() and len(text) <= 10
+        if not (is_number and least <= int(text) <= most):
+            raise ProblemError(
+                "invalid_message", f"{name}: must be from {least} to {most}, not {text!r:.40}"
+            )
+        return int(text)
 
-CONTEXT: ContextVar[RequestContext] = ContextVar("exchange")
+    def query_flag(self, name: str, *, default: bool) -> bool:
+        """Return a boolean of the query; ``invalid_message`` if it is not ``true`` or ``false``."""
+        text = self.request.query.get(name, str(default).lower())
+        if text not in ("true", "false"):
+            raise ProblemError("invalid_message", f"{name}: must be true or false")
+        return text == "true"
+
+    async def body(self) -> bytes:
+        """Return the body of a message, which counts against the device's rate before it is read.
+
+        A body of unknown size counts as one of the maximal size.
+
+        Raises:
+            ProblemError: ``not_json``, ``rate_limited``, ``unsupported_encoding``,
+                ``body_too_large``, ``request_timeout``, or ``invalid_message`` for an incomplete
+                body.
+        """
+        request = self.request
+        if request.content_type != JSON:
+            raise ProblemError("not_json", f"the body is {request.content_type}, not {JSON}")
+        limit = request.client_max_size if self.route is None else self.route.max_body
+        if isinstance(self.caller, ClientRecord):
+            unknown = limit if request.can_read_body else 0
+            size = unknown if request.content_length is None else request.content_length
+            request.app[LIMITER].body(self.caller.index, min(size, limit))
+        body = await _read_body(request, limit)
+        self.upload = len(body)
+        return body
+
+    async def message(self, validate: Callable[[Any], T], body: bytes | None = None) -> T:
+        """Return the message in the body; `body` is a result of `body`.
+
+        Raises:
+            ProblemError: ``invalid_message``, or as `body`; ``unauthorized`` if the device was
+                revoked during the request.
+        """
+        text = await self.body() if body is None else body
+        try:
+            message = await in_thread_if_large(len(text), lambda: validate(load_json(text)))
+        except ValidationError as exc:
+            raise ProblemError("invalid_message", first_error(exc)) from None
+        except ValueError as exc:
+            raise ProblemError("invalid_message", str(exc)) from None
+        if isinstance(self.caller, ClientRecord):
+            await self.service.access.check_active(self.caller)
+        return message
+
+
+CONTEXT: ContextVar[RequestContext] = ContextVar("request context")
 
 
 def observing(observers: Observers) -> Middleware:
-    """Return the outermost middleware."""
+    """Return the outermost middleware, which logs, measures and traces requests."""
     metrics, tracing, level = observers.metrics, observers.tracing, observers.request_level
 
     @web.middleware
     async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
-        context = RequestContext(request_id=_id_of(request))
+        context = RequestContext(request, _request_id(request))
         CONTEXT.set(context)
         # Requests of a connection share one context: clear the previous request's values.
         clear_contextvars()
@@ -143,13 +264,21 @@ def observing(observers: Observers) -> Middleware:
             response = await handler(request)
             context.status = response.status
             context.problem = response.get(PROBLEM)
-        if request.app[SERVICE].draining:
+        if context.service.draining:
             # Closes the connection, so that the caller reconnects to another replica.
             response.force_close()
         seconds = time.perf_counter() - began
         path = "" if context.route is None else context.route.path
         if metrics is not None:
             metrics.answered(request.method, path, response.status, context.problem, seconds)
+        is_federated = context.route is not None and context.route.tag == "devices"
+        if is_federated and isinstance(response, web.Response):
+            download = len(response.body) if isinstance(response.body, bytes) else 0
+            if metrics is not None:
+                metrics.transferred(path, context.upload, download)
+            if context.run is not None:
+                gateway = request.path == "/v1/score"
+                context.run.count_traffic(context.upload, download, gateway=gateway)
         if level != "off":
             line = {"method": request.method, "path": request.path, "status": response.status}
             if context.problem is not None:
@@ -162,116 +291,10 @@ def observing(observers: Observers) -> Middleware:
     return observe
 
 
-def _id_of(request: web.Request) -> str:
+def _request_id(request: web.Request) -> str:
     """Return the caller's request id if it is short and safe to log, else a new one."""
-    given = request.headers.get(_HEADER, "")
-    return given if _SANE.fullmatch(given) else uuid.uuid4().hex
-
-
-async def authorize(request: web.Request, route: Route) -> None:
-    """Authenticate and authorise a request.
-
-    Raises:
-        ProblemError: ``unauthorized``, ``forbidden``, ``rate_limited``, or ``store_unavailable``
-            for a device while the service is starting.
-    """
-    service, token, context = request.app[SERVICE], bearer_token(request), CONTEXT.get()
-    access = service.access
-    if route.access == "enrolment":
-        await access.check_token(token)
-        limiter = request.app[LIMITER]
-        limiter.enrolment(limiter.address(request))
-    elif route.access in ROLES:
-        context.person = access.authority.check(token, route.access)
-    elif route.access == "member":
-        context.person = access.authority.person(token)
-    if route.access == "device" or (route.access == "member" and context.person is None):
-        other = "an admin token, or " if route.access == "member" else ""
-        client = await access.client(token, wanted=f"{other}the credential of an enrolled client")
-        context.set_client(client)
-        request.app[LIMITER].client(client.index)
-        await service.wait_until_open()
-        if "assignment_id" in request.match_info:
-            work = request.match_info["assignment_id"]
-            context.set_run(service.work.traffic_run(work=(client, work)))
-
-
-def person_of(request: web.Request) -> AdminToken:
-    """Return the authenticated user."""
-    person = CONTEXT.get().person
-    if person is None:
-        raise LookupError(f"{request.path} is not restricted to users")
-    return person
-
-
-def client_of(request: web.Request) -> ClientRecord:
-    """Return the authenticated device."""
-    client = CONTEXT.get().client
-    if client is None:
-        raise LookupError(f"{request.path} is not restricted to devices")
-    return client
-
-
-async def run_of(request: web.Request) -> ServedRun:
-    """Return the run of the path; ``not_found`` if it is unknown or hidden from the caller."""
-    service, context, run_id = request.app[SERVICE], CONTEXT.get(), request.match_info["run_id"]
-    if not context.may_see(run_id):
-        raise ProblemError("not_found", f"there is no run {run_id!r}")
-    run = await service.registry.run(run_id)
-    context.set_run(run)
-    return run
-
-
-def query_number(
-    request: web.Request, name: str, default: int, *, least: int = 0, most: int = 2**31 - 1
-) -> int:
-    """Return a number of the query; ``invalid_message`` if it is none or out of range."""
-    given = request.query.get(name)
-    if given is None:
-        return default
-    is_number = given.isascii() and given.isdigit() and len(given) <= 10
-    if not (is_number and least <= int(given) <= most):
-        raise ProblemError(
-            "invalid_message", f"{name}: must be from {least} to {most}, not {given!r:.40}"
-        )
-    return int(given)
-
-
-async def raw_body(request: web.Request) -> bytes:
-    """Return the body of a message, which counts against the device's rate before it is read.
-
-    One of unknown size counts as the longest.
-
-    Raises:
-        ProblemError: ``not_json``, ``rate_limited``, or one of `body_of`.
-    """
-    if request.content_type != JSON:
-        raise ProblemError("not_json", f"the body is {request.content_type}, not {JSON}")
-    context = CONTEXT.get()
-    limit = request.client_max_size if context.route is None else context.route.max_body
-    if context.client is not None:
-        unknown = limit if request.can_read_body else 0
-        size = unknown if request.content_length is None else request.content_length
-        request.app[LIMITER].body(context.client.index, min(size, limit))
-    body = await body_of(request, max_bytes=limit)
-    context.upload = len(body)
-    return body
-
-
-async def message_of(
-    request: web.Request, validate: Callable[[Any], T], body: bytes | None = None
-) -> T:
-    """Return the message in the body; `body` is a result of `raw_body`.
-
-    Raises:
-        ProblemError: ``invalid_message``, or one of `raw_body`; ``unauthorized`` if the device was
-            revoked during the request.
-    """
-    message = await parsed(await raw_body(request) if body is None else body, validate)
-    client = CONTEXT.get().client
-    if client is not None:
-        await request.app[SERVICE].access.check_active(client)
-    return message
+    sent = request.headers.get(_REQUEST_ID_HEADER, "")
+    return sent if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
 
 
 # Answers
@@ -286,8 +309,6 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return await handler(request)
     except ProblemError as exc:
         return problem(exc)
-    except web.HTTPRequestEntityTooLarge:
-        return problem(_too_large(request.client_max_size))
     except web.HTTPNotFound:
         return problem(ProblemError("not_found", f"there is nothing at {request.path}"))
     except web.HTTPMethodNotAllowed as exc:
@@ -300,14 +321,9 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         _log.error("request failed", method=request.method, path=request.path, reason=str(exc))
         return problem(ProblemError("store_unavailable", "it may recover by itself; retry later"))
     except Exception:
-        # The response has no details. Formatted here: some log renderers print local variables,
-        # which include tokens.
-        _log.error(
-            "request failed",
-            method=request.method,
-            path=request.path,
-            traceback=traceback.format_exc(),
-        )
+        # Formatted here: some log renderers print local variables, which include tokens.
+        lines = traceback.format_exc()
+        _log.error("request failed", method=request.method, path=request.path, traceback=lines)
         return problem(ProblemError("internal", "see the server's log"))
 
 
@@ -337,7 +353,7 @@ async def stamp_headers(request: web.Request, response: web.StreamResponse) -> N
     """Set the common headers of all responses (``on_response_prepare``)."""
     context = CONTEXT.get(None)
     if context is not None:
-        response.headers[_HEADER] = context.request_id
+        response.headers[_REQUEST_ID_HEADER] = context.request_id
     response.headers[PROTOCOL_HEADER] = str(PROTOCOL_VERSION)
     response.headers["Server"] = "FedOne"  # Without version numbers.
     response.headers["X-Content-Type-Options"] = "nosniff"
@@ -351,13 +367,7 @@ def bearer_token(request: web.Request) -> str | None:
     return token.strip() if scheme.lower() == "bearer" and token else None
 
 
-async def body_of(request: web.Request, *, max_bytes: int) -> bytes:
-    """Return a request's body.
-
-    Raises:
-        ProblemError: ``unsupported_encoding``, ``body_too_large``, ``request_timeout``, or
-            ``invalid_message`` for an incomplete body.
-    """
+async def _read_body(request: web.Request, max_bytes: int) -> bytes:
     if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
         # The size after decompression is not known in advance.
         raise ProblemError("unsupported_encoding", "send the body as it is")
@@ -375,18 +385,8 @@ async def body_of(request: web.Request, *, max_bytes: int) -> bytes:
             "request_timeout", f"the body did not arrive within {_READ_TIMEOUT_S:g} s"
         ) from None
     except (web.RequestPayloadError, ConnectionError):
-        raise ProblemError("invalid_message", "the body ends early or is cut wrongly") from None
+        raise ProblemError("invalid_message", "the body is incomplete or damaged") from None
     return bytes(body)
-
-
-async def parsed(body: bytes, validate: Callable[[Any], T]) -> T:
-    """Return the message in a body; ``invalid_message`` if there is none."""
-    try:
-        return await in_thread_if_large(len(body), lambda: validate(load_json(body)))
-    except ValidationError as exc:
-        raise ProblemError("invalid_message", first_error(exc)) from None
-    except ValueError as exc:
-        raise ProblemError("invalid_message", str(exc)) from None
 
 
 def load_json(body: bytes) -> Any:
@@ -424,7 +424,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(_name: str) -> NoReturn:
-    raise _Refused("NaN and Infinity are no JSON numbers")
+    raise _Refused("NaN and Infinity are not JSON numbers")
 
 
 def _too_large(limit: int) -> ProblemError:

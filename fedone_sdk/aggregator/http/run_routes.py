@@ -13,58 +13,32 @@ from aiohttp import web
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from fedone_sdk.aggregator.access.authority import AdminToken
-from fedone_sdk.aggregator.http.requests import (
-    CONTEXT,
-    SERVICE,
-    RequestContext,
-    answer,
-    message_of,
-    person_of,
-    query_number,
-    run_of,
-    streamed,
-)
-from fedone_sdk.aggregator.http.route import MAX_BODY_BYTES, RouteTable
+from fedone_sdk import messages
+from fedone_sdk.aggregator.authority import AdminToken
+from fedone_sdk.aggregator.concurrency import in_thread
+from fedone_sdk.aggregator.http.openapi import MAX_BODY_BYTES, RouteTable
+from fedone_sdk.aggregator.http.requests import RequestContext, answer, streamed
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.run_state import RunState
 from fedone_sdk.aggregator.runs.changes import Feed
 from fedone_sdk.aggregator.runs.run_view import export_run
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.budget import Budget
-from fedone_sdk.candidates import InstructionsSource, LabelsSource
+from fedone_sdk.candidates import instructions, label_sets
 from fedone_sdk.errors import BackendError, DataError, MissingExtraError, ProblemError, SpecError
-from fedone_sdk.messages import (
-    ClientInfluence,
-    LostWork,
-    Message,
-    PositionProbabilities,
-    PromptReport,
-    Quarantine,
-    Removal,
-    RollBack,
-    RunEntry,
-    RunResult,
-    RunSummary,
-    SeatReport,
-    Seats,
-    TokenProbabilities,
-    TokenProbability,
-)
 from fedone_sdk.spec import OwnMethodSpec, RunSpec, validate_spec
 from fedone_sdk.vocabulary import ListVocabulary, Vocabulary
 
 route = RouteTable("runs")
 
-_INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
-_JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
-_LISTED: TypeAdapter[Sequence[RunSummary | RunEntry]] = TypeAdapter(Sequence[RunSummary | RunEntry])
+_INFLUENCES = TypeAdapter(list[messages.ClientInfluence])
+_JSON = TypeAdapter(dict[str, Any])
+_LISTED = TypeAdapter(Sequence[messages.RunSummary | messages.RunEntry])
 
-_POSTED = (ListVocabulary, InstructionsSource, LabelsSource)
-"""Sources of candidates that read neither files nor texts."""
+_POSTABLE = (ListVocabulary, instructions.InstructionsSource, label_sets.LabelsSource)
+"""Sources of candidates that read no files and no training texts."""
 
 _RESUMING = ("run_conflict", "backend_blocked", "backend_unavailable")
 _MOST_TOKENS, _TOKENS = 32, 8
@@ -77,21 +51,21 @@ _KEEPALIVE_S = 15.0
 @route(
     "POST /v1/runs",
     "operator",
-    {201: RunResult},
+    {201: messages.RunResult},
     request=RunSpec,
     max_body=MAX_BODY_BYTES,
     headers={201: {"Location": "Path of the run"}},
     problems=("invalid_run", "run_conflict"),
 )
-async def add_run(request: web.Request) -> web.Response:
+async def add_run(context: RequestContext) -> web.Response:
     """Start a run. Its vocabulary must be a list; its backend is the server's."""
-    service = request.app[SERVICE]
-    document = await message_of(request, _JSON.validate_python)
+    service = context.service
+    document = await context.message(_JSON.validate_python)
     try:
         spec = validate_spec(RunSpec, document, source="run").served()
         if refusal := next(_refusals(spec), None):
             raise SpecError(refusal, source="run")
-        if not CONTEXT.get().may_see(spec.name):
+        if not context.may_see(spec.name):
             raise ProblemError("forbidden", f"your token is not valid for runs named {spec.name!r}")
         if spec.name in service.runs or spec.name in service.registry.stored:
             raise ProblemError("run_conflict", f"there is a run {spec.name!r} already")
@@ -104,11 +78,11 @@ async def add_run(request: web.Request) -> web.Response:
 
 
 def _refusals(spec: RunSpec) -> Iterator[str]:
-    """Yield what a posted run must not name: files and modules of the server, or its model."""
+    """Yield errors of a posted run that names files or modules of the server, or a model."""
     if spec.data is not None:
         yield "data: clients bring their own; leave it out"
     for key, source in spec.prompt.sources:
-        if not isinstance(source, _POSTED):
+        if not isinstance(source, _POSTABLE):
             allowed = "list" if spec.prompt.vocabulary else "list, instructions or labels"
             yield f"{key}.kind: must be {allowed} in a posted run"
     if isinstance(spec.method, OwnMethodSpec):
@@ -120,66 +94,90 @@ def _refusals(spec: RunSpec) -> Iterator[str]:
         yield "backend: is the server's; leave it out"
 
 
-@route("GET /v1/runs", "member", list[RunSummary | RunEntry])
-async def runs(request: web.Request) -> web.Response:
+@route("GET /v1/runs", "member", list[messages.RunSummary | messages.RunEntry])
+async def runs(context: RequestContext) -> web.Response:
     """List the runs that the caller may access, in order of creation.
 
     Devices get the name, state and rounds of each.
     """
-    visible = listed(request.app[SERVICE], CONTEXT.get())
+    is_person = isinstance(context.caller, AdminToken)
+    visible = [
+        _with_devices(context.service, summary) if is_person else summary.entry
+        for summary in context.service.registry.summaries
+        if context.may_see(summary.run_id)
+    ]
     return web.Response(body=_LISTED.dump_json(visible), content_type="application/json")
+
+
+def _with_devices(service: Service, summary: messages.RunSummary) -> messages.RunSummary:
+    run = service.runs.get(summary.run_id)
+    if run is None or not run.state.running:
+        return summary
+    devices = service.dispatcher.count_devices(run, reasons=False)
+    return summary.model_copy(update={"devices": devices})
 
 
 @route(
     "GET /v1/runs/{run_id}",
     "viewer",
-    RunResult,
+    messages.RunResult,
     query={"history": {"type": "boolean", "default": True}},
 )
-async def run(request: web.Request) -> web.Response:
+async def run(context: RequestContext) -> web.Response:
     """Return the current or final result of a run.
 
     `history=false` omits its rounds. Viewers get `reason` without the words of the model's provider
     and of devices, and `devices` without the reasons of unfit ones.
     """
-    history = _flag(request, "history", default=True)
-    result = result_of(request.app[SERVICE], await run_of(request), person_of(request))
+    history = context.query_flag("history", default=True)
+    result = _result(context, await context.find_run())
     return answer(result if history else result.model_copy(update={"history": ()}))
 
 
-@route("GET /v1/runs/{run_id}/prompt", "member", PromptReport)
-async def prompt(request: web.Request) -> web.Response:
+def _result(context: RequestContext, run: ServedRun) -> messages.RunResult:
+    result, is_operator = run.result(), context.person.allows("operator")
+    if run.state.running:
+        devices = context.service.dispatcher.count_devices(run, reasons=is_operator)
+        result = result.model_copy(update={"devices": devices})
+    if is_operator:
+        return result
+    proposer = result.proposer and result.proposer.model_copy(update={"failure": None})
+    shown = {"reason": run.state.summary or result.reason, "proposer": proposer}
+    return result.model_copy(update=shown)
+
+
+@route("GET /v1/runs/{run_id}/prompt", "member", messages.PromptReport)
+async def prompt(context: RequestContext) -> web.Response:
     """Return the current deployable prompt."""
-    return answer((await run_of(request)).prompt())
+    return answer((await context.find_run()).prompt())
 
 
 @route("GET /v1/runs/{run_id}/log", "operator", "application/jsonl")
-async def log(request: web.Request) -> web.StreamResponse:
+async def log(context: RequestContext) -> web.StreamResponse:
     """Return a run as JSON lines: its description, its log from the oldest line on, its result."""
-    pieces = export_run(request.app[SERVICE].store, await run_of(request))
-    return await streamed(request, pieces, content_type="application/jsonl")
+    pieces = export_run(context.service.store, await context.find_run())
+    return await streamed(context.request, pieces, content_type="application/jsonl")
 
 
 @route("GET /v1/runs/{run_id}/events", "viewer", "text/event-stream")
-async def events(request: web.Request) -> web.StreamResponse:
+async def events(context: RequestContext) -> web.StreamResponse:
     """Stream a run as server-sent events: `round` for every past and future round, then `end`.
 
     A round is sent again once its metric is known. A stream without `end` was interrupted; a new
     connection gets all rounds again.
     """
-    service = request.app[SERVICE]
-    watched = await run_of(request)
+    watched = await context.find_run()
     response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
     response.content_type = "text/event-stream"
-    with Feed(watched, service.listeners) as feed:
-        await response.prepare(request)
-        while not service.draining:
+    with Feed(watched, context.service.listeners) as feed:
+        await response.prepare(context.request)
+        while not context.service.draining:
             for report in feed.take():
                 await _event(response, "round", report)
             if feed.has_more:
                 continue
             if not watched.state.running:
-                await _event(response, "end", result_of(service, watched, person_of(request)))
+                await _event(response, "end", _result(context, watched))
                 return response
             try:
                 async with asyncio.timeout(_KEEPALIVE_S):
@@ -189,75 +187,74 @@ async def events(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _event(response: web.StreamResponse, name: str, message: Message) -> None:
+async def _event(response: web.StreamResponse, name: str, message: messages.Message) -> None:
     await response.write(f"event: {name}\ndata: {message.model_dump_json()}\n\n".encode())
 
 
-@route("POST /v1/runs/{run_id}/stop", "operator", RunResult, problems=("run_conflict",))
-async def stop(request: web.Request) -> web.Response:
+@route("POST /v1/runs/{run_id}/stop", "operator", messages.RunResult, problems=("run_conflict",))
+async def stop(context: RequestContext) -> web.Response:
     """Stop a run and keep its result."""
-    stopped = await run_of(request)
-    await request.app[SERVICE].stop_run(stopped)
+    stopped = await context.find_run()
+    await context.service.stop_run(stopped)
     return answer(stopped.result())
 
 
-@route("POST /v1/runs/{run_id}/resume", "operator", RunResult, problems=_RESUMING)
-async def resume(request: web.Request) -> web.Response:
+@route("POST /v1/runs/{run_id}/resume", "operator", messages.RunResult, problems=_RESUMING)
+async def resume(context: RequestContext) -> web.Response:
     """Resume a stopped or paused run, with the current model."""
-    resumed = await run_of(request)
-    await request.app[SERVICE].resume_run(resumed)
+    resumed = await context.find_run()
+    await context.service.resume_run(resumed)
     return answer(resumed.result())
 
 
-@route("POST /v1/runs/{run_id}/budget", "operator", RunResult, request=Budget, problems=_RESUMING)
-async def raise_caps(request: web.Request) -> web.Response:
+@route(
+    "POST /v1/runs/{run_id}/budget",
+    "operator",
+    messages.RunResult,
+    request=Budget,
+    problems=_RESUMING,
+)
+async def raise_caps(context: RequestContext) -> web.Response:
     """Raise caps of a run; a run with an exhausted budget continues.
 
     Omitted caps stay the same. Caps can only be raised, so the same body again has no effect.
     """
-    raised = await run_of(request)
-    caps = await message_of(request, Budget.model_validate)
-    await request.app[SERVICE].raise_caps(raised, caps)
+    raised = await context.find_run()
+    caps = await context.message(Budget.model_validate)
+    await context.service.raise_caps(raised, caps)
     return answer(raised.result())
 
 
 @route(
     "DELETE /v1/runs/{run_id}",
     "admin",
-    Removal,
+    messages.Removal,
     query={"dry_run": {"type": "boolean", "default": False}},
     problems=("run_conflict",),
 )
-async def delete_run(request: web.Request) -> web.Response:
+async def delete_run(context: RequestContext) -> web.Response:
     """Delete an ended run with its log and all its data.
 
     Its name stays reserved: a new run of this name would spend its budget again. `dry_run=true`
     deletes nothing and returns what would be deleted.
     """
-    dry = _flag(request, "dry_run", default=False)
-    run = await run_of(request)
-    return answer(await request.app[SERVICE].delete_run(run, dry=dry))
-
-
-def _flag(request: web.Request, name: str, *, default: bool) -> bool:
-    given = request.query.get(name, str(default).lower())
-    if given not in ("true", "false"):
-        raise ProblemError("invalid_message", f"{name}: must be true or false")
-    return given == "true"
+    dry = context.query_flag("dry_run", default=False)
+    run = await context.find_run()
+    return answer(await context.service.delete_run(run, dry=dry))
 
 
 @route(
     "POST /v1/runs/{run_id}/rollback",
     "operator",
-    RunResult,
-    request=RollBack,
+    messages.RunResult,
+    request=messages.RollBack,
     problems=("run_conflict",),
 )
-async def roll_back(request: web.Request) -> web.Response:
+async def roll_back(context: RequestContext) -> web.Response:
     """Roll a run back to an earlier round. Spending of later rounds stays counted."""
-    rolled = await run_of(request)
-    message = await message_of(request, RollBack.model_validate)
-    await request.app[SERVICE].roll_back(rolled, message.to_round, message.reason)
+    rolled = await context.find_run()
+    message = await context.message(messages.RollBack.model_validate)
+    await context.service.roll_back(rolled, message.to_round, message.reason)
     return answer(rolled.result())
 
 
@@ -265,15 +262,15 @@ async def roll_back(request: web.Request) -> web.Response:
     "POST /v1/runs/{run_id}/clients/{client_id}/quarantine",
     "operator",
     {204: None},
-    request=Quarantine,
+    request=messages.Quarantine,
     problems=("run_conflict",),
 )
-async def quarantine(request: web.Request) -> web.Response:
+async def quarantine(context: RequestContext) -> web.Response:
     """Put a client of a run in quarantine: it gets no seats and its open work is discarded."""
-    watched = await run_of(request)
-    message = await message_of(request, Quarantine.model_validate)
-    client_id = request.match_info["client_id"]
-    await request.app[SERVICE].quarantine(watched, client_id, message.reason)
+    watched = await context.find_run()
+    message = await context.message(messages.Quarantine.model_validate)
+    client_id = context.path["client_id"]
+    await context.service.quarantine(watched, client_id, message.reason)
     return web.Response(status=204)
 
 
@@ -283,27 +280,26 @@ async def quarantine(request: web.Request) -> web.Response:
     {204: None},
     problems=("run_conflict",),
 )
-async def release(request: web.Request) -> web.Response:
+async def release(context: RequestContext) -> web.Response:
     """Release a client from quarantine."""
-    client_id = request.match_info["client_id"]
-    await request.app[SERVICE].release(await run_of(request), client_id)
+    client_id = context.path["client_id"]
+    await context.service.lift_quarantine(await context.find_run(), client_id)
     return web.Response(status=204)
 
 
 # Monitoring
 
 
-@route("GET /v1/runs/{run_id}/seats", "viewer", Seats)
-async def seats(request: web.Request) -> web.Response:
+@route("GET /v1/runs/{run_id}/seats", "viewer", messages.Seats)
+async def seats(context: RequestContext) -> web.Response:
     """Return the seats of the current round, the waiting clients, and the newest lost work."""
-    run = await run_of(request)
-    service, state = request.app[SERVICE], run.state
-    now = service.clock.now()
+    run = await context.find_run()
+    service, state, now = context.service, run.state, context.service.clock.now()
     busy = {seat.client for seat in state.seats if seat.phase != "done"}
     waiting = service.dispatcher.available(run).keys() - busy
     names = await service.access.names([seat.client for seat in state.seats])
     reports = [
-        SeatReport(
+        messages.SeatReport(
             slot=seat.slot,
             client_id=name,
             phase=seat.phase,
@@ -312,31 +308,29 @@ async def seats(request: web.Request) -> web.Response:
         )
         for seat, name in zip(state.seats, names, strict=True)
     ]
+    lost = tuple(run.lost)
+    if not context.person.allows("operator"):
+        lost = tuple(each.model_copy(update={"said": None}) for each in lost)
     return answer(
-        Seats(
-            round=state.round,
-            waiting=len(waiting),
-            seats=tuple(reports),
-            lost=lost_work_of(run, person_of(request)),
-        )
+        messages.Seats(round=state.round, waiting=len(waiting), seats=tuple(reports), lost=lost)
     )
 
 
 @route(
     "GET /v1/runs/{run_id}/probabilities",
     "viewer",
-    TokenProbabilities,
+    messages.TokenProbabilities,
     query={"top": {"type": "integer", "minimum": 1, "maximum": _MOST_TOKENS}},
 )
-async def probabilities(request: web.Request) -> web.Response:
+async def probabilities(context: RequestContext) -> web.Response:
     """Return the most probable tokens of each position of a run."""
-    top = query_number(request, "top", _TOKENS, least=1, most=_MOST_TOKENS)
-    run = await run_of(request)
+    top = context.query_number("top", _TOKENS, least=1, most=_MOST_TOKENS)
+    run = await context.find_run()
     state = run.state
     # Up to four million numbers.
     positions = await in_thread(likeliest, state.method.alpha, run.vocabulary, top)
     return answer(
-        TokenProbabilities(
+        messages.TokenProbabilities(
             round=state.round,
             vocab_size=len(run.vocabulary),
             positions=positions,
@@ -345,12 +339,12 @@ async def probabilities(request: web.Request) -> web.Response:
     )
 
 
-@route("GET /v1/runs/{run_id}/clients", "viewer", list[ClientInfluence])
-async def run_clients(request: web.Request) -> web.Response:
+@route("GET /v1/runs/{run_id}/clients", "viewer", list[messages.ClientInfluence])
+async def run_clients(context: RequestContext) -> web.Response:
     """Return each client's influence on a run, by its defences and privacy accounting."""
-    run = await run_of(request)
+    run = await context.find_run()
     lines = client_influences(run.machine, run.state)
-    names = await request.app[SERVICE].access.names(list(lines))
+    names = await context.service.access.names(list(lines))
     influences = [
         line.model_copy(update={"client_id": name})
         for line, name in zip(lines.values(), names, strict=True)
@@ -358,45 +352,9 @@ async def run_clients(request: web.Request) -> web.Response:
     return web.Response(body=_INFLUENCES.dump_json(influences), content_type="application/json")
 
 
-def listed(service: Service, context: RequestContext) -> Sequence[RunSummary | RunEntry]:
-    """Return the caller's runs, in order of creation."""
-    visible = [one for one in service.registry.summaries if context.may_see(one.run_id)]
-    if context.person is None:
-        return [one.entry for one in visible]
-    return [_with_devices(service, one) for one in visible]
-
-
-def _with_devices(service: Service, summary: RunSummary) -> RunSummary:
-    run = service.runs.get(summary.run_id)
-    if run is None or not run.state.running:
-        return summary
-    devices = service.dispatcher.count_devices(run, reasons=False)
-    return summary.model_copy(update={"devices": devices})
-
-
-def result_of(service: Service, run: ServedRun, person: AdminToken) -> RunResult:
-    """Return the current or final result of a run."""
-    result, all_words = run.result(), person.allows("operator")
-    if run.state.running:
-        devices = service.dispatcher.count_devices(run, reasons=all_words)
-        result = result.model_copy(update={"devices": devices})
-    if all_words:
-        return result
-    proposer = result.proposer and result.proposer.model_copy(update={"failure": None})
-    shown = {"reason": run.state.summary or result.reason, "proposer": proposer}
-    return result.model_copy(update=shown)
-
-
-def lost_work_of(run: ServedRun, person: AdminToken) -> tuple[LostWork, ...]:
-    """Return the newest lost assignments of a run, oldest first."""
-    if person.allows("operator"):
-        return tuple(run.lost)
-    return tuple(one.model_copy(update={"said": None}) for one in run.lost)
-
-
 def likeliest(
     alpha: NDArray[np.float32], vocabulary: Vocabulary, top: int
-) -> tuple[PositionProbabilities, ...]:
+) -> tuple[messages.PositionProbabilities, ...]:
     """Return the `top` most probable tokens of every position.
 
     Normalised rows of `alpha`, shape (n, N), are the token probabilities; for Gumbel-Softmax, their
@@ -412,10 +370,10 @@ def likeliest(
     for position, (entropy, row, known) in enumerate(zip(entropies, order, shares, strict=True)):
         candidates = vocabulary.of_position(position)
         positions.append(
-            PositionProbabilities(
+            messages.PositionProbabilities(
                 entropy=abs(round(float(entropy), 6)),
                 tokens=tuple(
-                    TokenProbability(
+                    messages.TokenProbability(
                         token=candidates[index], probability=round(float(known[index]), 6)
                     )
                     for index in row.tolist()
@@ -426,7 +384,9 @@ def likeliest(
     return tuple(positions)
 
 
-def client_influences(machine: RoundMachine, state: RunState) -> dict[int, ClientInfluence]:
+def client_influences(
+    machine: RoundMachine, state: RunState
+) -> dict[int, messages.ClientInfluence]:
     """Return each client's contribution, quarantine and privacy loss, by enrolment index."""
     judged = {line.client: line for line in ledger(state.defence)}
     movement = math.fsum(line.movement for line in judged.values())
@@ -437,7 +397,7 @@ def client_influences(machine: RoundMachine, state: RunState) -> dict[int, Clien
             of_defence = {**asdict(line), "share": line.movement / movement if movement else 0.0}
             del of_defence["client"]
         releases, noised = state.releases.get(client, 0), machine.releases
-        influences[client] = ClientInfluence.model_validate(
+        influences[client] = messages.ClientInfluence.model_validate(
             {
                 **of_defence,
                 "quarantined": client in state.quarantined,

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import structlog
 
+from fedone_sdk.aggregator.concurrency import in_thread
 from fedone_sdk.aggregator.model.calls import (
     BugCounter,
     Companion,
@@ -21,7 +22,6 @@ from fedone_sdk.aggregator.rounds.lifecycle import record_metric
 from fedone_sdk.aggregator.rounds.run_state import RunState
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, prediction_queries
 from fedone_sdk.backends.asking import texts_of
 from fedone_sdk.backends.judge import Judge

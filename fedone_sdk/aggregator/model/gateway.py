@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from fedone_sdk.aggregator.concurrency import in_thread_if_large
 from fedone_sdk.aggregator.model.calls import BugCounter, CallBudget
 from fedone_sdk.aggregator.model.proposer import is_proposable
 from fedone_sdk.aggregator.rounds.machine import invalid
@@ -22,7 +23,6 @@ from fedone_sdk.aggregator.rounds.spending import (
 )
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.backends import (
     Answer,
     LLMBackend,

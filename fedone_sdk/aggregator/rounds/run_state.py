@@ -79,6 +79,11 @@ class Seat:
     renewals: int = 0
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Slot and client, which identify the seat in its round."""
+        return self.slot, self.client
+
+    @property
     def num_queries(self) -> int:
         """Number of queries of its prompts, without the trial of a proposal."""
         return self.num_samples * self.num_steps
@@ -88,8 +93,8 @@ class Seat:
         """Upper bound on the cost of pending gateway calls, without queries."""
         return sum(self.sent.values(), NOTHING)
 
-    def settled(self, phase: Literal["offered", "done"], spent: Usage) -> Seat:
-        """Return the seat after its assignment has ended, at a cost."""
+    def settled(self, phase: Literal["offered", "done"], spent: Usage, **changes: Any) -> Seat:
+        """Return the seat after its assignment has ended, at a cost, with other changes."""
         return replace(
             self,
             phase=phase,
@@ -99,6 +104,7 @@ class Seat:
             sent={},
             used=NOTHING,
             reflects=False,
+            **changes,
         )
 
 
@@ -255,18 +261,18 @@ class RunState:
         """Whether all prompts of a seat are answered: only the update is missing."""
         return bool(seat.num_queries) and not seat.sent and seat.used.queries >= seat.num_queries
 
-    def with_seat(self, seat: Seat) -> RunState:
-        """Return the state with the seat of the same slot and client replaced."""
-        seats = tuple(seat if _is_same(s, seat) else s for s in self.seats)
-        return replace(self, seats=seats)
+    def with_seat(self, seat: Seat, **changes: Any) -> RunState:
+        """Return the state with the seat of the same place replaced, and other changes."""
+        seats = tuple(seat if s.place == seat.place else s for s in self.seats)
+        return replace(self, seats=seats, **changes)
 
     def without_seat(self, seat: Seat) -> RunState:
         """Return the state without this seat."""
-        return replace(self, seats=tuple(s for s in self.seats if not _is_same(s, seat)))
+        return replace(self, seats=tuple(s for s in self.seats if s.place != seat.place))
 
-    def without_draw(self) -> RunState:
-        """Return the state before the draw of its round."""
-        return replace(self, seats=(), passed=frozenset(), fills=0)
+    def without_draw(self, **changes: Any) -> RunState:
+        """Return the state before the draw of its round, with other changes."""
+        return replace(self, seats=(), passed=frozenset(), fills=0, **changes)
 
     def end(
         self, status: RunStatus, reason: str | None, now: float, *, summary: str | None = None
@@ -275,10 +281,6 @@ class RunState:
         return replace(
             self, status=status, reason=reason, summary=summary, ended_at=now, paused=False
         )
-
-
-def _is_same(one: Seat, other: Seat) -> bool:
-    return (one.slot, one.client) == (other.slot, other.client)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from typing import Self
 
 import structlog
 
-from fedone_sdk.aggregator.access.authority import may_see
+from fedone_sdk.aggregator.authority import may_see
+from fedone_sdk.aggregator.concurrency import in_thread_if_large
 from fedone_sdk.aggregator.runs.run_view import RunView
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, ProblemError, SpecError, StoreUnavailable
 from fedone_sdk.messages import Cap, RunEntry, RunSummary

@@ -12,7 +12,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
 
-from fedone_sdk.aggregator.access.clients import Access
+from fedone_sdk.aggregator.access import Access
+from fedone_sdk.aggregator.concurrency import in_thread, in_thread_if_large, run_to_end
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.lifecycle import (
     charge_lost_replicas,
@@ -36,7 +37,6 @@ from fedone_sdk.aggregator.rounds.seats import assign, fill
 from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.run_view import Counters, RunView, reasons
-from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large, run_shielded
 from fedone_sdk.aggregator.signals import RunChanged
 from fedone_sdk.algorithms import State, dump_memory, load_memory
 from fedone_sdk.backends import Answer
@@ -86,6 +86,7 @@ class ServedRun(RunView):
         was_stopped: Whether the run was stopped, paused or failed when it was loaded.
         may_be_stale: Whether there may be commits without a signal.
         due: The next deadline of any replica's assignments, seconds since the epoch.
+        needs_seating: Whether an offer of seats can change the state.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class ServedRun(RunView):
         self._known_version = 0
         self.may_be_stale = False
         self.due: float | None = None
+        self.needs_seating = machine.needs_seating(self.state)
 
     @property
     def replica(self) -> str:
@@ -171,7 +173,7 @@ class ServedRun(RunView):
     async def catch_up(self) -> None:
         """Reload the state if it is stale."""
         if self.is_stale:
-            await run_shielded(self._catch_up(), of=self._store)
+            await run_to_end(self._catch_up(), owner=self._store)
 
     async def _catch_up(self) -> None:
         async with self._lock:
@@ -200,6 +202,7 @@ class ServedRun(RunView):
 
     def _on_new_state(self) -> None:
         super()._on_new_state()
+        self.needs_seating = self.machine.needs_seating(self.state)
         self._known_version = max(self._known_version, self.version)
         if self._known_version == self.version:  # Else a signal had a newer deadline.
             self.due = self.state.next_deadline
@@ -207,6 +210,11 @@ class ServedRun(RunView):
             self.ended.clear()
         else:
             self.ended.set()
+
+    def use_machine(self, machine: RoundMachine) -> None:
+        """Replace the machine by one of the same run with other facts of the gateway's model."""
+        self.base = machine
+        self._on_new_state()
 
     # Handlers
 
@@ -224,7 +232,7 @@ class ServedRun(RunView):
         Raises:
             ProblemError: The handler refused.
         """
-        result = await run_shielded(self._apply(handler, data), of=self._store)
+        result = await run_to_end(self._apply(handler, data), owner=self._store)
         if result.refusal is not None:
             raise result.refusal
         reply: T = result.reply
@@ -341,20 +349,20 @@ class ServedRun(RunView):
 
     async def seat(self) -> None:
         """Offer vacant seats to available clients."""
-        if self.machine.needs_seating(self.state):
+        if self.needs_seating:
             await self.apply(fill, **self._waiting())
 
     async def record_metric(self, round_number: int, value: float) -> None:
         """Add a point to the metric's curve."""
         body = json.dumps({"round": round_number, "value": value})
-        await run_shielded(self._append(LogEntry(kind="metric", body=body)), of=self._store)
+        await run_to_end(self._append(LogEntry(kind="metric", body=body)), owner=self._store)
         self._add_metric(round_number, value)
         self._listener(self, Change(measured=True))
 
     async def record_outcomes(self, outcomes: Outcomes) -> None:
         """Store the outcomes of a measurement in the log."""
         body = outcomes.model_dump_json()
-        await run_shielded(self._append(LogEntry(kind=OUTCOMES, body=body)), of=self._store)
+        await run_to_end(self._append(LogEntry(kind=OUTCOMES, body=body)), owner=self._store)
 
     async def outcomes(self) -> dict[Which, Outcomes]:
         """Return the newest stored outcomes of each prompt; a `ResultError` if they are damaged."""
@@ -403,6 +411,7 @@ class ServedRun(RunView):
             clients = ",".join(names[client] for client in finished.clients)
             report = finished.report.model_copy(update={"client_id": clients})
             finished = replace(finished, report=report)
+            result = replace(result, finished=finished)
             body = {"report": report.model_dump(), **finished.record}
             text = await in_thread_if_large(self._num_bytes, json.dumps, body)
             log.append(LogEntry(kind="round", body=text))
@@ -410,7 +419,7 @@ class ServedRun(RunView):
                 snapshot = await in_thread_if_large(self._num_bytes, encode_snapshot, state)
                 memories.append(StoredMemory(client_index=SERVER, round=kept_at, value=snapshot))
         log += [LogEntry(kind=kind, body=json.dumps(record)) for kind, record in result.log]
-        change = Change.of(before, replace(result, finished=finished))
+        change = Change.of(before, result)
         await self._store_commit(
             state,
             change,

@@ -23,8 +23,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from fedone_sdk.errors import FedOneError, MissingExtraError, StoreUnavailable, one_line
-from fedone_sdk.stores.base import Signals, run_shielded
-from fedone_sdk.stores.records import Commit, VersionConflict, check_run_of
+from fedone_sdk.stores.base import Commit, Signals, VersionConflict, check_run_of, run_shielded
 from fedone_sdk.stores.sql import schema, statements
 from fedone_sdk.stores.sql.replica_session import CHANNEL, REPLICAS, Session
 from fedone_sdk.stores.sql.store import SqlStore

@@ -24,8 +24,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
 from fedone_sdk.files import erase_log, lock_file, use_wal
-from fedone_sdk.stores.base import Alone, run_shielded
-from fedone_sdk.stores.records import Commit, check_run_of
+from fedone_sdk.stores.base import Commit, SingleProcess, check_run_of, run_shielded
 from fedone_sdk.stores.sql import schema, statements
 from fedone_sdk.stores.sql.store import SqlStore
 
@@ -58,7 +57,7 @@ class _Write:
     )
 
 
-class SqliteStore(Alone, SqlStore, drivers=("sqlite", "sqlite+aiosqlite")):
+class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite")):
     """A store in a SQLite file.
 
     Each transaction runs in a thread. All writes use one connection. Queued writes share one

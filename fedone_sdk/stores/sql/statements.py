@@ -12,36 +12,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Select,
-    Table,
-    bindparam,
-    delete,
-    func,
-    insert,
-    literal,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
-from fedone_sdk.stores.records import (
-    NO_CREDENTIAL,
-    ClientRecord,
-    ClosedWork,
-    Commit,
-    LogEntry,
-    Member,
-    RunDeleted,
-    RunHead,
-    RunRecord,
-    TokenRecord,
-    TokenRefused,
-    VersionConflict,
-)
+from fedone_sdk.stores import base
 from fedone_sdk.stores.sql import schema as t
 
 
@@ -54,15 +29,17 @@ def refusing(message: str) -> Iterator[None]:
         raise ValueError(message) from error
 
 
-def ping(connection: Connection) -> None:
+def ping(connection: sa.Connection) -> None:
     """Write a row, as the service does all the time: a full or read-only disk refuses it."""
-    connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=t.meta.c.value))
+    connection.execute(sa.update(t.meta).where(_NUM_CLIENTS).values(value=t.meta.c.value))
 
 
-def now(connection: Connection) -> float:
+def now(connection: sa.Connection) -> float:
     """Return PostgreSQL's time, seconds since the epoch."""
     return float(
-        connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one()
+        connection.execute(
+            sa.select(sa.func.extract("epoch", sa.func.clock_timestamp()))
+        ).scalar_one()
     )
 
 
@@ -70,52 +47,52 @@ def now(connection: Connection) -> float:
 
 _NUM_CLIENTS = t.meta.c.key == "num_clients"
 _OF_RUN = (t.log, t.closed_work, t.memories, t.run_data)
-_TOKEN = select(*(column for column in t.tokens.c if column.name != "seq"))
+_TOKEN = sa.select(*(column for column in t.tokens.c if column.name != "seq"))
 
 
-def clear(connection: Connection) -> None:
+def clear(connection: sa.Connection) -> None:
     _lock_clients(connection)
     for table in reversed(t.metadata.sorted_tables):
         if table is not t.meta:
-            connection.execute(delete(table))
-    connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=0))
+            connection.execute(sa.delete(table))
+    connection.execute(sa.update(t.meta).where(_NUM_CLIENTS).values(value=0))
 
 
-def _lock_clients(connection: Connection) -> int:
+def _lock_clients(connection: sa.Connection) -> int:
     """Lock changes of tokens and clients; return the number of clients."""
-    query = select(t.meta.c.value).where(_NUM_CLIENTS).with_for_update()
+    query = sa.select(t.meta.c.value).where(_NUM_CLIENTS).with_for_update()
     count: int = connection.execute(query).scalar_one()
     return count
 
 
-def put_token(connection: Connection, token: TokenRecord) -> None:
+def put_token(connection: sa.Connection, token: base.TokenRecord) -> None:
     _lock_clients(connection)
-    same = update(t.tokens).where(t.tokens.c.token_sha256 == token.token_sha256)
+    same = sa.update(t.tokens).where(t.tokens.c.token_sha256 == token.token_sha256)
     if connection.execute(same.values(runs=token.runs, expires_at=token.expires_at)).rowcount:
         return
     with refusing(f"there is an enrolment token {token.name!r} already"):
-        connection.execute(insert(t.tokens), asdict(token))
+        connection.execute(sa.insert(t.tokens), asdict(token))
 
 
-def tokens(connection: Connection) -> list[TokenRecord]:
+def tokens(connection: sa.Connection) -> list[base.TokenRecord]:
     rows = connection.execute(_TOKEN.order_by(t.tokens.c.seq)).mappings()
-    return [TokenRecord(**row) for row in rows]
+    return [base.TokenRecord(**row) for row in rows]
 
 
-def revoke_token(connection: Connection, name: str, now: float) -> TokenRecord | None:
+def revoke_token(connection: sa.Connection, name: str, now: float) -> base.TokenRecord | None:
     of_name = t.tokens.c.name == name
     first = of_name & t.tokens.c.revoked_at.is_(None)
-    connection.execute(update(t.tokens).where(first).values(revoked_at=now))
+    connection.execute(sa.update(t.tokens).where(first).values(revoked_at=now))
     return _token(connection, of_name)
 
 
 def enrol(
-    connection: Connection, again: bool, client: ClientRecord, token_sha256: str, now: float
-) -> ClientRecord:
+    connection: sa.Connection, again: bool, client: base.ClientRecord, token_sha256: str, now: float
+) -> base.ClientRecord:
     index = _lock_clients(connection)
     token = _token(connection, t.tokens.c.token_sha256 == token_sha256)
     if token is None:
-        raise TokenRefused("the enrolment token is not known")
+        raise base.TokenRefused("the enrolment token is not known")
     if again:
         known = _client(connection, t.clients.c.client_id == client.client_id)
         if known is not None and known.credential_sha256 == client.credential_sha256:
@@ -126,244 +103,250 @@ def enrol(
         if known is not None:
             client = known.enrolled_again(client, token)
             of_index = t.clients.c.index == known.index
-            connection.execute(update(t.clients).where(of_index).values(**asdict(client)))
+            connection.execute(sa.update(t.clients).where(of_index).values(**asdict(client)))
             return client
     if token.uses_left == 0:
-        raise TokenRefused("the enrolment token is used up")
+        raise base.TokenRefused("the enrolment token is used up")
     if token.uses_left is not None:
         fewer = {"uses_left": token.uses_left - 1}
-        connection.execute(update(t.tokens).where(t.tokens.c.name == token.name).values(**fewer))
+        connection.execute(sa.update(t.tokens).where(t.tokens.c.name == token.name).values(**fewer))
     client = replace(client, index=index, token=token.name, runs=token.runs)
     with refusing(f"client {client.client_id!r} is enrolled already"):
-        connection.execute(insert(t.clients), asdict(client))
-    connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=index + 1))
+        connection.execute(sa.insert(t.clients), asdict(client))
+    connection.execute(sa.update(t.meta).where(_NUM_CLIENTS).values(value=index + 1))
     return client
 
 
 def clients(
-    connection: Connection, after: int = -1, limit: int | None = None
-) -> list[ClientRecord]:
-    query = select(t.clients).where(t.clients.c.index > after).order_by(t.clients.c.index)
+    connection: sa.Connection, after: int = -1, limit: int | None = None
+) -> list[base.ClientRecord]:
+    query = sa.select(t.clients).where(t.clients.c.index > after).order_by(t.clients.c.index)
     rows = connection.execute(query.limit(limit)).mappings()
-    return [ClientRecord(**row) for row in rows]
+    return [base.ClientRecord(**row) for row in rows]
 
 
-def num_clients(connection: Connection) -> int:
-    count: int = connection.execute(select(t.meta.c.value).where(_NUM_CLIENTS)).scalar_one()
+def num_clients(connection: sa.Connection) -> int:
+    count: int = connection.execute(sa.select(t.meta.c.value).where(_NUM_CLIENTS)).scalar_one()
     return count
 
 
-def client(connection: Connection, credential_sha256: str) -> ClientRecord | None:
+def client(connection: sa.Connection, credential_sha256: str) -> base.ClientRecord | None:
     c = t.clients.c
     return _client(
         connection,
-        or_(c.credential_sha256 == credential_sha256, c.previous_sha256 == credential_sha256),
+        sa.or_(c.credential_sha256 == credential_sha256, c.previous_sha256 == credential_sha256),
     )
 
 
-def client_at(connection: Connection, index: int) -> ClientRecord | None:
+def client_at(connection: sa.Connection, index: int) -> base.ClientRecord | None:
     return _client(connection, t.clients.c.index == index)
 
 
-def client_named(connection: Connection, client_id: str) -> ClientRecord | None:
+def client_named(connection: sa.Connection, client_id: str) -> base.ClientRecord | None:
     return _client(connection, t.clients.c.client_id == client_id)
 
 
-def change_client(connection: Connection, /, index: int, **changes: Any) -> None:
+def change_client(connection: sa.Connection, /, index: int, **changes: Any) -> None:
     """Change fields of a client, or raise ``IndexError``."""
     of_index = t.clients.c.index == index
-    if connection.execute(update(t.clients).where(of_index).values(**changes)).rowcount != 1:
+    if connection.execute(sa.update(t.clients).where(of_index).values(**changes)).rowcount != 1:
         raise IndexError(f"there is no client {index}")
 
 
-def idle_clients(connection: Connection, before: float, limit: int) -> list[int]:
+def idle_clients(connection: sa.Connection, before: float, limit: int) -> list[int]:
     c = t.clients.c
-    idle = func.coalesce(c.seen_at, c.enrolled_at) < before
-    known = ~c.credential_sha256.startswith(NO_CREDENTIAL)
-    query = select(c.index).where(idle & known).order_by(c.index).limit(limit)
+    idle = sa.func.coalesce(c.seen_at, c.enrolled_at) < before
+    known = ~c.credential_sha256.startswith(base.NO_CREDENTIAL)
+    query = sa.select(c.index).where(idle & known).order_by(c.index).limit(limit)
     return list(connection.execute(query).scalars())
 
 
-def retire_client(connection: Connection, index: int, now: float) -> None:
+def retire_client(connection: sa.Connection, index: int, now: float) -> None:
     nothing = ("name", "enrolment_sha256", "token", "previous_sha256")
     c = t.clients.c
     change_client(
         connection,
         index,
         **dict.fromkeys(nothing),
-        credential_sha256=literal(NO_CREDENTIAL) + c.client_id,
-        revoked_at=func.coalesce(c.revoked_at, now),
+        credential_sha256=sa.literal(base.NO_CREDENTIAL) + c.client_id,
+        revoked_at=sa.func.coalesce(c.revoked_at, now),
     )
 
 
-def _token(connection: Connection, which: Any) -> TokenRecord | None:
+def _token(connection: sa.Connection, which: Any) -> base.TokenRecord | None:
     row = connection.execute(_TOKEN.where(which).with_for_update()).mappings().one_or_none()
-    return None if row is None else TokenRecord(**row)
+    return None if row is None else base.TokenRecord(**row)
 
 
-def _client(connection: Connection, which: Any) -> ClientRecord | None:
-    query = select(t.clients).where(which).order_by(t.clients.c.index).limit(1)
+def _client(connection: sa.Connection, which: Any) -> base.ClientRecord | None:
+    query = sa.select(t.clients).where(which).order_by(t.clients.c.index).limit(1)
     row = connection.execute(query).mappings().one_or_none()
-    return None if row is None else ClientRecord(**row)
+    return None if row is None else base.ClientRecord(**row)
 
 
 # Waiting clients
 
 
-def join(connection: Connection, member: Member) -> None:
+def join(connection: sa.Connection, member: base.Member) -> None:
     _upsert(connection, t.members, [asdict(member)])
 
 
-def leave(connection: Connection, client_indices: Collection[int]) -> None:
+def leave(connection: sa.Connection, client_indices: Collection[int]) -> None:
     if client_indices:
         connection.execute(_LEAVE, [{"of_client": index} for index in client_indices])
 
 
-def members(connection: Connection) -> list[Member]:
-    query = select(t.members).order_by(t.members.c.client_index)
-    return [Member(**row) for row in connection.execute(query).mappings()]
+def members(connection: sa.Connection) -> list[base.Member]:
+    query = sa.select(t.members).order_by(t.members.c.client_index)
+    return [base.Member(**row) for row in connection.execute(query).mappings()]
 
 
 # Runs
 
 
-def _columns_of(record: type[RunRecord | RunHead]) -> Select[Any]:
+def _columns_of(record: type[base.RunRecord | base.RunHead]) -> sa.Select[Any]:
     columns = (
         t.runs.c[field.name] if field.name in t.runs.c else t.run_data.c[field.name]
         for field in dataclasses.fields(record)
     )
-    return select(*columns).join_from(t.runs, t.run_data)
+    return sa.select(*columns).join_from(t.runs, t.run_data)
 
 
-_RUN, _HEAD = _columns_of(RunRecord), _columns_of(RunHead)
+_RUN, _HEAD = _columns_of(base.RunRecord), _columns_of(base.RunHead)
 
 
-def add_run(connection: Connection, again: bool, record: RunRecord) -> None:
+def add_run(connection: sa.Connection, again: bool, record: base.RunRecord) -> None:
     if again and run(connection, record.run_id) == record:
         return
     _insert_run(connection, record)
     refuse_deleted(connection, record.run_id)
 
 
-def _insert_run(connection: Connection, record: RunRecord) -> None:
+def _insert_run(connection: sa.Connection, record: base.RunRecord) -> None:
     fields = asdict(record)
     with refusing(f"run {record.run_id!r} exists already"):
         for table in (t.runs, t.run_data):
             row = {c.name: fields[c.name] for c in table.c if c.name in fields}
-            connection.execute(insert(table), row)
+            connection.execute(sa.insert(table), row)
 
 
-def heads(connection: Connection) -> list[RunHead]:
+def heads(connection: sa.Connection) -> list[base.RunHead]:
     rows = connection.execute(_HEAD.order_by(t.runs.c.seq)).mappings()
-    return [RunHead(**row) for row in rows]
+    return [base.RunHead(**row) for row in rows]
 
 
-def run(connection: Connection, run_id: str) -> RunRecord | None:
+def run(connection: sa.Connection, run_id: str) -> base.RunRecord | None:
     row = connection.execute(_RUN.where(t.runs.c.run_id == run_id)).mappings().one_or_none()
-    return None if row is None else RunRecord(**row)
+    return None if row is None else base.RunRecord(**row)
 
 
-def versions(connection: Connection) -> dict[str, int]:
-    query = select(t.runs.c.run_id, t.runs.c.version).order_by(t.runs.c.seq)
+def versions(connection: sa.Connection) -> dict[str, int]:
+    query = sa.select(t.runs.c.run_id, t.runs.c.version).order_by(t.runs.c.seq)
     return {row.run_id: row.version for row in connection.execute(query)}
 
 
-def closed(connection: Connection, assignment_id: str) -> ClosedWork | None:
-    query = select(t.closed_work).where(t.closed_work.c.assignment_id == assignment_id)
+def closed(connection: sa.Connection, assignment_id: str) -> base.ClosedWork | None:
+    query = sa.select(t.closed_work).where(t.closed_work.c.assignment_id == assignment_id)
     row = connection.execute(query).mappings().one_or_none()
-    return None if row is None else ClosedWork(**row)
+    return None if row is None else base.ClosedWork(**row)
 
 
 def memory(
-    connection: Connection, run_id: str, client_index: int, at_round: int | None = None
+    connection: sa.Connection, run_id: str, client_index: int, at_round: int | None = None
 ) -> bytes | None:
     c = t.memories.c
-    query = select(c.value).where(c.run_id == run_id, c.client_index == client_index)
+    query = sa.select(c.value).where(c.run_id == run_id, c.client_index == client_index)
     if at_round is not None:
         query = query.where(c.round == at_round)
     return connection.execute(query.order_by(c.round.desc()).limit(1)).scalar()
 
 
 def log(
-    connection: Connection,
+    connection: sa.Connection,
     run_id: str,
     kind: str | None = None,
     after: int = -1,
     limit: int | None = None,
-) -> list[LogEntry]:
+) -> list[base.LogEntry]:
     which = (t.log.c.run_id == run_id) & (t.log.c.version > after)
     if kind is not None:
         which &= t.log.c.kind == kind
     if limit is not None:
-        first = select(t.log.c.version).where(which).order_by(t.log.c.version).limit(limit)
-        last = select(func.max(first.subquery().c.version)).scalar_subquery()
+        first = sa.select(t.log.c.version).where(which).order_by(t.log.c.version).limit(limit)
+        last = sa.select(sa.func.max(first.subquery().c.version)).scalar_subquery()
         which &= t.log.c.version <= last
-    query = select(t.log.c.kind, t.log.c.body, t.log.c.version).where(which)
+    query = sa.select(t.log.c.kind, t.log.c.body, t.log.c.version).where(which)
     rows = connection.execute(query.order_by(t.log.c.version, t.log.c.position)).mappings()
-    return [LogEntry(**row) for row in rows]
+    return [base.LogEntry(**row) for row in rows]
 
 
-def trim(connection: Connection, run_id: str, *, log: bool = False, closed: bool = False) -> None:
+def trim(
+    connection: sa.Connection, run_id: str, *, log: bool = False, closed: bool = False
+) -> None:
     for table, wanted in ((t.log, log), (t.memories, log), (t.closed_work, closed)):
         if wanted:
-            connection.execute(delete(table).where(table.c.run_id == run_id))
+            connection.execute(sa.delete(table).where(table.c.run_id == run_id))
 
 
-def delete_run(connection: Connection, again: bool, run_id: str, version: int, now: float) -> None:
-    query = select(t.runs.c.version).where(t.runs.c.run_id == run_id).with_for_update()
+def delete_run(
+    connection: sa.Connection, again: bool, run_id: str, version: int, now: float
+) -> None:
+    query = sa.select(t.runs.c.version).where(t.runs.c.run_id == run_id).with_for_update()
     at_version = connection.execute(query).scalar_one_or_none()
     if at_version is None:
         if again and deleted(connection, run_id) is not None:
             return
         raise KeyError(run_id)
     if at_version != version:
-        raise VersionConflict(f"run {run_id!r} is at version {at_version}, not {version}")
+        raise base.VersionConflict(f"run {run_id!r} is at version {at_version}, not {version}")
     for table in (*_OF_RUN, t.runs):
-        connection.execute(delete(table).where(table.c.run_id == run_id))
+        connection.execute(sa.delete(table).where(table.c.run_id == run_id))
     row = {"run_id": run_id, "version": version, "deleted_at": now}
-    connection.execute(insert(t.deleted_runs), row)
+    connection.execute(sa.insert(t.deleted_runs), row)
 
 
-def deleted(connection: Connection, run_id: str) -> float | None:
-    query = select(t.deleted_runs.c.deleted_at).where(t.deleted_runs.c.run_id == run_id)
+def deleted(connection: sa.Connection, run_id: str) -> float | None:
+    query = sa.select(t.deleted_runs.c.deleted_at).where(t.deleted_runs.c.run_id == run_id)
     deleted_at: float | None = connection.execute(query).scalar_one_or_none()
     return deleted_at
 
 
-def refuse_deleted(connection: Connection, run_id: str) -> None:
+def refuse_deleted(connection: sa.Connection, run_id: str) -> None:
     """Refuse a new run with the id of a deleted one (`RunDeleted`).
 
     Call it after the insert, which waits for a concurrent deletion.
     """
     if deleted(connection, run_id) is not None:
-        raise RunDeleted(f"run {run_id!r} was deleted")
+        raise base.RunDeleted(f"run {run_id!r} was deleted")
 
 
 # Statements of a commit, built once.
 _ADVANCE = (
-    update(t.runs)
-    .where(t.runs.c.run_id == bindparam("of_run"), t.runs.c.version == bindparam("at_version"))
-    .values(version=t.runs.c.version + 1, document=bindparam("new_document"))
+    sa.update(t.runs)
+    .where(
+        t.runs.c.run_id == sa.bindparam("of_run"), t.runs.c.version == sa.bindparam("at_version")
+    )
+    .values(version=t.runs.c.version + 1, document=sa.bindparam("new_document"))
 )
 _SET_ARRAYS = (
-    update(t.run_data)
-    .where(t.run_data.c.run_id == bindparam("of_run"))
-    .values(arrays=bindparam("new_arrays"))
+    sa.update(t.run_data)
+    .where(t.run_data.c.run_id == sa.bindparam("of_run"))
+    .values(arrays=sa.bindparam("new_arrays"))
 )
-_LEAVE = delete(t.members).where(t.members.c.client_index == bindparam("of_client"))
-_CLOSE, _APPEND = insert(t.closed_work), insert(t.log)
+_LEAVE = sa.delete(t.members).where(t.members.c.client_index == sa.bindparam("of_client"))
+_CLOSE, _APPEND = sa.insert(t.closed_work), sa.insert(t.log)
 
 
-def commit(connection: Connection, run_id: str, version: int, commit: Commit) -> None:
+def commit(connection: sa.Connection, run_id: str, version: int, commit: base.Commit) -> None:
     advanced = connection.execute(
         _ADVANCE, {"of_run": run_id, "at_version": version, "new_document": commit.document}
     )
     if advanced.rowcount != 1:
-        query = select(t.runs.c.version).where(t.runs.c.run_id == run_id)
+        query = sa.select(t.runs.c.version).where(t.runs.c.run_id == run_id)
         at_version = connection.execute(query).scalar_one_or_none()
         if at_version is None:
             raise KeyError(run_id)
-        raise VersionConflict(f"run {run_id!r} is at version {at_version}, not {version}")
+        raise base.VersionConflict(f"run {run_id!r} is at version {at_version}, not {version}")
     if commit.arrays is not None:
         connection.execute(_SET_ARRAYS, {"of_run": run_id, "new_arrays": commit.arrays})
     if commit.closed:
@@ -375,13 +358,13 @@ def commit(connection: Connection, run_id: str, version: int, commit: Commit) ->
         connection.execute(_APPEND, rows)
     if commit.back_to is not None:
         later = (t.memories.c.run_id == run_id) & (t.memories.c.round > commit.back_to)
-        connection.execute(delete(t.memories).where(later))
+        connection.execute(sa.delete(t.memories).where(later))
     if commit.memories:
         rows = [{"run_id": run_id, **asdict(memory)} for memory in commit.memories]
         _upsert(connection, t.memories, rows)
 
 
-def _upsert(connection: Connection, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
+def _upsert(connection: sa.Connection, table: sa.Table, rows: Iterable[Mapping[str, Any]]) -> None:
     dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(table)
     keys = list(table.primary_key)

@@ -17,8 +17,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.util import greenlet_spawn
 
 from fedone_sdk.errors import FedOneError, SpecError
-from fedone_sdk.stores.base import Store
-from fedone_sdk.stores.records import Member
+from fedone_sdk.stores.base import Member, Store
 from fedone_sdk.stores.sql import schema, statements
 from fedone_sdk.stores.sql.schema import Copied
 

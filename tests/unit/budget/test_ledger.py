@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedone_sdk
-from fedone_sdk._usage import Usage
+from fedone_sdk._values import Usage
 from fedone_sdk.budget import NOTHING, Account, Budget, BudgetGuard, MemoryLedger, SqliteLedger
-from fedone_sdk.budget import ledger as module
+from fedone_sdk.budget import guard as module
 from fedone_sdk.errors import BudgetExhausted, UnknownLease
 
 ONE = Usage(requests=1)

@@ -1,4 +1,4 @@
-"""What a model was asked: queries, requests, tokens and money."""
+"""The base class of immutable models, and usage: queries, requests, tokens and money."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import Field, PlainSerializer, WithJsonSchema
-
-from fedone_sdk._frozen import Frozen
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 # Decimal, so that sums of many small charges are exact.
@@ -20,6 +18,12 @@ Usd = Annotated[
     PlainSerializer(float, return_type=float, when_used="json"),
     WithJsonSchema({"type": "number", "minimum": 0, "maximum": 2**53}),  # texts are for files
 ]
+
+
+class Frozen(BaseModel):
+    """An immutable model, with finite numbers only and without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class Usage(Frozen):
@@ -40,6 +44,8 @@ class Usage(Frozen):
     usd: Usd = Field(Decimal(0), json_schema_extra={"default": 0})
 
     def __add__(self, other: Usage) -> Usage:
+        if self is NOTHING:  # Every sum starts with it.
+            return other
         return self._with(other, operator.add)
 
     def __sub__(self, part: Usage) -> Usage:

@@ -1,19 +1,40 @@
-"""User objects named in a local file: by entry point, or as ``module:object``.
+"""Imports at run time: a package's names on first use, and objects that a local file names.
 
-Loading one executes its module. Only names from local files are loaded, never from messages.
+`load_object` executes the module of an object. Only names from local files are loaded, never from
+messages.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from fedone_sdk.errors import SpecError
 
 __all__ = ["load_object"]
+
+
+def lazy(
+    package: dict[str, Any], modules: str
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return a package's ``__getattr__`` and ``__dir__`` (PEP 562), for the names in ``__all__``.
+
+    A name is looked up in `modules`, in their order, and the modules after the first match are not
+    loaded. The modules that a small process needs come first.
+    """
+
+    def load(name: str) -> object:
+        if name in package["__all__"]:
+            for module in modules.split():
+                home = import_module(f"{package['__name__']}.{module}")
+                if hasattr(home, name):
+                    return package.setdefault(name, getattr(home, name))
+        raise AttributeError(f"module {package['__name__']!r} has no attribute {name!r}")
+
+    return load, lambda: sorted({*package, *package["__all__"]})
 
 
 def load_object(key: str, name: str, folder: str | Path = ".", *, group: str | None = None) -> Any:
@@ -50,6 +71,8 @@ def load_object(key: str, name: str, folder: str | Path = ".", *, group: str | N
 
 
 def _entry_point(key: str, name: str, group: str | None) -> Any:
+    from importlib.metadata import entry_points  # Slow to import.
+
     points = {} if group is None else {point.name: point for point in entry_points(group=group)}
     if name not in points:
         known = f" or one of {', '.join(sorted(points))}" if points else ""

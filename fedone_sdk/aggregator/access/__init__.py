@@ -1,1 +1,0 @@
-"""Authentication and authorisation: tokens, roles, enrolled clients."""
