@@ -272,21 +272,15 @@ class Work:
         with errors.needs_extra("the alpha exchange", "alpha"):
             import numpy as np
 
-            from fedone_sdk.algorithms import State, dump_memory, method_from_spec, stream
+            from fedone_sdk.algorithms import Space, State, dump_memory, method_from_spec, stream
             from fedone_sdk.algorithms.method import clip_losses
-            from fedone_sdk.algorithms.space import Space
             from fedone_sdk.client.noise import private_step
             from fedone_sdk.messages.tensor import from_wire, prompts_to_wire, to_wire
         run = self.run
         before = from_wire(assignment.alpha)
         with _declining("the assignment does not fit its run"):
-            method = method_from_spec(
-                run.method,
-                prompt_len=run.prompt_len,
-                vocab_size=run.vocab_size,
-                blank=run.blank,
-                space=Space.of(run.layout) if run.layout else None,
-            )
+            layout = run.layout or [(run.prompt_len, run.vocab_size, run.blank)]
+            method = method_from_spec(run.method, Space.of(layout, run.vocab_size))
             state = State(alpha=before)
             method.check(state)
         state = self._with_memory(method, state)

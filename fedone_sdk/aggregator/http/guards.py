@@ -85,39 +85,40 @@ class Buckets:
 
     Args:
         per_minute: Requests per minute and caller; None is unlimited.
+        now: Returns the time, seconds.
         capacity: Maximal number of buckets; the least recently used one is dropped.
     """
 
-    def __init__(self, per_minute: float | None, *, capacity: int = 65_536) -> None:
+    def __init__(
+        self, per_minute: float | None, now: Callable[[], float], *, capacity: int = 65_536
+    ) -> None:
         self._per_minute = per_minute
+        self._now = now
         self._capacity = capacity
         # Caller -> time at which its bucket is full again, which determines its content.
         self._full_at: OrderedDict[Hashable, float] = OrderedDict()
 
-    def wait_s(self, caller: Hashable, now: float) -> float:
+    def wait_s(self, caller: Hashable) -> float:
         """Return how long a caller must wait before its next request, seconds."""
         if self._per_minute is None:
             return 0.0
-        refill_s = 60.0 / self._per_minute
+        now, refill_s = self._now(), 60.0 / self._per_minute
         return max(self._full_at.get(caller, now) + refill_s - now - max(60.0, refill_s), 0.0)
 
-    def admit(self, caller: Hashable, now: float, count: int = 1) -> None:
+    def admit(self, caller: Hashable, count: int = 1) -> None:
         """Count requests, or refuse a caller whose bucket is empty (``rate_limited``)."""
-        wait_s = self.wait_s(caller, now)
+        wait_s = self.wait_s(caller)
         if wait_s > 0:
-            raise ProblemError(
-                "rate_limited",
-                f"more than {self._per_minute:g} requests a minute",
-                retry_after_s=wait_s,
-            )
-        self.take(caller, now, count)
+            text = f"more than {self._per_minute:g} requests a minute"
+            raise ProblemError("rate_limited", text, retry_after_s=wait_s)
+        self.take(caller, count)
 
-    def take(self, caller: Hashable, now: float, count: int = 1) -> None:
+    def take(self, caller: Hashable, count: int = 1) -> None:
         """Count requests of a caller; the next ones wait until the bucket has refilled."""
         if self._per_minute is None:
             return
-        taken = count * 60.0 / self._per_minute
-        self._full_at[caller] = max(self._full_at.get(caller, now), now) + taken
+        now, taken_s = self._now(), count * 60.0 / self._per_minute
+        self._full_at[caller] = max(self._full_at.get(caller, now), now) + taken_s
         self._full_at.move_to_end(caller)
         while self._full_at and (
             len(self._full_at) > self._capacity or next(iter(self._full_at.values())) <= now
@@ -126,15 +127,19 @@ class Buckets:
 
 
 class Limiter:
-    """Counts requests and refuses those above the limits."""
+    """Counts requests and refuses those above the limits.
+
+    Attributes:
+        clients: Requests of each enrolled client, by index.
+        enrolments: Enrolments from each address.
+    """
 
     def __init__(self, limits: Limits, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
         self._proxies = [ip_network(network) for network in limits.trusted_proxies]
-        self._by_address = Buckets(limits.requests_per_minute_per_ip)
-        self._by_client = Buckets(limits.requests_per_minute_per_client)
-        self._enrolments = Buckets(limits.enrolments_per_minute_per_ip)
-        self._failures = Buckets(limits.failures_per_minute_per_ip)
+        self._by_address = Buckets(limits.requests_per_minute_per_ip, now)
+        self._failures = Buckets(limits.failures_per_minute_per_ip, now)
+        self.clients = Buckets(limits.requests_per_minute_per_client, now)
+        self.enrolments = Buckets(limits.enrolments_per_minute_per_ip, now)
 
     def address(self, request: web.Request) -> str:
         """Return the IPv4 address, or the IPv6 /64, that a request counts for."""
@@ -155,31 +160,20 @@ class Limiter:
 
     def unknown_caller(self, address: str) -> None:
         """Count a request of an unknown caller, or refuse it (``rate_limited``)."""
-        now = self._now()
-        wait_s = self._failures.wait_s(address, now)
+        wait_s = self._failures.wait_s(address)
         if wait_s > 0:
-            raise ProblemError(
-                "rate_limited", "too many failed authentications", retry_after_s=wait_s
-            )
-        self._by_address.admit(address, now)
+            text = "too many failed authentications"
+            raise ProblemError("rate_limited", text, retry_after_s=wait_s)
+        self._by_address.admit(address)
 
-    def client(self, index: int) -> None:
-        """Count a request of an enrolled client, or refuse it (``rate_limited``)."""
-        self._by_client.admit(index, self._now())
-
-    def body(self, index: int, num_bytes: int) -> None:
+    def body(self, client_index: int, num_bytes: int) -> None:
         """Count a client's body, by its size, before it is read, or refuse it."""
-        self._by_client.admit(index, self._now(), num_bytes // _BYTES_PER_REQUEST)
-
-    def enrolment(self, address: str) -> None:
-        """Count an enrolment, or refuse it (``rate_limited``)."""
-        self._enrolments.admit(address, self._now())
+        self.clients.admit(client_index, num_bytes // _BYTES_PER_REQUEST)
 
     def failed(self, address: str) -> None:
         """Count a failed authentication; one above the limit does not extend the wait."""
-        now = self._now()
-        if self._failures.wait_s(address, now) <= 0:
-            self._failures.take(address, now)
+        if self._failures.wait_s(address) <= 0:
+            self._failures.take(address)
 
     def _is_proxy(self, address: IPv4Address | IPv6Address) -> bool:
         return any(address in network for network in self._proxies)
