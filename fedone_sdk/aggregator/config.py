@@ -272,7 +272,7 @@ class ServeConfig(Spec):
 
     def server_tls(self, folder: Path) -> ServerTls | None:
         """Return the TLS context if TLS is configured; a `SpecError` if its files are unusable."""
-        return None if self.tls is None else self.tls.open(folder)
+        return None if self.tls is None else ServerTls(self.tls, folder)
 
     def load_runs(
         self, folder: Path, source: str = "config"

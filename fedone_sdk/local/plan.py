@@ -31,7 +31,7 @@ from fedone_sdk.evaluation.outcomes import curve_examples, seeks_cheapest
 from fedone_sdk.local.federation import Federation
 from fedone_sdk.local.probe import Duration, timed
 from fedone_sdk.messages import Cap, Message
-from fedone_sdk.messages.bill import Bill, bill
+from fedone_sdk.messages.run import Bill, bill
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example, TextPrompt, references_of, target_of
 from fedone_sdk.vocabulary import CHARS_PER_TOKEN

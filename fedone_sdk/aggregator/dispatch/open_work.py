@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
-from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher, Work
+from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
 from fedone_sdk.aggregator.model.calls import Companion
 from fedone_sdk.aggregator.model.gateway import ModelGateway
 from fedone_sdk.aggregator.model.proposer import Reflections, is_proposable
@@ -20,6 +20,7 @@ from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     AlphaUpdate,
+    Assignment,
     Claim,
     Decline,
     LossesUpdate,
@@ -48,7 +49,7 @@ class OpenWork:
     gateway: ModelGateway | None
     companions: Mapping[str, Sequence[Companion]]
 
-    async def claim(self, client: ClientRecord, message: Claim) -> Work | RetryLater:
+    async def claim(self, client: ClientRecord, message: Claim) -> Assignment | RetryLater:
         """Return an assignment, or when to retry; see `Dispatcher.claim`."""
         run = None
         if message.run_id is not None:

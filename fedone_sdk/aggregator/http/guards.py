@@ -1,4 +1,4 @@
-"""What guards the server's port: rate limits, CORS for web pages (Fetch standard), TLS."""
+"""Rate limits, CORS for web pages (Fetch standard), and TLS of the server's port."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ from fedone_sdk.files import user_path
 from fedone_sdk.messages import PROTOCOL_HEADER, check_protocol
 from fedone_sdk.spec import Spec
 
+_log = structlog.get_logger(__name__)
+
 _BYTES_PER_REQUEST = 64 * 1024
+_TLS_CHECK_S = 5.0
+"""Interval at which the TLS files are checked for changes, seconds."""
 
 
 def _network(text: str) -> str:
@@ -81,39 +85,40 @@ class Buckets:
 
     Args:
         per_minute: Requests per minute and caller; None is unlimited.
+        now: Returns the time, seconds.
         capacity: Maximal number of buckets; the least recently used one is dropped.
     """
 
-    def __init__(self, per_minute: float | None, *, capacity: int = 65_536) -> None:
+    def __init__(
+        self, per_minute: float | None, now: Callable[[], float], *, capacity: int = 65_536
+    ) -> None:
         self._per_minute = per_minute
+        self._now = now
         self._capacity = capacity
         # Caller -> time at which its bucket is full again, which determines its content.
         self._full_at: OrderedDict[Hashable, float] = OrderedDict()
 
-    def wait_s(self, caller: Hashable, now: float) -> float:
+    def wait_s(self, caller: Hashable) -> float:
         """Return how long a caller must wait before its next request, seconds."""
         if self._per_minute is None:
             return 0.0
-        refill_s = 60.0 / self._per_minute
+        now, refill_s = self._now(), 60.0 / self._per_minute
         return max(self._full_at.get(caller, now) + refill_s - now - max(60.0, refill_s), 0.0)
 
-    def admit(self, caller: Hashable, now: float, count: int = 1) -> None:
+    def admit(self, caller: Hashable, count: int = 1) -> None:
         """Count requests, or refuse a caller whose bucket is empty (``rate_limited``)."""
-        wait_s = self.wait_s(caller, now)
+        wait_s = self.wait_s(caller)
         if wait_s > 0:
-            raise ProblemError(
-                "rate_limited",
-                f"more than {self._per_minute:g} requests a minute",
-                retry_after_s=wait_s,
-            )
-        self.take(caller, now, count)
+            text = f"more than {self._per_minute:g} requests a minute"
+            raise ProblemError("rate_limited", text, retry_after_s=wait_s)
+        self.take(caller, count)
 
-    def take(self, caller: Hashable, now: float, count: int = 1) -> None:
+    def take(self, caller: Hashable, count: int = 1) -> None:
         """Count requests of a caller; the next ones wait until the bucket has refilled."""
         if self._per_minute is None:
             return
-        taken = count * 60.0 / self._per_minute
-        self._full_at[caller] = max(self._full_at.get(caller, now), now) + taken
+        now, taken_s = self._now(), count * 60.0 / self._per_minute
+        self._full_at[caller] = max(self._full_at.get(caller, now), now) + taken_s
         self._full_at.move_to_end(caller)
         while self._full_at and (
             len(self._full_at) > self._capacity or next(iter(self._full_at.values())) <= now
@@ -122,18 +127,22 @@ class Buckets:
 
 
 class Limiter:
-    """Counts requests and refuses those above the limits."""
+    """Counts requests and refuses those above the limits.
+
+    Attributes:
+        clients: Requests of each enrolled client, by index.
+        enrolments: Enrolments from each address.
+    """
 
     def __init__(self, limits: Limits, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
         self._proxies = [ip_network(network) for network in limits.trusted_proxies]
-        self._by_address = Buckets(limits.requests_per_minute_per_ip)
-        self._by_client = Buckets(limits.requests_per_minute_per_client)
-        self._enrolments = Buckets(limits.enrolments_per_minute_per_ip)
-        self._failures = Buckets(limits.failures_per_minute_per_ip)
+        self._by_address = Buckets(limits.requests_per_minute_per_ip, now)
+        self._failures = Buckets(limits.failures_per_minute_per_ip, now)
+        self.clients = Buckets(limits.requests_per_minute_per_client, now)
+        self.enrolments = Buckets(limits.enrolments_per_minute_per_ip, now)
 
     def address(self, request: web.Request) -> str:
-        """Return the address that a request counts for: IPv4, or the /64 of IPv6."""
+        """Return the IPv4 address, or the IPv6 /64, that a request counts for."""
         peer = _address(request.remote or "")
         if peer is None:
             return ""  # A Unix socket.
@@ -151,34 +160,20 @@ class Limiter:
 
     def unknown_caller(self, address: str) -> None:
         """Count a request of an unknown caller, or refuse it (``rate_limited``)."""
-        now = self._now()
-        wait_s = self._failures.wait_s(address, now)
+        wait_s = self._failures.wait_s(address)
         if wait_s > 0:
-            raise ProblemError(
-                "rate_limited", "too many failed authentications", retry_after_s=wait_s
-            )
-        self._by_address.admit(address, now)
+            text = "too many failed authentications"
+            raise ProblemError("rate_limited", text, retry_after_s=wait_s)
+        self._by_address.admit(address)
 
-    def client(self, index: int) -> None:
-        """Count a request of an enrolled client, or refuse it (``rate_limited``)."""
-        self._by_client.admit(index, self._now())
-
-    def body(self, index: int, num_bytes: int) -> None:
-        """Count a client's body before it is read, or refuse it (``rate_limited``).
-
-        It takes memory and time in proportion to its size.
-        """
-        self._by_client.admit(index, self._now(), num_bytes // _BYTES_PER_REQUEST)
-
-    def enrolment(self, address: str) -> None:
-        """Count an enrolment, or refuse it (``rate_limited``)."""
-        self._enrolments.admit(address, self._now())
+    def body(self, client_index: int, num_bytes: int) -> None:
+        """Count a client's body, by its size, before it is read, or refuse it."""
+        self.clients.admit(client_index, num_bytes // _BYTES_PER_REQUEST)
 
     def failed(self, address: str) -> None:
         """Count a failed authentication; one above the limit does not extend the wait."""
-        now = self._now()
-        if self._failures.wait_s(address, now) <= 0:
-            self._failures.take(address, now)
+        if self._failures.wait_s(address) <= 0:
+            self._failures.take(address)
 
     def _is_proxy(self, address: IPv4Address | IPv6Address) -> bool:
         return any(address in network for network in self._proxies)
@@ -192,7 +187,7 @@ def guarding(
 ) -> Middleware:
     """Return the middleware that applies the limits, to run inside of `problems`.
 
-    A request of a `known` client has a limit of its own. Probes at the `free` paths have none.
+    Requests of `known` clients do not count for their address, and the `free` paths have no limit.
     """
     free = frozenset(free)
 
@@ -314,9 +309,6 @@ class Cors:
         return origin if origin in self._origins else ""
 
 
-_log = structlog.get_logger(__name__)
-
-
 class TlsConfig(Spec):
     """TLS 1.2 or newer; TLS 1.3 with client certificates.
 
@@ -338,10 +330,6 @@ class TlsConfig(Spec):
         if self.client_ca is None and "require_client_certificate" in self.model_fields_set:
             raise ValueError("require_client_certificate: needs client_ca")
         return self
-
-    def open(self, folder: Path) -> ServerTls:
-        """Load the files; a `SpecError` if they cannot be used."""
-        return ServerTls(self, folder)
 
 
 class ServerTls:
@@ -389,18 +377,19 @@ class ServerTls:
         return True
 
     @asynccontextmanager
-    async def watching(self, *, every_s: float = 5.0) -> AsyncIterator[None]:
+    async def watching(self) -> AsyncIterator[None]:
         """Reload changed files while the body runs."""
-        watcher = asyncio.create_task(self._watch(every_s), name="TLS files")
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(_TLS_CHECK_S)
+                await asyncio.to_thread(self.reload)
+
+        watcher = asyncio.create_task(watch(), name="TLS files")
         try:
             yield
         finally:
             watcher.cancel()
-
-    async def _watch(self, every_s: float) -> None:
-        while True:
-            await asyncio.sleep(every_s)
-            await asyncio.to_thread(self.reload)
 
     def _give_newest(
         self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext

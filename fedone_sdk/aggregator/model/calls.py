@@ -329,7 +329,7 @@ class ModelChecks:
             SpecError: The model does not support the run, or is not the required one.
             BackendError: The model is not available.
         """
-        run.base = await self.with_model(run.base, run.vocabulary)
+        run.use_machine(await self.with_model(run.base, run.vocabulary))
         check_required_model(run.base)
 
     async def ensure(self, run: ServedRun) -> None:
@@ -354,7 +354,7 @@ class ModelChecks:
         elif self._backend is not None and base.gateway_model is not None:
             worst_query = _worst_query(run.spec, self._backend)
             if worst_query != base.worst_query:
-                run.base = base.with_model(base.gateway_model, worst_query)
+                run.use_machine(base.with_model(base.gateway_model, worst_query))
 
     async def check_available(self, run: ServedRun) -> None:
         """Check the model of a run that resumes: ``backend_blocked`` or ``backend_unavailable``."""

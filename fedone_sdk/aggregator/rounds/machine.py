@@ -143,10 +143,7 @@ class RoundMachine:
                 raise ValueError(f"{what} would hold {size} numbers, a message {MAX_ELEMENTS}")
         self.method = method_from_spec(
             spec.method,
-            prompt_len=spec.prompt.length,
-            vocab_size=vocab_size,
-            blank=self.blank,
-            space=Space.of(layout, vocab_size) if layout else None,
+            Space.of(layout or [(spec.prompt.length, vocab_size, self.blank)], vocab_size),
             seed=spec.seed,
             num_labels=self.num_labels,
             num_groups=self.num_groups,

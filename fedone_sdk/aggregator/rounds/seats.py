@@ -14,7 +14,7 @@ from fedone_sdk.aggregator.rounds.spending import release
 from fedone_sdk.algorithms import Memory, State, select, stream
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import AlphaAssignment, LossesAssignment, Renewal, Step
+from fedone_sdk.messages import AlphaAssignment, Assignment, LossesAssignment, Renewal, Step
 from fedone_sdk.messages.tensor import prompts_to_wire, to_wire
 
 T = TypeVar("T")
@@ -151,7 +151,7 @@ def assign(
     memory: Memory | None = None,
     available: Mapping[int, int] | None = None,
     enrolled: int | None = None,
-) -> Result[AlphaAssignment | LossesAssignment | None]:
+) -> Result[Assignment | None]:
     """Assign the work of a client's seat, under a lease; a client without a seat may be drawn now.
 
     A repeated claim gets the same assignment and no second lease. `memory` is the method memory
@@ -213,9 +213,7 @@ def _saved_local(
     return replace(state.method, memory=memory) if memory else None
 
 
-def assignment(
-    machine: RoundMachine, state: RunState, seat: Seat, now: float
-) -> AlphaAssignment | LossesAssignment:
+def assignment(machine: RoundMachine, state: RunState, seat: Seat, now: float) -> Assignment:
     """Return the assignment of a working seat."""
     common: dict[str, Any] = {
         "assignment_id": seat.assignment_id,

@@ -86,6 +86,7 @@ class ServedRun(RunView):
         was_stopped: Whether the run was stopped, paused or failed when it was loaded.
         may_be_stale: Whether there may be commits without a signal.
         due: The next deadline of any replica's assignments, seconds since the epoch.
+        needs_seating: Whether an offer of seats can change the state.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class ServedRun(RunView):
         self._known_version = 0
         self.may_be_stale = False
         self.due: float | None = None
+        self.needs_seating = machine.needs_seating(self.state)
 
     @property
     def replica(self) -> str:
@@ -200,6 +202,7 @@ class ServedRun(RunView):
 
     def _on_new_state(self) -> None:
         super()._on_new_state()
+        self.needs_seating = self.machine.needs_seating(self.state)
         self._known_version = max(self._known_version, self.version)
         if self._known_version == self.version:  # Else a signal had a newer deadline.
             self.due = self.state.next_deadline
@@ -207,6 +210,11 @@ class ServedRun(RunView):
             self.ended.clear()
         else:
             self.ended.set()
+
+    def use_machine(self, machine: RoundMachine) -> None:
+        """Replace the machine by one of the same run with other facts of the gateway's model."""
+        self.base = machine
+        self._on_new_state()
 
     # Handlers
 
@@ -341,7 +349,7 @@ class ServedRun(RunView):
 
     async def seat(self) -> None:
         """Offer vacant seats to available clients."""
-        if self.machine.needs_seating(self.state):
+        if self.needs_seating:
             await self.apply(fill, **self._waiting())
 
     async def record_metric(self, round_number: int, value: float) -> None:
