@@ -158,8 +158,6 @@ class Replicas:
         await self._apply_all_due()
 
     async def _apply_deadlines(self) -> None:
-        if not self.store.shared:
-            self.is_leader = await self.store.lead()
         if self.is_leader:
             await self._apply_all_due()
 
