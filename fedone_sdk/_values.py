@@ -44,6 +44,8 @@ class Usage(Frozen):
     usd: Usd = Field(Decimal(0), json_schema_extra={"default": 0})
 
     def __add__(self, other: Usage) -> Usage:
+        if self is NOTHING:  # Every sum starts with it.
+            return other
         return self._with(other, operator.add)
 
     def __sub__(self, part: Usage) -> Usage:

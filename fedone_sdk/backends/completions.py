@@ -1,4 +1,4 @@
-"""Reading of completions: shown tokens, label words' log-probabilities, written label words."""
+"""Label log-probabilities from completions: of shown tokens, written words and several answers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from fedone_sdk.backends.base import LOG_ZERO, float32
+from fedone_sdk.backends.base import LOG_ZERO, Answer, Query, float32
+from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages.base import SERVED_BY
 
@@ -20,18 +22,27 @@ from fedone_sdk.messages.base import SERVED_BY
 _NOT_SHOWN = -9000.0
 # Relative error of the sum of the shown probabilities, which are rounded to about float32.
 _ROUNDING = 1e-6
-# Rounded log-probabilities (bfloat16, two decimals) add up to more than 1 by less than this.
-_MOST_BEYOND_ONE = 0.02
+# Rounded probabilities (bfloat16, two decimals) add up to less than 1 plus this.
+_MAX_EXCESS = 0.02
 # Log-probabilities of one token that is listed twice differ by less than this, nats.
 _SAME = 0.01
 
+FIRST = 3
+"""Answers to each input; more are sampled only if these differ (docs/benchmarks/sampled.md)."""
+
+_SMOOTHING = 0.5
+"""Added to each label's count: the estimate of Krichevsky and Trofimov (1981)."""
+
+Counts = Sequence[float]
+"""For each label the number of answers that wrote it, then the number of all answers."""
+
 T = TypeVar("T")
-# Only the first position is read; servers fill the others with anything.
+# Only the first position is read; the others have no form that all servers share.
 _First = Annotated[list[T], BeforeValidator(lambda positions: (positions or [])[:1])]
 
 
 def _joined(content: Any) -> Any:
-    """Return the text of a content in parts; reasoning is a part of another type."""
+    # A content may be a list of parts, and reasoning is a part of another type.
     if not isinstance(content, list):
         return content
     parts = [part for part in content if isinstance(part, dict)]
@@ -110,10 +121,10 @@ class Choice(BaseModel):
 
 
 def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
-    """Return the tokens in descending order, without those that are listed again.
+    """Return the tokens in descending order, each once.
 
-    Entries with the same bytes are the same token. Servers without bytes may show two tokens by the
-    same text, which then differ in their log-probability.
+    Entries with the same bytes are the same token. Without bytes, two tokens may have the same
+    text, and differ in their log-probability.
     """
     last: dict[str, float] = {}
     tokens = []
@@ -130,7 +141,7 @@ def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
 
 
 def version_of(model: str | None, fingerprint: str | None) -> str | None:
-    """Return a reported model with the ``system_fingerprint`` of what serves it."""
+    """Join a reported model and the ``system_fingerprint`` of its server."""
     return f"{model or ''}{SERVED_BY}{fingerprint})" if fingerprint else model
 
 
@@ -145,7 +156,7 @@ class Completion(BaseModel):
 
     @property
     def version(self) -> str | None:
-        """The reported model, with what serves it."""
+        """The reported model and system fingerprint."""
         return version_of(self.model, self.system_fingerprint)
 
     @property
@@ -158,7 +169,7 @@ class Completion(BaseModel):
 def spelling(text: str) -> str:
     """Return a token or label word in one Unicode form, without leading space.
 
-    It is lower-cased, unless it is one capital letter: the article does not spell the code A.
+    It is lower-cased, unless it is one capital letter: the article "a" is not the code A.
     """
     text = unicodedata.normalize("NFKC", text).lstrip(" \t\n\u2581\u0120")
     return text if len(text.rstrip()) == 1 and text.isupper() else text.casefold()
@@ -194,13 +205,13 @@ def label_log_probs(
     Raises:
         ValueError: The shown probabilities add up to more than 1.
     """
-    # The generated token may be shown in addition to the most likely ones, and is no bound then.
+    # The last token may be the generated one, shown in addition to the most likely ones.
     least = top[-2] if len(top) > 1 and top[-1].text == written else top[-1]
     bound = least.log_prob
     shown = math.fsum(math.exp(min(token.log_prob, 1.0)) for token in top)
-    if shown > 1.0 + _MOST_BEYOND_ONE:
+    if shown > 1.0 + _MAX_EXCESS:
         raise ValueError(f"the probabilities of the likeliest tokens add up to {shown:.2f}")
-    # An excess over 1 measures the error. Some servers show one token with probability 1.
+    # An excess over 1 measures the rounding error. Some servers show one token of probability 1.
     bound = min(bound, math.log(max(1.0 - shown, 0.0) + max(shown - 1.0, _ROUNDING)))
     row, censored = [], 0
     for word in words:
@@ -214,10 +225,10 @@ def label_log_probs(
 
 
 def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None:
-    """0.0 for the written label word and `LOG_ZERO` for others; None if nothing was written.
+    """Return 0.0 for the written label word and `LOG_ZERO` for others; None for an empty text.
 
     The label word may be in a JSON object, a fence, quotes or bold, at the end of reasoning, after
-    ``Answer:`` or before ``: reasons``. An answer with two of them has none.
+    ``Answer:`` or before ``: reasons``. An answer with two label words counts as one without.
     """
     text = unicodedata.normalize("NFKC", _REASONING.sub("", written)).casefold().strip()
     if not text:
@@ -236,7 +247,7 @@ _MOST_WORDS = 5  # before a label word: "The sentiment of this text is"
 
 
 def _forms(text: str) -> Iterator[str]:
-    """Yield what may be the label word in a written answer."""
+    """Yield the parts of a written answer that may be the label word."""
     yield text
     if len(objects := _OBJECT.findall(text)) == 1:
         with suppress(ValueError):
@@ -251,3 +262,64 @@ def _forms(text: str) -> Iterator[str]:
         yield before.strip(_EDGES)
         if after and len(before.split()) <= _MOST_WORDS:
             yield after[0].strip(_EDGES)
+
+
+async def sampled(
+    query: Query,
+    samples: int,
+    at_once: Callable[[], int],
+    ask: Callable[[Query], Awaitable[Answer]],
+) -> Answer:
+    """Estimate the log-probabilities of labels from up to `samples` answers to each input.
+
+    Args:
+        query: A query for ``labels``.
+        samples: Answers to an input whose first answers differ.
+        at_once: Returns how many answers the model gives to one request.
+        ask: Sends one request of kind ``counts``.
+
+    Returns:
+        The estimates, without usage; None for an input if one of its requests failed.
+    """
+    counts: list[Counts | None] = [(0.0,) * (len(query.label_words) + 1) for _ in query.inputs]
+    model: str | None = None
+    while missing := {
+        place: more for place, row in enumerate(counts) if (more := _missing(row, samples))
+    }:
+        more = min(*missing.values(), at_once())
+        answer = await ask(replace(query.part([*missing]), want="counts", samples=more))
+        model = model or answer.model
+        for place, new in zip(missing, answer.log_probs, strict=True):
+            row = counts[place]
+            counts[place] = new and row and tuple(map(sum, zip(row, new, strict=True)))
+    rows = tuple(None if row is None else estimated(row) for row in counts)
+    return Answer(log_probs=rows, usage=NOTHING, model=model)
+
+
+def requests_of(samples: int, at_once: int) -> Iterator[int]:
+    """Yield the largest number of answers of each request for one input."""
+    for part in (min(FIRST, samples), samples - min(FIRST, samples)):
+        for start in range(0, part, at_once):
+            yield min(at_once, part - start)
+
+
+def estimated(counts: Counts) -> tuple[float, ...]:
+    """Return the labels' log-probabilities, nats; `LOG_ZERO` if no answer wrote a label.
+
+    ``p(c) = (k_c + 1/2) / (n + C/2)``. An answer without a label counts as an equal part of an
+    answer for each label.
+    """
+    *labels, total = counts
+    if not any(labels):
+        return (LOG_ZERO,) * len(labels)
+    each = (total - sum(labels)) / len(labels) + _SMOOTHING
+    every = total + _SMOOTHING * len(labels)
+    return tuple(float32(math.log((count + each) / every)) for count in labels)
+
+
+def _missing(counts: Counts | None, samples: int) -> int:
+    if counts is None:
+        return 0
+    *labels, total = counts
+    agree = total >= min(FIRST, samples) and max(labels) == total
+    return 0 if agree else int((samples if total >= FIRST else min(FIRST, samples)) - total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from itertools import cycle, pairwise
@@ -11,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 from fedone_sdk.backends import chat
 from fedone_sdk.backends.base import Query
 from fedone_sdk.backends.tokens import CHARS_PER_TOKEN, Span, fit, load_tokenizer, special_names
-from fedone_sdk.errors import BackendError, LabelWordError
+from fedone_sdk.errors import BackendError, LabelWordError, SpecError
 from fedone_sdk.task import Part, Rendered
 
-__all__ = ["CausalEncoder", "Cloze", "ClozeEncoder", "Encoding"]
+__all__ = ["CausalEncoder", "Cloze", "ClozeEncoder", "Encoding", "read_max_length"]
 
 
 class Cloze(NamedTuple):
@@ -280,3 +281,37 @@ class CausalEncoder(_Encoder):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def read_max_length(folder: Path, *, causal: bool = False) -> int:
+    """Return a model's maximum number of tokens per input, from its folder.
+
+    A model that is not causal is of the RoBERTa family.
+    """
+    limits: list[int] = []
+    stated = read_json(folder / "tokenizer_config.json").get("model_max_length")
+    if isinstance(stated, int) and stated < 2**31:  # transformers writes 1e30 for "unknown"
+        limits.append(stated)
+    config = read_json(folder / "config.json")
+    positions = config.get("max_position_embeddings", config.get("n_positions"))  # GPT-2's name
+    if isinstance(positions, int):
+        # RoBERTa numbers positions from pad_token_id + 1.
+        limits.append(positions if causal else positions - config.get("pad_token_id", 1) - 1)
+    if not limits:
+        raise SpecError(
+            "the maximum length is unknown: needs tokenizer_config.json with model_max_length, "
+            "or config.json with max_position_embeddings",
+            source=str(folder),
+        )
+    return min(limits)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as exc:
+        raise SpecError(f"is not JSON: {exc}", source=str(file)) from exc
+    return content if isinstance(content, dict) else {}

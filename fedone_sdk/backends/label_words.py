@@ -1,15 +1,20 @@
-"""Label words that a model supports, with suggestions for others."""
+"""Label words: those that a model supports, and those that its answers show."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.candidates import LabelsSource, forms_of, label_words, shipped_label_sets
-from fedone_sdk.errors import LabelWordError
+from fedone_sdk.backends.completions import spelling, token_spellings
+from fedone_sdk.backends.request_form import WITHOUT
+from fedone_sdk.budget import NOTHING
+from fedone_sdk.candidates import forms_of, label_sets
+from fedone_sdk.errors import LabelsNotShown, LabelWordError
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Rendered
 from fedone_sdk.vocabulary import LABELS, Vocabulary
@@ -17,6 +22,19 @@ from fedone_sdk.vocabulary import LABELS, Vocabulary
 _log = structlog.get_logger(__name__)
 
 _SUGGESTED = 3
+
+NUM_WATCHED = 64
+"""Number of answers that are counted for each set of label words."""
+
+_MAX_PER_DEVICE = NUM_WATCHED // 4
+_MAJORITY = NUM_WATCHED // 2
+_FEW = 8  # If no answer so far has a label word, the warning comes after this many.
+_MAX_SETS = 256  # Callers of a gateway may use different label words.
+_MAX_NAMED = 5
+# An error names a token, or the beginning of a written answer, only if this many answers have it.
+# It is then how the model begins an answer, and not a word of one private input.
+_MIN_REPEATS = 3
+_BEGINNING_WORDS = 3
 
 
 async def check_label_words(
@@ -26,19 +44,20 @@ async def check_label_words(
     try:
         await backend.check(words, form)
     except LabelWordError:
-        wrong = []
+        errors = []
+        sets = label_sets.shipped_label_sets({str(at): word for at, word in enumerate(words)})
         for position, word in enumerate(words):
             try:
                 await backend.check((word,), form)
             except LabelWordError as exc:
                 others = [*words[:position], *words[position + 1 :]]
-                likely = _alike(word, position, words)
-                suggestions = await valid_words(backend, likely, form, apart_from=others)
-                wrong.append((exc.word, exc.tokens, exc.way_out, suggestions[:_SUGGESTED]))
-        if not wrong:  # They do not fit together.
+                similar = [*spellings_of(word), *(labels[position] for labels in sets)]
+                valid = await valid_words(backend, similar, form, apart_from=others)
+                errors.append((exc.word, exc.tokens, exc.way_out, valid[:_SUGGESTED]))
+        if not errors:  # Each word is valid, but not all of them together.
             raise
-        also = [LabelWordError(*one) for one in wrong[1:]]
-        raise LabelWordError(*wrong[0], also=also) from None
+        first, *more = errors
+        raise LabelWordError(*first, also=[LabelWordError(*error) for error in more]) from None
 
 
 async def valid_words(
@@ -63,15 +82,10 @@ async def valid_words(
     return valid
 
 
-def _alike(word: str, position: int, words: Sequence[str]) -> list[str]:
-    sets = shipped_label_sets({str(at): one for at, one in enumerate(words)})
-    return [*spellings_of(word), *(each[position] for each in sets)]
-
-
 def spellings_of(text: str) -> Iterator[str]:
-    """Spellings of a text: whole and in parts, with a leading space and in lower case."""
-    whole = " ".join(re.split(r"[\W_]+", text)).strip()
-    for part in (whole, *whole.split(), text.strip()):
+    """Yield spellings of a text and of its words, with a leading space and in lower case."""
+    words = " ".join(re.split(r"[\W_]+", text)).strip()
+    for part in (words, *words.split(), text.strip()):
         if part:
             yield f" {part.lower()}"
             yield f" {part}"
@@ -85,7 +99,8 @@ async def usable_vocabulary(
     User-defined sets are kept; the run rejects invalid ones at its start.
     """
     shipped = any(
-        isinstance(source, LabelsSource) and not source.sets for _, source in spec.prompt.sources
+        isinstance(source, label_sets.LabelsSource) and not source.sets
+        for _, source in spec.prompt.sources
     )
     if backend is None or not shipped:
         return vocabulary
@@ -93,9 +108,146 @@ async def usable_vocabulary(
     for candidate in vocabulary.candidates_of(LABELS)[1:]:  # The first set is the task's.
         try:
             for form in forms_of(spec.task, vocabulary):
-                await backend.check(label_words(candidate), form)
+                await backend.check(label_sets.label_words(candidate), form)
         except LabelWordError:
             dropped.append(candidate)
     if dropped:
-        _log.info("label words dropped that the model does not take", sets=dropped)
+        _log.info("label words that the model does not support are dropped", sets=dropped)
     return vocabulary.without(LABELS, dropped)
+
+
+@dataclass(slots=True)
+class _Count:
+    """Counts of the answers to queries with one set of label words.
+
+    Attributes:
+        unseen: Answers without any of the label words.
+        likeliest: First tokens, or beginnings, of the answers without a label word.
+        seen: Answers with each label word.
+        prefixed: Answers with a token that begins each label word, but is shorter.
+        devices: Answers to each device of a gateway.
+    """
+
+    answers: int = 0
+    unseen: int = 0
+    likeliest: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str] = field(default_factory=Counter)
+    prefixed: Counter[str] = field(default_factory=Counter)
+    devices: Counter[tuple[str, ...]] = field(default_factory=Counter)
+
+    @property
+    def split(self) -> list[str]:
+        """The label words of several tokens: most answers begin them, and none shows them."""
+        return [w for w, n in self.prefixed.items() if n > _MAJORITY and not self.seen[w]]
+
+    @property
+    def refused(self) -> bool:
+        return self.unseen > _MAJORITY or bool(self.split)
+
+
+class LabelWatch:
+    """Counts answers without label words, and refuses queries once they are the majority.
+
+    The first `NUM_WATCHED` answers for each set of label words are counted. As soon as more than
+    half of them are certain to have none of the words, or to show only the beginning of a word that
+    no answer shows as a whole, further queries with these words are refused, until `reset`. Queries
+    with other label words are still sent.
+
+    Args:
+        model: The model, for errors.
+        url: Its server, for errors.
+        written: Whether the answers are written words, not shown tokens.
+    """
+
+    def __init__(self, *, model: str, url: str, written: bool = False) -> None:
+        self._model = model
+        self._url = url
+        self._written = written
+        self._counts: OrderedDict[tuple[str, ...], _Count] = OrderedDict()
+
+    def admit(self, words: tuple[str, ...]) -> None:
+        """Check a query before it is sent."""
+        count = self._counts.get(words)
+        if count is not None and count.refused:
+            raise self._refusal(words, count)
+
+    def note(
+        self, words: tuple[str, ...], shown: Sequence[str], *, device: tuple[str, ...] | None = None
+    ) -> None:
+        """Count one answer: its shown tokens, the likeliest first, or the written label word.
+
+        At most `_MAX_PER_DEVICE` answers to one device count, so that its texts cannot block other
+        devices.
+        """
+        count = self._counts.setdefault(words, _Count())
+        self._counts.move_to_end(words)
+        while len(self._counts) > _MAX_SETS:
+            self._counts.popitem(last=False)
+        if count.answers == NUM_WATCHED or count.refused:
+            return
+        if device is not None:
+            if count.devices[device] == _MAX_PER_DEVICE:
+                return
+            count.devices[device] += 1
+        count.answers += 1
+        tokens = set().union(*map(token_spellings, shown))
+        spelled = {word: spelling(word).rstrip() for word in words}
+        seen = [word for word in words if spelled[word] in tokens]
+        count.seen.update(seen)
+        if not seen:
+            count.unseen += 1
+            count.likeliest[" ".join(shown[0].split(" ")[: _BEGINNING_WORDS + 1])] += 1
+        if not self._written:
+            beginnings = tokens - {"", *spelled.values()}
+            count.prefixed.update(
+                word for word in words if any(map(spelled[word].startswith, beginnings))
+            )
+        never = [word for word in words if not count.seen[word]]
+        if count.answers == (_FEW if len(never) == len(words) else NUM_WATCHED) and never:
+            _log.warning(
+                "label words that no answer has",
+                model=self._model,
+                answers=count.answers,
+                words=never,
+                effect="losses and accuracy are wrong for these labels",
+                change="choose label words of one token that the model writes",
+            )
+
+    def reset(self) -> None:
+        """Reset all counts."""
+        self._counts.clear()
+
+    def _refusal(self, words: tuple[str, ...], count: _Count) -> LabelsNotShown:
+        common = [
+            repr(text) for text, times in count.likeliest.most_common(3) if times >= _MIN_REPEATS
+        ]
+        split = [] if count.unseen > _MAJORITY else count.split
+        named = ", ".join(map(repr, (split or words)[:_MAX_NAMED]))
+        named += ", ..." if (split or words)[_MAX_NAMED:] else ""
+        answers = f"of the first {count.answers} answers of model {self._model!r}"
+        one_of = "ask it for one of these words and nothing else at the end of the template"
+        if split:
+            problem = (
+                f"none {answers} shows the label word {named}, and most show its beginning, so it "
+                "is several tokens: choose label words of one token, such as ' A', ' B' with a "
+                f"slot of candidates: codes, or {WITHOUT}"
+            )
+        elif self._written:
+            problem = (
+                f"{count.unseen} {answers} are none of the label words {named}, so they count as "
+                f"wrong: {one_of}, or set reasoning_effort: none for a model "
+                "that reasons until its tokens are used up"
+            )
+        else:
+            problem = (
+                f"{count.unseen} {answers} show none of the label words {named} among the "
+                "likeliest tokens, so their losses are meaningless: choose label words that the "
+                f"model writes, {one_of}, ask a base model with api: completions and an instruct "
+                f"model with api: chat, or {WITHOUT}"
+            )
+        return LabelsNotShown(
+            problem,
+            url=self._url,
+            said=f"most often {', '.join(common)}" if common and not split else "",
+            usage=NOTHING,
+        )

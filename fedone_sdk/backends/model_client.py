@@ -13,10 +13,10 @@ from fedone_sdk.backends.answers import AnswerCache, Keep, row_keys
 from fedone_sdk.backends.asking import CONCURRENCY, ask_each
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.billing import Billing
+from fedone_sdk.backends.completions import sampled
 from fedone_sdk.backends.rate_limit import RateLimiter
 from fedone_sdk.backends.refusals import Refusals, failed
 from fedone_sdk.backends.retries import Retries
-from fedone_sdk.backends.sampled import sampled
 from fedone_sdk.budget import NOTHING, BudgetGuard, Price, Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused
 from fedone_sdk.spec import LimitsSpec, RetrySpec
@@ -260,7 +260,7 @@ class ModelClient(Wrapper):
 
 
 def _as_one_query(usage: Usage) -> Usage:
-    return usage.without_queries() + Usage(queries=1)
+    return usage.model_copy(update={"queries": 1})
 
 
 def _check_size(answer: Answer, num_inputs: int) -> None:

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from fedone_sdk import assets
 from fedone_sdk.backends.base import Answer, LocalBackend, Query, one_query
-from fedone_sdk.backends.checkpoint import read_max_length
-from fedone_sdk.backends.encoders import Cloze, ClozeEncoder
+from fedone_sdk.backends.encoders import Cloze, ClozeEncoder, read_max_length
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.files import user_path

@@ -14,11 +14,10 @@ from pydantic import ValidationError
 from fedone_sdk.backends import completions, model_server, tokens
 from fedone_sdk.backends.base import Answer, Query, Want, one_query
 from fedone_sdk.backends.chat import Message, is_chat, messages_of, refuse_mask
-from fedone_sdk.backends.completions import Choice, Completion
-from fedone_sdk.backends.label_watch import LabelWatch
+from fedone_sdk.backends.completions import Choice, Completion, requests_of
+from fedone_sdk.backends.label_words import LabelWatch
 from fedone_sdk.backends.model_server import ModelServer, ServerBackend
 from fedone_sdk.backends.request_form import WITHOUT, Contents, RequestForm
-from fedone_sdk.backends.sampled import requests_of
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused, LabelWordError
 from fedone_sdk.messages.base import SERVED_BY

@@ -16,12 +16,13 @@ import typer
 from rich.filesize import decimal as size
 
 from fedone_sdk import assets
-from fedone_sdk import data as tables
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present
 from fedone_sdk.cli._output import Output, check_target, note, plural
 from fedone_sdk.cli._process import errors_in, quiet_logs
 from fedone_sdk.cli._run_file import RunFile
+from fedone_sdk.data import columns as tables
+from fedone_sdk.data import load_examples
 from fedone_sdk.errors import ArgumentError, SpecError
 from fedone_sdk.spec import BackendSpec
 
@@ -78,7 +79,7 @@ def init(
         raise ArgumentError(f"{target} exists: --fresh replaces it, -o FILE writes another file")
     name = "".join(c if c.isalnum() and c.isascii() else "-" for c in data.stem).strip("-") or "run"
     with errors_in(str(data)):
-        rows = tables.load_examples(data)
+        rows = load_examples(data)
         columns = tables.columns_of(rows)
         label = _column("--label", label, tables.label_columns(rows), columns)
         text = _column("--text", text, tables.text_columns(rows, label), columns)

@@ -26,7 +26,7 @@ from fedone_sdk.cli._run_file import RunFile, backend_of
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import ArgumentError, DataError, SpecError, system_errors
 from fedone_sdk.messages import Preference
-from fedone_sdk.messages.bill import bill
+from fedone_sdk.messages.run import bill
 from fedone_sdk.metrics import metric_text
 from fedone_sdk.spec import BackendSpec, load_backend
 from fedone_sdk.task import (

@@ -125,11 +125,11 @@ class KnownRuns:
 
     async def vocabulary(self, run_id: str, version: int = 0) -> Vocabulary:
         """Return a run's candidates, in at least this version."""
-        from fedone_sdk.candidates import label_checks
-
         have, before = self._vocabularies.get(run_id, (0, None))
         if before is not None and have >= version:
             return before
+        from fedone_sdk.candidates import label_checks
+
         run = await self.task(run_id, version)
         listed = await self._session.call(self._session.transport.vocabulary, run_id, have)
         try:

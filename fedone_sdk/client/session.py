@@ -11,22 +11,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Concatenate, ParamSpec, TypeVar
 
 import structlog
-import tenacity
 
+from fedone_sdk import errors
 from fedone_sdk.client.options import EventSink, OnlyWhen
 from fedone_sdk.client.rows import Declining
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.transport import HttpTransport, Network
 from fedone_sdk.clock import answer_of, end, within
-from fedone_sdk.errors import (
-    ArgumentError,
-    FedOneError,
-    MessageError,
-    ProblemError,
-    TransportError,
-    is_retryable,
-)
-from fedone_sdk.messages import Enrol, Enrolled, Renewal
+from fedone_sdk.messages import Enrol, Renewal
 
 _log = structlog.get_logger(__name__)
 
@@ -44,14 +36,19 @@ class StopSignal:
         self._requested = False
         self._num_inside = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._event = asyncio.Event()
+        self._waits: set[asyncio.Timeout] = set()
 
     def set(self) -> None:
         """Request the stop, from any thread."""
         self._requested = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has just been closed
-                self._loop.call_soon_threadsafe(self._event.set)
+                self._loop.call_soon_threadsafe(self._end_waits)
+
+    def _end_waits(self) -> None:
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(0.0)
 
     def is_set(self) -> bool:
         """Return whether a stop is requested."""
@@ -61,11 +58,7 @@ class StopSignal:
     def scope(self) -> Iterator[None]:
         """Mark a task that returns soon after the signal; the last one to exit clears it."""
         self._num_inside += 1
-        if self._loop is None:
-            # An event is bound to the loop that waits for it.
-            self._loop, self._event = asyncio.get_running_loop(), asyncio.Event()
-            if self._requested:
-                self._event.set()
+        self._loop = asyncio.get_running_loop()
         try:
             yield
         finally:
@@ -75,20 +68,21 @@ class StopSignal:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep, or return early at the signal."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._event.wait(), seconds)
+        await self.cancel_on(asyncio.sleep(seconds))
 
     async def cancel_on(self, call: Awaitable[T]) -> T | None:
         """Return the call's result, or None if the signal came first and cancelled the call."""
-        working = asyncio.ensure_future(call)
-        stopping = asyncio.create_task(self._event.wait())
+        wait = asyncio.timeout(0.0 if self._requested else None)
+        self._waits.add(wait)
         try:
-            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else None
+            async with wait:
+                return await call
+        except TimeoutError:
+            if not wait.expired():
+                raise
+            return None
         finally:
-            working.cancel()
-            stopping.cancel()
-            await asyncio.gather(working, stopping, return_exceptions=True)
+            self._waits.discard(wait)
 
 
 _ATTEMPTS = 5
@@ -97,8 +91,6 @@ _ATTEMPTS = 5
 _ANSWER_S = 900.0
 """The longest wait for an answer, seconds, whatever the transport does; `HttpTransport` has shorter
 ones."""
-
-_JITTER = tenacity.wait_random_exponential(multiplier=0.2, max=20)
 
 MAX_WAIT_S = 3600.0
 """The longest ``Retry-After`` that is honoured, seconds."""
@@ -157,15 +149,8 @@ class Session:
     ) -> None:
         self.transport = network.transport or HttpTransport(state.server, network=network)
         self._state, self._token, self._name, self._events = state, token, network.name, events
+        self._stop = stop
         self.offline_since: float | None = None
-        # Shared by concurrent calls, which mix only its statistics.
-        self._retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(_passes_soon),
-            wait=lambda state: _JITTER(state) + _asked_s(state),
-            stop=lambda state: state.attempt_number >= _ATTEMPTS or stop.is_set(),
-            sleep=stop.sleep,
-            reraise=True,
-        )
 
     @property
     def may_enrol_again(self) -> bool:
@@ -181,7 +166,7 @@ class Session:
         self, method: Callable[Concatenate[str, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Call a method of the transport, which raises its errors, with the device's credential."""
-        return await self._retrying(self._once, lambda: method(self.credential, *args, **kwargs))
+        return await self._retried(lambda: method(self.credential, *args, **kwargs))
 
     async def enrol(self) -> None:
         """Enrol the device unless it has an identity.
@@ -196,18 +181,16 @@ class Session:
         if not self.credential:
             token = self._token
             if token is None:
-                raise ArgumentError("token: is required until the device has enrolled")
+                raise errors.ArgumentError("token: is required until the device has enrolled")
             nonce = self._state.identity.nonce or secrets.token_urlsafe(32)
             self._state.identity = Identity(nonce=nonce)
             message = Enrol(name=self._name, nonce=nonce)
             try:
-                enrolled: Enrolled = await self._retrying(
-                    self._once, lambda: self.transport.enrol(token, message)
-                )
-            except ProblemError as exc:
+                enrolled = await self._retried(lambda: self.transport.enrol(token, message))
+            except errors.ProblemError as exc:
                 if exc.code != "not_found":
                     raise
-                raise ArgumentError(
+                raise errors.ArgumentError(
                     f"server: {self._state.server} is not the base URL of an aggregator: "
                     f"{exc.detail}; allowed is http(s)://HOST[:PORT] and the path that a proxy adds"
                 ) from exc
@@ -226,12 +209,24 @@ class Session:
             _log.warning(f"offline since {_hour(self.offline_since)}", reason=str(reason))
             self._events.emit("offline", reason=str(reason))
 
+    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
+        waits = Backoff(first_s=0.2, max_s=20.0)
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return await self._once(call)
+            except (errors.ProblemError, errors.TransportError) as exc:
+                if self._stop.is_set() or not _passes_soon(exc):
+                    raise
+                wait_s = waits.next_s(retry_after_s(exc))
+            await self._stop.sleep(wait_s)
+        return await self._once(call)
+
     async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
             result = await within(call(), _ANSWER_S)
-        except (TransportError, TimeoutError) as exc:
-            failure = TransportError(f"no answer in {_ANSWER_S:.0f} s")
-            failure = exc if isinstance(exc, TransportError) else failure
+        except (errors.TransportError, TimeoutError) as exc:
+            failure = errors.TransportError(f"no answer in {_ANSWER_S:.0f} s")
+            failure = exc if isinstance(exc, errors.TransportError) else failure
             self.set_offline(failure)
             raise failure from exc
         if self.offline_since is not None:
@@ -243,16 +238,16 @@ class Session:
 
 def retry_after_s(failure: BaseException | None) -> float:
     """Return a failure's ``Retry-After``, seconds; 0 if it has none."""
-    asked = failure.retry_after_s if isinstance(failure, (ProblemError, TransportError)) else None
+    asked = (
+        failure.retry_after_s
+        if isinstance(failure, (errors.ProblemError, errors.TransportError))
+        else None
+    )
     return asked or 0.0
 
 
-def _asked_s(state: tenacity.RetryCallState) -> float:
-    return retry_after_s(state.outcome.exception() if state.outcome else None)
-
-
 def _passes_soon(failure: BaseException) -> bool:
-    return is_retryable(failure) and retry_after_s(failure) <= MAX_CALL_WAIT_S
+    return errors.is_retryable(failure) and retry_after_s(failure) <= MAX_CALL_WAIT_S
 
 
 def _hour(at: float) -> str:
@@ -324,8 +319,8 @@ class Lease:
             sent_at = asyncio.get_running_loop().time()
             try:
                 renewed = await self._renew()
-            except (ProblemError, TransportError, MessageError) as exc:
-                if isinstance(exc, ProblemError) and not is_retryable(exc):
+            except (errors.ProblemError, errors.TransportError, errors.MessageError) as exc:
+                if isinstance(exc, errors.ProblemError) and not errors.is_retryable(exc):
                     return  # the run allows no more renewals, or the seat is lost
                 wait_s = max(min(_RETRY_S, self._deadline_s * _RETRY_SHARE), retry_after_s(exc))
             else:
@@ -341,7 +336,7 @@ _MARGIN_S = 2.0
 """How long before its deadline a seat is declined, seconds."""
 
 
-class Paused(FedOneError):
+class Paused(errors.FedOneError):
     """The client stops while the app's condition does not hold; the journal keeps the work."""
 
 

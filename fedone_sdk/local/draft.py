@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from fedone_sdk import assets
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.backends.label_words import spellings_of, valid_words
-from fedone_sdk.candidates import code_candidates, shipped_label_sets
-from fedone_sdk.candidates.label_sets import label_families
+from fedone_sdk.candidates import instructions, label_sets
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable
 from fedone_sdk.task import Filling, Rendered, TaskSpec, render
 
@@ -134,7 +133,9 @@ async def draft(
         slots["labels"] = {"kind": "labels", "sets": sets}
     form = _shipped()["forms"][reader.form]
     if reader.coded and reader.form != "cloze":
-        slots["codes"] = [*code_candidates(words or {label: label for label in reader.labels})]
+        slots["codes"] = [
+            *instructions.code_candidates(words or {label: label for label in reader.labels})
+        ]
         form = json.loads(json.dumps(form).replace("{text}", "{codes}{text}"))
     task = {**form, "description": {"text": noun, "aspect": about}, "labels": chosen.main}
     return Draft(task=task, slots=slots, several=chosen.several, char_s=reader.char_s)
@@ -148,7 +149,7 @@ def _noun_of(column: str) -> str | None:
 
 
 def _aspect_of(words: Mapping[str, str]) -> str:
-    likely = {word.strip() for words in shipped_label_sets(words) for word in words}
+    likely = {word.strip() for words in label_sets.shipped_label_sets(words) for word in words}
     return "sentiment" if "good" in likely else "category"
 
 
@@ -242,7 +243,9 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
         return _Words(await _hosted_words(reader, names))
     own = {label: await reader.valid(spellings_of(names[label])) for label in labels}
     has_names = all(re.search(r"[^\W\d_]{2}", names[label]) for label in labels)
-    shipped = (f" {word}" for words in itertools.chain(*label_families()) for word in words)
+    shipped = (
+        f" {word}" for words in itertools.chain(*label_sets.label_families()) for word in words
+    )
     lexicon = [*itertools.chain(*own.values()), *shipped, *_frequent(reader)]
     scores = await _WordScores.of(reader, lexicon)
     # Words of the names are preferred to all others.
@@ -360,9 +363,12 @@ def _assigned(scores: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
 
 def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str, str]]:
     """Return shipped sets that contain the labels' words, or without words all sets of the size."""
-    sets: Iterable[Sequence[str]] = shipped_label_sets(main)
+    sets: Iterable[Sequence[str]] = label_sets.shipped_label_sets(main)
     if not main and len(labels) <= _MAX_PERMUTED:
-        shipped = [[f" {word}" for word in words] for words in itertools.chain(*label_families())]
+        shipped = [
+            [f" {word}" for word in words]
+            for words in itertools.chain(*label_sets.label_families())
+        ]
         fitting = (words for words in shipped if len(words) == len(labels))
         sets = itertools.chain.from_iterable(map(itertools.permutations, fitting))
     return (dict(zip(labels, words, strict=True)) for words in sets)

@@ -10,20 +10,20 @@ from fractions import Fraction
 
 from pydantic import Field, field_serializer
 
-from fedone_sdk import backends, candidates
+from fedone_sdk import backends
 from fedone_sdk.aggregator import RoundMachine
 from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import LLMBackend, Query, Wrapper
 from fedone_sdk.backends.judge import MAX_TOKENS, Judge
 from fedone_sdk.budget import NOTHING, Account, Usage
-from fedone_sdk.candidates import no_prompt, prompt_of
+from fedone_sdk.candidates import label_checks, no_prompt, prompt_of, proposals, reflection
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
 from fedone_sdk.evaluation.outcomes import curve_examples, seeks_cheapest
 from fedone_sdk.local.federation import Federation
 from fedone_sdk.local.probe import Duration, timed
 from fedone_sdk.messages import Cap, Message
-from fedone_sdk.messages.bill import Bill, bill
+from fedone_sdk.messages.run import Bill, bill
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example, TextPrompt, references_of, target_of
 from fedone_sdk.vocabulary import CHARS_PER_TOKEN
@@ -228,7 +228,7 @@ class _Planner:
             vocabulary = await backends.usable_vocabulary(backend, spec, self.federation.vocabulary)
             self.federation = replace(self.federation, vocabulary=vocabulary)
             if not self.adapter.local:  # A local model would be loaded; counting checks words too.
-                for words, form in candidates.label_checks(self.task, vocabulary):
+                for words, form in label_checks(self.task, vocabulary):
                     await backend.check(words, form)
         except (BackendBlocked, BackendUnavailable) as exc:
             self.problems.append(f"backend: {exc}")
@@ -350,14 +350,12 @@ class _Planner:
                 ({name: str(row[name]) for name in self.task.fields}, _FEEDBACK)
                 for row in self.federation.shards[0][:_CASES]
             ]
-            messages = candidates.reflection_messages(self.task, slot, max(texts, key=len), cases)
+            messages = reflection.reflection_messages(self.task, slot, max(texts, key=len), cases)
         else:
             count = proposer.count
             expected = min(calls, math.ceil(proposer.max_candidates / count))
-            scored = [
-                candidates.ScoredCandidate(text=text, mean_loss=math.log(2)) for text in texts
-            ]
-            messages = candidates.proposal_messages(self.task, slot, scored, count=count)
+            scored = [proposals.ScoredCandidate(text=text, mean_loss=math.log(2)) for text in texts]
+            messages = proposals.proposal_messages(self.task, slot, scored, count=count)
         chars = count * (sum(map(len, texts)) // max(len(texts), 1))
         written = min(math.ceil(chars / CHARS_PER_TOKEN) or 1, proposer.max_tokens)
         try:

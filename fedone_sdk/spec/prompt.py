@@ -7,18 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
-
-from fedone_sdk.candidates import (
-    DemonstrationsSource,
-    InstructionsSource,
-    LabelsSource,
-    OwnSource,
-    code_candidates,
-    demonstration_candidates,
-    instruction_candidates,
-    label_candidates,
+from pydantic import (
+    BeforeValidator,
+    Field,
+    JsonValue,
+    ValidationError,
+    field_validator,
+    model_validator,
 )
+
+from fedone_sdk.candidates import demonstrations, instructions, label_sets
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.imports import load_object
@@ -55,9 +53,28 @@ def _written_short(value: object) -> object:
     return value
 
 
+class OwnSource(Spec):
+    """A function of your own, which returns the candidates.
+
+    Attributes:
+        object: ``package.module:function``, also from a module next to the run file, or the name
+            of an entry point of the group ``fedone.candidates``. It is called with ``task``, with
+            ``texts`` (the training texts, where they are at hand) and the options.
+        options: Its other keyword arguments.
+    """
+
+    kind: Literal["own"] = "own"
+    object: Annotated[str, Field(min_length=1, max_length=200)]
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+
 CandidatesSpec = Annotated[
     Annotated[
-        VocabularySpec | InstructionsSource | DemonstrationsSource | LabelsSource | OwnSource,
+        VocabularySpec
+        | instructions.InstructionsSource
+        | demonstrations.DemonstrationsSource
+        | label_sets.LabelsSource
+        | OwnSource,
         Field(discriminator="kind"),
     ],
     BeforeValidator(_written_short),
@@ -97,7 +114,7 @@ class SlotSpec(Spec):
 
     @model_validator(mode="after")
     def _check_labels(self) -> Self:
-        if (self.name == LABELS) is not isinstance(self.candidates, LabelsSource):
+        if (self.name == LABELS) is not isinstance(self.candidates, label_sets.LabelsSource):
             raise ValueError("candidates.kind: labels is for the slot labels only, which needs it")
         if self.name == LABELS and self.repeat > 1:
             raise ValueError("repeat: must be 1 for the slot labels")
@@ -333,18 +350,20 @@ def _candidates(
 ) -> tuple[str, ...]:
     source = slot.candidates
     if source.kind == "codes":
-        candidates = code_candidates({label: label for label in task.labels})[: source.size]
-    elif isinstance(source, InstructionsSource):
-        candidates = instruction_candidates(
+        candidates = instructions.code_candidates({label: label for label in task.labels})[
+            : source.size
+        ]
+    elif isinstance(source, instructions.InstructionsSource):
+        candidates = instructions.instruction_candidates(
             description=task.description or Description(), labels=task.labels, size=source.size
         )
-    elif isinstance(source, LabelsSource):
-        candidates = label_candidates(task.labels, source.sets)
+    elif isinstance(source, label_sets.LabelsSource):
+        candidates = label_sets.label_candidates(task.labels, source.sets)
     elif isinstance(source, OwnSource):
         candidates = _own_candidates(source, task, texts, base_dir)
-    elif isinstance(source, DemonstrationsSource):
+    elif isinstance(source, demonstrations.DemonstrationsSource):
         path = source.file if source.file.startswith("hf:") else base_dir / source.file
-        candidates = demonstration_candidates(
+        candidates = demonstrations.demonstration_candidates(
             task,
             slot.name,
             load_examples(path),

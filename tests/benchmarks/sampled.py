@@ -17,7 +17,7 @@ from statistics import fmean
 
 import numpy as np
 
-from fedone_sdk.backends.sampled import FIRST, estimated
+from fedone_sdk.backends.completions import FIRST, estimated
 from fedone_sdk.task import LOG_ZERO
 from tests.benchmarks.slot_cells import CELLS as ALL_CELLS
 from tests.benchmarks.slot_runs import (

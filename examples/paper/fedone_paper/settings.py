@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedone_sdk import assets
-from fedone_sdk.backends.checkpoint import WEIGHTS, find_checkpoint
+from fedone_sdk.backends.transformers import WEIGHTS, find_checkpoint
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.evaluation.engine import write_whole

@@ -10,13 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
-from fedone_sdk.backends.checkpoint import (
-    find_checkpoint,
-    hash_folder,
-    load_module,
-    read_max_length,
-)
-from fedone_sdk.backends.encoders import ClozeEncoder
+from fedone_sdk.backends.encoders import ClozeEncoder, read_max_length
+from fedone_sdk.backends.transformers import find_checkpoint, hash_folder, load_module
 from fedone_sdk.losses import example_loss, predicted
 from fedone_sdk.metrics import evaluate
 from fedone_sdk.task import Example, Part, Rendered, TaskSpec, render, target_of

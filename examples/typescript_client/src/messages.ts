@@ -200,15 +200,15 @@ export interface RunTask {
  */
 export interface TaskSpec {
   /**
-   * Text with `{prompt}`, one `{field}` per text column, and (for masked models) one `{mask}`; a causal model answers at the end. `{field:.400}` is the first 400 characters of a text. Null if there is a `chat`.
+   * Text with `{prompt}`, one `{field}` per text column, and for masked models one `{mask}`; a causal model answers at the end. `{field:.400}` is the first 400 characters of a text. Null with a `chat`.
    */
   template?: string | null;
   /**
-   * Alternative to a template: messages for an instruct model, rendered through its own chat template. Together they have `{prompt}` once, and no `{mask}`.
+   * Instead of a template: messages for an instruct model, rendered through its chat template. Together they have `{prompt}` once, and no `{mask}`.
    */
   chat?: ChatSpec | null;
   /**
-   * The prompt's slots that the template or the messages name, each once, instead of `{prompt}`; empty if `{prompt}` represents all of them. A run sets it.
+   * The prompt's slots that the templates name, each once, instead of `{prompt}`. The run sets it; empty for `{prompt}`.
    */
   slots?: string[];
   /**
@@ -216,27 +216,27 @@ export interface TaskSpec {
    */
   labels?: Label[];
   /**
-   * The metric of evaluation: `accuracy`, `f1`, `matthews`; `loss`, the mean loss, where lower is better, and the only one for generation; or a user's function, `package.module:function`, called with the true and the predicted label indices (`MetricFunction`) and imported like `score`.
+   * The metric of evaluation: `accuracy`, `f1`, `matthews`; `loss`, the mean loss, which is the only one for generation; or a `MetricFunction`, `package.module:function`, imported like `score`.
    */
   metric?: string;
   /**
-   * The training loss: `cross_entropy` or the `brier` score over the label words, a multi-class `hinge` with margin 1 on their log-probabilities, `zero_one` for a wrong label (for models without log-probabilities), `nll`, the negative log-likelihood of the reference text in nats, or `score`, 1 minus a user's score of the generated text.
+   * The training loss: `cross_entropy` or the `brier` score over the label words, a multi-class `hinge` with margin 1 on their log-probabilities, `zero_one` for a wrong label (for models without log-probabilities), `nll`, the negative log-likelihood of the reference text in nats, or `score`, 1 minus the score of the generated text.
    */
   loss?: "cross_entropy" | "brier" | "hinge" | "zero_one" | "nll" | "score";
   /**
-   * The column with the label or the reference text. A user's score function gets the whole example.
+   * The column with the label or the reference text.
    */
   label_field?: string;
   /**
-   * The task's description, for shipped instructions and for a proposer.
+   * Words for the built-in instructions and for a proposer.
    */
   description?: Description | null;
   /**
-   * The longest text to generate for `score`, tokens.
+   * Maximum length of a generated text for `score`, tokens.
    */
   max_tokens?: number;
   /**
-   * For `score`: a name of `scores.SCORES`, `package.module:function`, or an entry point of the group `fedone.scores`; or a name of `scores.SCORES` with its options, `{number: {tolerance: 0.01}}`. A local run imports it, never a message.
+   * For loss `score`: a name of `scores.SCORES`, `package.module:function`, or an entry point of the group `fedone.scores`; or a name with options, `{number: {tolerance: 0.01}}`. Imported from local files, never from a message.
    */
   score?:
     | string
@@ -251,7 +251,7 @@ export interface TaskSpec {
       }
     | null;
   /**
-   * Added to the label words' log-probabilities before losses and predictions, one number per label, nats. A label that the model did not write stays impossible. Null for none.
+   * Added to the label words' log-probabilities before losses and predictions, one number per label, nats. A label that the model did not write stays impossible.
    */
   bias?: number[] | null;
 }
@@ -260,7 +260,7 @@ export interface TaskSpec {
  */
 export interface ChatSpec {
   /**
-   * The system message. If null or empty, the model's chat template uses its default.
+   * The system message; null or empty is the default of the model's chat template.
    */
   system?: string | null;
   /**
@@ -268,7 +268,7 @@ export interface ChatSpec {
    */
   user: string;
   /**
-   * The prefix of the answer, which the model continues; null for no prefix.
+   * The beginning of the answer, which the model continues.
    */
   assistant?: string | null;
 }
@@ -280,7 +280,7 @@ export interface Label {
   word: string;
 }
 /**
- * What is classified, and by what, in the words of the shipped instructions.
+ * Words for the task in the built-in instructions.
  */
 export interface Description {
   /**
@@ -472,7 +472,7 @@ export interface Slot {
    */
   candidates: string[];
   /**
-   * Its number of positions. Their candidates are concatenated.
+   * Its number of positions, whose candidates are concatenated.
    */
   repeat?: number;
 }

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedone_sdk import assets
-from fedone_sdk.backends.checkpoint import read_max_length
-from fedone_sdk.backends.encoders import CausalEncoder, ClozeEncoder
+from fedone_sdk.backends.encoders import CausalEncoder, ClozeEncoder, read_max_length
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError
 from fedone_sdk.task import Part
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedone_sdk.backends import LOG_ZERO, build_backend
 from fedone_sdk.backends.base import Query
 from fedone_sdk.backends.build import build_adapter
-from fedone_sdk.backends.sampled import FIRST, estimated, requests_of
+from fedone_sdk.backends.completions import FIRST, estimated, requests_of
 from fedone_sdk.budget import BudgetGuard, Usage
 from fedone_sdk.errors import BackendBlocked, BackendUnavailable
 from fedone_sdk.spec import BackendSpec
