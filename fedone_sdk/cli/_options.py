@@ -14,7 +14,6 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 import typer
 
 from fedone_sdk.budget import Budget
-from fedone_sdk.cli._output import Output
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.spec import validate_spec
@@ -181,18 +180,3 @@ def call(
             return await method(admin, *args, **kwargs)
 
     return asyncio.run(answer())
-
-
-def request(
-    server: str,
-    token: str,
-    json_file: Path | None,
-    method: Callable[Concatenate[AdminClient, P], Awaitable[T]],
-    *args: P.args,
-    **kwargs: P.kwargs,
-) -> tuple[Output, T]:
-    """Return the result of `call`, after it is written to the JSON file."""
-    output = Output(json_file)
-    answer = call(server, token, method, *args, **kwargs)
-    output.write_json(answer)
-    return output, answer

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import methodcaller
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.filesize import decimal as size
@@ -20,6 +21,8 @@ from fedone_sdk.errors import ArgumentError, system_errors
 from fedone_sdk.files import replace_file
 from fedone_sdk.messages import COMPARED, ProposerReport, RunDevices, RunResult, Verdict
 from fedone_sdk.metrics import metric_text
+
+T = TypeVar("T")
 
 
 def terminal(*, stderr: bool = False) -> Console:
@@ -62,8 +65,8 @@ class Output:
         if self._file is not None:
             check_target("--json", self._file)
 
-    def write_json(self, document: object) -> None:
-        """Write a document, which may contain pydantic models."""
+    def write_json(self, document: T) -> T:
+        """Write a document, which may contain pydantic models, and return it."""
         # Standard output may have any encoding, so JSON for it is ASCII.
         ascii_only = self._to_stdout
         default = methodcaller("model_dump", mode="json")
@@ -72,6 +75,7 @@ class Output:
             say(text)
         elif self._file is not None:
             write_file("--json", self._file, text)
+        return document
 
     def heading(self, text: str) -> None:
         """Print a line above facts."""

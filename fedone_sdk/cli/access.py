@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedone_sdk.cli._options import JsonFile, Server, Token, call, command, group, request
+from fedone_sdk.cli._options import JsonFile, Server, Token, call, command, group
 from fedone_sdk.cli._output import Output, moment
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
@@ -72,7 +72,8 @@ def list_tokens(server: Server, token: Token, json_file: JsonFile = None) -> Non
 
     Example: fedone tokens list --server https://fedone.example
     """
-    output, listed = request(server, token, json_file, AdminClient.tokens)
+    output = Output(json_file)
+    listed = output.write_json(call(server, token, AdminClient.tokens))
     output.table(
         ["token", "runs", "uses left", "expires", "revoked"],
         ([one.name, *_token_facts(one).values()] for one in listed),
@@ -85,7 +86,8 @@ def revoke_token(name: Name, server: Server, token: Token, json_file: JsonFile =
 
     Example: fedone tokens revoke fleet --server https://fedone.example
     """
-    output, revoked = request(server, token, json_file, AdminClient.revoke_token, name)
+    output = Output(json_file)
+    revoked = output.write_json(call(server, token, AdminClient.revoke_token, name))
     output.facts(_token_facts(revoked))
 
 
@@ -95,7 +97,8 @@ def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> No
 
     Example: fedone clients list --server https://fedone.example
     """
-    output, listed = request(server, token, json_file, AdminClient.clients)
+    output = Output(json_file)
+    listed = output.write_json(call(server, token, AdminClient.clients))
     output.table(
         ["client", "name", "token", "runs", "enrolled", "revoked"],
         ([client.client_id, *_client_facts(client).values()] for client in listed),
@@ -113,7 +116,8 @@ def revoke_client(
 
     Example: fedone clients revoke client-4f1d2c3b5a69 --server https://fedone.example
     """
-    output, revoked = request(server, token, json_file, AdminClient.revoke_client, client_id)
+    output = Output(json_file)
+    revoked = output.write_json(call(server, token, AdminClient.revoke_client, client_id))
     output.facts(_client_facts(revoked))
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedone_sdk.cli import _options
-from fedone_sdk.cli._options import JsonFile, RunId, Server, Token, command, request
+from fedone_sdk.cli._options import JsonFile, RunId, Server, Token, call, command
 from fedone_sdk.cli._output import Output, money, print_result
 from fedone_sdk.cli._process import quiet_logs, stopping
 from fedone_sdk.cli.report import export_run
@@ -40,16 +40,17 @@ def show(
         by_client: Show the influence of each client that was judged by a defence, has spent
             epsilon, or is in quarantine.
     """
+    if run_id is None and by_client:
+        raise ArgumentError("--clients: needs a RUN_ID")
+    output = Output(json_file)
     if run_id is None:
-        if by_client:
-            raise ArgumentError("--clients: needs a RUN_ID")
-        output, runs = request(server, token, json_file, AdminClient.list)
+        runs = output.write_json(call(server, token, AdminClient.list))
         output.table(_RUNS, map(_run_row, runs))
     elif by_client:
-        output, influences = request(server, token, json_file, AdminClient.clients_of, run_id)
+        influences = output.write_json(call(server, token, AdminClient.clients_of, run_id))
         output.table(_CLIENTS, map(_client_row, influences))
     else:
-        print_result(*request(server, token, json_file, AdminClient.get, run_id))
+        print_result(output, output.write_json(call(server, token, AdminClient.get, run_id)))
 
 
 _RUNS = ["run", "status", "rounds", "metric", "devices", "last update", "USD"]
@@ -95,7 +96,8 @@ def stop(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None
 
     Example: fedone runs stop sst2 --server https://fedone.example
     """
-    print_result(*request(server, token, json_file, AdminClient.stop, run_id))
+    output = Output(json_file)
+    print_result(output, output.write_json(call(server, token, AdminClient.stop, run_id)))
 
 
 @command(app)
@@ -122,7 +124,8 @@ def resume(
                 return result
         return await admin.resume(run_id)
 
-    print_result(*request(server, token, json_file, resumed))
+    output = Output(json_file)
+    print_result(output, output.write_json(call(server, token, resumed)))
 
 
 @command(app)
@@ -144,9 +147,9 @@ def rollback(
             discarded.
         reason (TEXT): An explanation, for the log.
     """
-    print_result(
-        *request(server, token, json_file, AdminClient.roll_back, run_id, to_round, reason)
-    )
+    output = Output(json_file)
+    result = call(server, token, AdminClient.roll_back, run_id, to_round, reason)
+    print_result(output, output.write_json(result))
 
 
 command(app, "export")(export_run)

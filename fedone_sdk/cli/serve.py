@@ -31,6 +31,15 @@ _TRACE_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_EN
 _NO_DEFENCE = "defence: is none, so that false updates of a few devices can decide the prompt"
 
 
+class _Settings(NamedTuple):
+    """A configuration, its runs, and the errors of runs that cannot be served."""
+
+    config: aggregator.ServeConfig
+    folder: Path
+    runs: list[aggregator.RunToServe]
+    failures: list[FedOneError]
+
+
 def serve(
     config_path: Annotated[Path | None, typer.Argument()] = None, check: bool = False
 ) -> None:
@@ -45,8 +54,8 @@ def serve(
     Example: fedone serve config.yaml
 
     Args:
-        config_path (CONFIG.yaml): The service.
-        check: Only check whether it would start; change nothing.
+        config_path (CONFIG.yaml): The server's configuration.
+        check: Only check whether the server would start; change nothing.
     """
     config = aggregator.ServeConfig.load(config_path)
     if check:
@@ -56,33 +65,29 @@ def serve(
     name = "environment" if config_path is None else str(config_path)
     folder = Path() if config_path is None else config_path.parent
     with errors_in(name):
-        runs, failures = config.load_runs(folder, name)
-        if check:
-            store = asyncio.run(_check(config, folder, runs, failures))
-            if failures:
-                raise ExceptionGroup("runs that cannot be served", failures)
-            for warning in config.warnings:
-                typer.echo(f"warning: {name}: {warning}", err=True)
-            would = f"would serve {plural(len(runs), 'run')} at {config.listen}"
-            typer.echo(f"{name}: {would}; {store}")
-            for run in runs:
-                dev = _dev_of(run)
-                measured = f"measured on {len(dev.rows)} rows" if dev.rows else "not measured"
-                measured += dev.why and f": {dev.why}"
-                typer.echo(f"{run.spec.name}: {measured}; defence: {run.spec.defence.kind}")
-                if not run.spec.defence.judges:
-                    typer.echo(f"warning: {run.path}: {_NO_DEFENCE}", err=True)
-        else:
-            asyncio.run(_serve(config, folder, runs, failures))
+        settings = _Settings(config, folder, *config.load_runs(folder, name))
+        if not check:
+            asyncio.run(_serve(settings))
+            return
+        store = asyncio.run(_check(settings))
+        if settings.failures:
+            raise ExceptionGroup("runs that cannot be served", settings.failures)
+        for warning in config.warnings:
+            typer.echo(f"warning: {name}: {warning}", err=True)
+        would = f"would serve {plural(len(settings.runs), 'run')} at {config.listen}"
+        typer.echo(f"{name}: {would}; {store}")
+        for run in settings.runs:
+            dev = _dev_of(run)
+            measured = f"measured on {len(dev.rows)} rows" if dev.rows else "not measured"
+            measured += dev.why and f": {dev.why}"
+            typer.echo(f"{run.spec.name}: {measured}; defence: {run.spec.defence.kind}")
+            if not run.spec.defence.judges:
+                typer.echo(f"warning: {run.path}: {_NO_DEFENCE}", err=True)
 
 
-async def _check(
-    config: aggregator.ServeConfig,
-    folder: Path,
-    runs: list[aggregator.RunToServe],
-    failures: list[FedOneError],
-) -> str:
-    """Run all steps of serving before listening, on a copy of the stored runs in memory."""
+async def _check(settings: _Settings) -> str:
+    """Run the steps before listening, on a copy of the stored runs; describe the store."""
+    config, folder, runs, failures = settings
     config.server_tls(folder)
     store = await config.store.check(folder)
     copy = stores.MemoryStore()
@@ -98,12 +103,8 @@ async def _check(
     return store
 
 
-async def _serve(
-    config: aggregator.ServeConfig,
-    folder: Path,
-    runs: list[aggregator.RunToServe],
-    failures: list[FedOneError],
-) -> None:
+async def _serve(settings: _Settings) -> None:
+    config, folder, runs, failures = settings
     stopped = asyncio.Event()
     _allow_connections()
     async with AsyncExitStack() as stack:
@@ -129,7 +130,7 @@ async def _serve(
         json_logs(config.log.level, replica=store.replica)
         for warning in config.warnings:
             _log.warning("check the configuration", reason=warning)
-        # Listen first, so that probes and people get responses while stored runs are read.
+        # Listen first, so that probes get responses while stored runs are loaded.
         with errors.system_errors(SpecError, f"listen: {config.listen}"):
             host, port = config.address
             url = await server.listen(
@@ -141,8 +142,8 @@ async def _serve(
                 await server.listen_metrics(host=host, port=port)
         await server.service.wait_until_loaded()
         await _add_runs(server, runs, failures, stack)
-        for error in failures:
-            _log.error("a configured run is not served", reason=errors.one_line(error))
+        for failure in failures:
+            _log.error("a configured run is not served", reason=errors.one_line(failure))
         if failures and not server.service.registry.summaries:
             raise ExceptionGroup("no run can be served", failures)
         server.service.admit_devices()
@@ -177,7 +178,7 @@ async def _add_runs(
 ) -> None:
     for run in runs:
         if await server.service.store.deleted(run.spec.name) is not None:
-            _log.warning("a configured run was deleted and is passed over", run_id=run.spec.name)
+            _log.warning("a configured run was deleted and is not served", run_id=run.spec.name)
             continue
         try:
             with errors_in(str(run.path)):
@@ -252,10 +253,7 @@ def _traced(config: aggregator.ServeConfig) -> bool:
 
 
 def _allow_connections() -> None:
-    """Raise the limit of open files to its maximum.
-
-    A common default is 1,024, which idle connections of one unknown caller use up.
-    """
+    """Raise the limit of open files, which idle connections of a single caller could exhaust."""
     with suppress(ImportError, OSError, ValueError):  # Not on Windows; macOS has a lower maximum.
         import resource
 
@@ -266,9 +264,8 @@ def _allow_connections() -> None:
 def favour_latency() -> None:
     """Set up the interpreter for a process with many connections and some threads.
 
-    A full collection over the objects of thousands of connections takes a tenth of a second, in
-    which no request is served. After each read and write of a socket the event loop waits for a
-    computing thread, for 5 ms by default.
+    A full garbage collection with thousands of connections stops the event loop for 0.1 s. After
+    each socket call the event loop waits for a busy thread, for 5 ms by default.
     """
     sys.setswitchinterval(0.0005)
     gc.collect()

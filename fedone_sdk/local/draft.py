@@ -133,9 +133,8 @@ async def draft(
         slots["labels"] = {"kind": "labels", "sets": sets}
     form = _shipped()["forms"][reader.form]
     if reader.coded and reader.form != "cloze":
-        slots["codes"] = [
-            *instructions.code_candidates(words or {label: label for label in reader.labels})
-        ]
+        meanings = words or {label: label for label in reader.labels}
+        slots["codes"] = [*instructions.code_candidates(meanings)]
         form = json.loads(json.dumps(form).replace("{text}", "{codes}{text}"))
     task = {**form, "description": {"text": noun, "aspect": about}, "labels": chosen.main}
     return Draft(task=task, slots=slots, several=chosen.several, char_s=reader.char_s)
@@ -243,10 +242,7 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
         return _Words(await _hosted_words(reader, names))
     own = {label: await reader.valid(spellings_of(names[label])) for label in labels}
     has_names = all(re.search(r"[^\W\d_]{2}", names[label]) for label in labels)
-    shipped = (
-        f" {word}" for words in itertools.chain(*label_sets.label_families()) for word in words
-    )
-    lexicon = [*itertools.chain(*own.values()), *shipped, *_frequent(reader)]
+    lexicon = [*itertools.chain(*own.values(), *_shipped_sets()), *_frequent(reader)]
     scores = await _WordScores.of(reader, lexicon)
     # Words of the names are preferred to all others.
     named = {
@@ -361,15 +357,16 @@ def _assigned(scores: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     return {label: assigned[label] for label in scores} if len(assigned) == len(scores) else {}
 
 
+def _shipped_sets() -> list[list[str]]:
+    families = label_sets.label_families()
+    return [[f" {word}" for word in words] for family in families for words in family]
+
+
 def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str, str]]:
     """Return shipped sets that contain the labels' words, or without words all sets of the size."""
     sets: Iterable[Sequence[str]] = label_sets.shipped_label_sets(main)
     if not main and len(labels) <= _MAX_PERMUTED:
-        shipped = [
-            [f" {word}" for word in words]
-            for words in itertools.chain(*label_sets.label_families())
-        ]
-        fitting = (words for words in shipped if len(words) == len(labels))
+        fitting = (words for words in _shipped_sets() if len(words) == len(labels))
         sets = itertools.chain.from_iterable(map(itertools.permutations, fitting))
     return (dict(zip(labels, words, strict=True)) for words in sets)
 
