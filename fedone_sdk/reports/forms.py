@@ -134,7 +134,7 @@ def program_of(
         return _sdk_program(task, backend, prompt), ""
     notes = []
     if backend.log_probs is not True:
-        notes.append("The run restricted answers to label words; this program does not.")
+        notes.append("The run restricted answers by a JSON schema; this program does not.")
     if messages[-1]["role"] == "assistant":
         notes.append(
             "The last message begins the answer. llama.cpp's server continues it, vLLM does with "

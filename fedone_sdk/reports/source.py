@@ -56,7 +56,9 @@ def read_export(data: bytes) -> ReportedRun:
     try:
         run, *log, result = [json.loads(line) for line in data.splitlines()]
         if (run.pop("kind"), result.pop("kind")) != ("run", "result"):
-            raise ResultError("the first line must be a run, and the last line a result")
+            raise ResultError(
+                "the first line of an export must be a run, and its last line a result"
+            )
         report = RunResult.model_validate_json(json.dumps(result))
         outcomes = newest_outcomes(
             LogEntry(kind=one.pop("kind"), body=json.dumps(one)) for one in log
@@ -74,9 +76,9 @@ def read_export(data: bytes) -> ReportedRun:
             },
         )
     except ValidationError as exc:
-        raise ResultError(f"not an export of a run: {first_error(exc)}") from exc
+        raise ResultError(f"damaged, or not an export of a run: {first_error(exc)}") from exc
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
-        raise ResultError("not an export of a run") from exc
+        raise ResultError("damaged, or not an export of a run (fedone runs export)") from exc
 
 
 def read_run(path: Path) -> ReportedRun:
@@ -88,4 +90,4 @@ def read_run(path: Path) -> ReportedRun:
     try:
         return read_export(data)
     except ResultError as exc:
-        raise ResultError(f"{path}: must be an export (fedone runs export): {exc}") from exc
+        raise ResultError(f"{path}: {exc}") from exc

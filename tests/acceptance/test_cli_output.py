@@ -198,7 +198,7 @@ def test_only_the_runs_export_replaces_an_export(
     for body, problem in (
         (
             b"\n".join(before.splitlines()[:-1]),
-            "the first line must be a run, and the last line a result",
+            "the first line of an export must be a run, and its last line a result",
         ),
         (other.read_bytes(), "sent run 'other' instead of 'tiny'"),
     ):

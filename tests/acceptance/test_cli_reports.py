@@ -97,7 +97,7 @@ def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
         (["prompt", "use", "none.json"], "none.json: No such file or directory"),
         (["prompt", "use", "dev.jsonl"], "dev.jsonl: is not JSON"),
         (["prompt", "use", "result.json"], "result.json: is not a prompt artefact"),
-        (["report", "run.yaml"], "run.yaml: must be an export (fedone runs export): "),
+        (["report", "run.yaml"], "run.yaml: damaged, or not an export of a run"),
         (
             ["prompt", "use", "prompt.json", "--backend", "run.yaml"],
             "arguments: --data: is required to use a model",

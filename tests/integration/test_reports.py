@@ -21,7 +21,7 @@ from fedone_sdk.backends.build import build_backend
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import artefact_of, read_export
 from fedone_sdk.reports.forms import program_of
-from fedone_sdk.reports.pages import MOST_CLIENTS, contents_of, html_report
+from fedone_sdk.reports.pages import MAX_CLIENTS, clients_of, confusion_of, costs_of, html_report
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.spec import BackendSpec, RunSpec
 from fedone_sdk.trackers.tracker import params_of
@@ -111,7 +111,7 @@ async def test_a_report_has_the_results_of_the_run() -> None:
 
 async def test_its_numbers_are_those_of_the_run() -> None:
     done = await small()
-    contents = contents_of(done.run)
+    _, confusion = confusion_of(done.run)
     metric = done.result.metric
     lines = {line.name: line for line in done.result.standings}
     assert list(lines) == ["chance", "no_prompt", "no_prompt_biased", "untrained", "tuned"]
@@ -121,12 +121,13 @@ async def test_its_numbers_are_those_of_the_run() -> None:
         assert gain is not None
         assert lines[name].value == pytest.approx(value)
         assert gain.value == pytest.approx(metric.after - (value or 0))
-    counts = [count for _, row in contents.confusion for count in row]
-    right = sum(row[index] for index, (_, row) in enumerate(contents.confusion))
+    counts = [count for _, row in confusion for count in row]
+    right = sum(row[index] for index, (_, row) in enumerate(confusion))
     assert (sum(counts), right / sum(counts)) == (12, pytest.approx(metric.after))
-    assert ("Training queries", "32", "48") in contents.costs
-    assert sum(rounds for _, rounds, _, _ in contents.clients) == done.result.rounds
-    assert sum(share for _, _, share, _ in contents.clients) == pytest.approx(1.0)
+    assert ("Training queries", "32", "48") in costs_of(done.run)
+    clients = clients_of(done.run)
+    assert sum(rounds for _, rounds, _, _ in clients) == done.result.rounds
+    assert sum(share for _, _, share, _ in clients) == pytest.approx(1.0)
 
 
 async def test_the_page_needs_nothing_else() -> None:
@@ -171,11 +172,9 @@ async def test_many_clients_are_counted() -> None:
         for number in range(50)
     )
     run = replace(done.run, result=done.result.model_copy(update={"history": history}))
-    contents = contents_of(run)
-    assert len(contents.clients) == MOST_CLIENTS
-    assert contents.clients[0][:2] == ("one", 50)
-    assert contents.others == 51 - MOST_CLIENTS
-    assert f"{contents.others} more" in Page(html_report(run)).text
+    assert clients_of(run)[0][:2] == ("one", 50)
+    text = Page(html_report(run)).text
+    assert f"{51 - MAX_CLIENTS} more clients" in text
 
 
 async def test_a_task_without_labels() -> None:
@@ -183,7 +182,7 @@ async def test_a_task_without_labels() -> None:
         task={"template": "{prompt} {text}", "loss": "score", "max_tokens": 4, "score": "a:b"}
     )
     run = done.run
-    assert not contents_of(run).confusion
+    assert confusion_of(run) == ([], [])
     line = run.result.standings[-1]
     assert (line.name, line.value, line.interval) == ("tuned", 0.5, (0.5, 0.5))
     assert "less is better" in Page(html_report(run)).text
