@@ -95,15 +95,9 @@ async def draft(
     is much more likely after texts with this label than after others. A model behind an API gets
     only requests that cost nothing.
 
-    Args:
-        model: The model.
-        kind: Its kind in RUN.yaml.
-        rows: Public rows, with ``text`` and ``label``.
-        columns: The original names of these two columns.
-        public: The file of the public rows, for demonstrations.
-        text: A noun for a text; None derives it.
-        aspect: A noun for the meaning of the labels; None derives it.
-        words: Label words by label; None derives them.
+    `rows` are public and have the keys ``text`` and ``label``; `columns` are the original names of
+    these, and `public` is the file of the rows. `text` and `aspect` are nouns for a text and for
+    the meaning of the labels. What is None is derived.
     """
     reader = _Reader(model, rows)
     await reader.find_form()
@@ -153,21 +147,16 @@ def _aspect_of(words: Mapping[str, str]) -> str:
 
 
 class _Reader:
-    """Reads the public rows with the model.
-
-    Attributes:
-        form: The key of the task's form in ``draft.toml``.
-        opening: The text before the answer.
-        coded: Whether the label words are codes.
-        char_s: Seconds per character of the last query.
-    """
+    """Reads the public rows with the model."""
 
     def __init__(self, model: LLMBackend, rows: Sequence[Mapping[str, str]]) -> None:
         self.model, self.rows = model, rows
         self.labels = sorted({row["label"] for row in rows})
         self.targets = np.array([self.labels.index(row["label"]) for row in rows])
-        self.form, self.opening, self.coded = "", "Answer:", False
-        self.char_s: float | None = None
+        self.form = ""  # The key of the task's form in draft.toml.
+        self.opening = "Answer:"  # The text before the answer.
+        self.coded = False  # Whether the label words are codes.
+        self.char_s: float | None = None  # Seconds per character of the last query.
 
     async def find_form(self) -> None:
         """Find a form that the model accepts; raise its error if there is no such form."""

@@ -49,8 +49,8 @@ class Federation:
     Attributes:
         shards: The rows of each client.
         reused_rows: Whether clients share rows because there are too few.
-        score: The score function, for loss ``score``.
-        measure: The metric function, for a custom metric.
+        score: For loss ``score``.
+        measure: For a custom metric.
     """
 
     spec: RunSpec

@@ -167,11 +167,8 @@ class Population:
     the assignment, scores, and sends the update. The `EdgeClient` is kept for the next seat.
 
     Attributes:
-        task: The run's task; the clients send its columns.
-        score: The score function, for loss ``score``.
         secret: With the same secret, a client enrols again as the same client.
         state_dir: Contains one state folder per client; None keeps state in memory.
-        between: Wraps each client's transport.
     """
 
     service: Service

@@ -58,17 +58,8 @@ async def timed(
     A request takes a constant time, for example for the prefix that its rows share, and a time per
     row. Both are fitted to requests with one row and with more rows; for models that do not process
     rows one by one, to whole queries. The `warm_up` query comes first, so that one-time costs count
-    once, as part of the start.
-
-    Args:
-        backend: The model, without cache and budget.
-        spec: The run.
-        steps: Queries of some steps, as the run draws them.
-        warm_up: A short query.
-        requests: Requests of the run.
-        rows: Rows of these requests.
-        rounds: Rounds of the run.
-        startup_s: Seconds since the process started.
+    once, as part of the start. `requests`, `rows` and `rounds` are those of the run; `startup_s`
+    are the seconds since the process started.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()

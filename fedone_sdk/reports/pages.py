@@ -55,11 +55,8 @@ def html_report(
 ) -> str:
     """Return the report of a run as one HTML page.
 
-    Args:
-        run: The run.
-        retune: The comparison of `fedone retune`.
-        artefact: The file of the recommended prompt.
-        backend: The file of the new model.
+    After `fedone retune`, `artefact` and `backend` are the files of the recommended prompt and of
+    the new model.
     """
     spec, verdict = run.spec, run.result.verdict
     if spec.backend.kind == "own":
