@@ -102,23 +102,16 @@ class Worker:
         if admitted.refusal is not None:
             self._unfit[assignment.run_id] = run
             raise Unfit(admitted.refusal, shown=admitted.reason)
-        device = self._device
         work = Work(
-            device=device,
+            device=self._device,
             runs=self._runs,
             run=run,
             assignment=assignment,
             rows=admitted.rows,
             all_rows=all_rows,
         )
-        if device.backend is not None or device.reflect is not None:
-            from fedone_sdk.client.own_model import OwnModel, propose
-
-            work.propose = None if device.reflect is None else propose
-            if device.backend is not None:
-                work.ask_model = OwnModel(work, device.backend).ask
         update = await work.update()
-        update = update.model_copy(update={"usage": device.shown(update.usage)})
+        update = update.model_copy(update={"usage": self._device.shown(update.usage)})
         unsent = Unsent(update=update, memory=work.memory, **facts_of(assignment))
         work.journal.finish(unsent)
         return unsent
