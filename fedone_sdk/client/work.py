@@ -20,6 +20,7 @@ from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.client.rows import Declining, Minibatch, reason_of
 from fedone_sdk.client.state import Journal, Row, Unsent, key_of, memory_of
 from fedone_sdk.data.draws import draw_minibatch
+from fedone_sdk.errors import BackendError, BudgetError, ProblemError, SpecError
 from fedone_sdk.losses import class_means, example_loss, loss_terms, num_groups
 from fedone_sdk.messages import Score as ScoreRequest
 from fedone_sdk.scores import graded
@@ -108,15 +109,14 @@ class Step:
     def losses(self, place: int) -> list[float | None]:
         """Return the loss of a scored prompt on each example, at its bias; None if it failed."""
         task, (answers, _) = self.task_at(place), self.answered(place) or ((), "")
-        return [
-            answer
-            if answer is None or isinstance(answer, float)
-            # Bounded, because a hostile gateway's numbers can be huge for one label only.
-            else min(
-                max(example_loss(task, answer, example), -messages.MAX_LOSS), messages.MAX_LOSS
-            )
-            for answer, example in zip(answers, self.batch.examples, strict=True)
-        ]
+        losses = list[float | None]()
+        for answer, example in zip(answers, self.batch.examples, strict=True):
+            if answer is not None and not isinstance(answer, float):
+                # Bounded, because a hostile gateway's numbers can be huge for one label only.
+                loss = example_loss(task, answer, example)
+                answer = min(max(loss, -messages.MAX_LOSS), messages.MAX_LOSS)
+            losses.append(answer)
+        return losses
 
     def task_at(self, place: int) -> TaskSpec:
         """Return the task with the label bias of a prompt."""
@@ -130,13 +130,9 @@ class Step:
         task, score = self.work.run.task, self.work.device.hooks.score
         try:
             scored = await graded(task, answers, self.batch.examples, score, most_failed=most)
-        except (
-            errors.BackendError,
-            errors.BudgetError,
-            errors.ProblemError,
-        ) as exc:  # Of a model that scores.
+        except (BackendError, BudgetError, ProblemError) as exc:  # Of a model that scores.
             raise Declining(reason_of(exc)) from exc
-        except errors.SpecError as exc:
+        except SpecError as exc:
             failed = f"failed with {type(exc.__cause__).__name__}"
             what = "returned a value outside [0, 1]" if exc.__cause__ is None else failed
             # Neither a text nor a value leaves the device: they may quote private data.
@@ -227,7 +223,7 @@ class Work:
             and all(abs(value) <= MAX_BIAS for value in biases.values())
         )
 
-    async def update(self) -> messages.AlphaUpdate | messages.LossesUpdate:
+    async def update(self) -> messages.Update:
         """Do the work; return its update.
 
         Raises:
@@ -455,9 +451,9 @@ def facts_of(work: messages.Assignment | Unsent) -> dict[str, Any]:
 def _declining(what: str) -> Iterator[None]:
     try:
         yield
-    except (errors.BackendError, ValueError) as exc:
+    except (BackendError, ValueError) as exc:
         _log.warning("work failed", what=what, reason=str(exc))
-        reason = reason_of(exc) if isinstance(exc, errors.BackendError) else str(exc)
+        reason = reason_of(exc) if isinstance(exc, BackendError) else str(exc)
         raise Declining(f"{what}: {errors.one_line(reason)}"[:500]) from exc
 
 
