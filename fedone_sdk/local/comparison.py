@@ -195,7 +195,7 @@ def contests(
     for seed in seeds:
         read: dict[str, Federation] = {}  # equal data is read once
         for entrant in entrants:
-            spec = entrant.seeded(seed)
+            spec = entrant.spec.model_copy(update={"seed": seed})
             key = spec.model_dump_json(include={"data", "prompt", "task"})
             if key not in read:
                 read[key] = Federation.load(spec, folder)
