@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedone_sdk.algorithms.calibration import fitted_bias
+from fedone_sdk.algorithms.label_bias import fitted_bias
 from fedone_sdk.backends.judge import Pair
 from fedone_sdk.budget import Price, Usage
 from fedone_sdk.evaluation.intervals import difference, interval

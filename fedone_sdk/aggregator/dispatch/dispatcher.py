@@ -134,7 +134,9 @@ class Dispatcher:
             # A live one was added or resumed by another replica, and is being loaded.
             if (runs or stored) and not any(one.live for one in stored):
                 raise ProblemError("run_ended", "all runs that you could work for have ended")
-        admitting = [one for one in runs if one.machine.admits(own_model=message.own_model)]
+        admitting = runs
+        if message.own_model:
+            admitting = [one for one in runs if one.machine.admits(own_model=True)]
         if runs and not admitting:
             raise ProblemError(
                 "forbidden",
@@ -220,7 +222,7 @@ class Dispatcher:
     def _vacant(self, runs: Sequence[ServedRun]) -> list[ServedRun]:
         # Starts with a different run each time, so that no run takes all clients.
         self._rotation += 1
-        vacant = [run for run in runs if run.machine.needs_seating(run.state)]
+        vacant = [run for run in runs if run.needs_seating]
         first = self._rotation % max(len(vacant), 1)
         return [*vacant[first:], *vacant[:first]]
 
@@ -250,7 +252,7 @@ class Dispatcher:
         if not run.machine.admits(own_model=message.own_model):
             return None
         seat = run.state.seat_of(client)
-        if seat is None and not run.machine.needs_seating(run.state):
+        if seat is None and not run.needs_seating:
             self._offers.get(client, set()).discard(run.run_id)
             return None
         if not run.state.running:
@@ -300,7 +302,7 @@ class Dispatcher:
             for run_id, run in self._runs.items()
             if client in run.state.unfit
             or run.state.is_aside(client, now)
-            or not run.machine.admits(own_model=own_model)
+            or (own_model and not run.machine.admits(own_model=True))
         )
 
     async def add_member(self, member: Member, *, join: bool = False) -> None:
@@ -422,4 +424,6 @@ class Dispatcher:
 
 
 def _visible(client: ClientRecord, runs: Mapping[str, R]) -> list[R]:
+    if client.runs is None:
+        return [*runs.values()]
     return [run for run_id, run in runs.items() if may_see(client.runs, run_id)]
