@@ -23,12 +23,13 @@ from fedone_sdk.algorithms import (
     Algorithm,
     Candidates,
     ClassLosses,
+    Holder,
     PlainAlgorithm,
+    Space,
     State,
     make_method,
     stream,
 )
-from fedone_sdk.algorithms.method import Holder
 from fedone_sdk.backends import predict
 from fedone_sdk.data import load_examples
 
@@ -103,9 +104,8 @@ async def main() -> None:
     folder = assets.path("companion_feedback")
     train, dev = (list(load_examples(folder / f"{name}.jsonl")) for name in ("train", "dev"))
     ours = HillClimb(prompt_len=POSITIONS, vocab_size=len(WORDS), num_samples=PROMPTS)
-    theirs = make_method(
-        "random", prompt_len=POSITIONS, vocab_size=len(WORDS), num_samples=PROMPTS, seed=0
-    )
+    space = Space.repeated(POSITIONS, len(WORDS))
+    theirs = make_method("random", space=space, num_samples=PROMPTS, seed=0)
     methods: dict[str, Algorithm] = {"hill climb": ours, "random search": theirs}
     async with OnnxBackend() as model:
         for name, method in methods.items():

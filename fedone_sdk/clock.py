@@ -1,4 +1,4 @@
-"""Time as an argument, so that tests of deadlines do not wait; and waits with a limit."""
+"""Clocks, which tests replace to avoid waiting; and awaiting with a time limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """A source of the current time, which advances by what has elapsed."""
+    """A source of the current time."""
 
     def now(self) -> float:
         """Return seconds since the Unix epoch."""
@@ -23,7 +23,7 @@ class Clock(Protocol):
 
 
 def _elapsed_s() -> float:
-    """Return the seconds since some moment, with those of a suspended machine where it tells."""
+    """Return monotonic seconds, which include a suspension of the machine on Linux."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
@@ -31,15 +31,14 @@ def _elapsed_s() -> float:
 class SystemClock:
     """The machine's clock as of the start, advanced by a monotonic clock.
 
-    A store keeps durations (deadlines, pauses, retention) as instants. They hold when somebody sets
-    the machine's clock, because this clock never jumps.
+    It never jumps, so that stored deadlines do not move when the machine's clock is set.
     """
 
     def __init__(self) -> None:
         self.set(time.time())
 
     def set(self, now: float) -> None:
-        """Continue from a time, seconds since the epoch: that of the store that replicas share."""
+        """Continue from a time, seconds since the epoch, such as that of a shared store."""
         self._start = now - _elapsed_s()
 
     def now(self) -> float:
@@ -50,7 +49,7 @@ class SystemClock:
 def wait_until_s(then: str, now: str | None) -> float | None:
     """Return the seconds between two dates of HTTP, such as ``Retry-After`` and ``Date``.
 
-    Both are by the sender's clock: that of this machine may be wrong. None without one of them.
+    Both are times of the sender's clock. None if one is missing or invalid.
     """
     try:
         until, at = [email.utils.parsedate_to_datetime(text or "") for text in (then, now)]
@@ -60,10 +59,10 @@ def wait_until_s(then: str, now: str | None) -> float | None:
 
 
 async def within(call: Awaitable[T], seconds: float | None = None, *, grace_s: float = 1.0) -> T:
-    """Return the result of a call, which ends with its time or with the caller, by `end`.
+    """Return the result of a call, which `end` ends after `seconds` or with the caller.
 
     Raises:
-        TimeoutError: Its time is over.
+        TimeoutError: The call took longer than `seconds`.
     """
     task = asyncio.ensure_future(call)
     try:
@@ -76,14 +75,14 @@ async def within(call: Awaitable[T], seconds: float | None = None, *, grace_s: f
 
 
 async def end(task: asyncio.Future[Any], grace_s: float = 1.0) -> None:
-    """Cancel a task; one that ignores it for `grace_s` seconds is left behind."""
-    # Also of a task that failed while its caller was cancelled, or asyncio logs it.
+    """Cancel a task, and wait at most `grace_s` seconds for it to end."""
+    # Otherwise asyncio logs an exception that was never retrieved.
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
     if not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=grace_s)
 
 
-async def answer_of(given: Any) -> Any:
-    """Return the answer of an app's function, plain or async, which cannot hold up the caller."""
-    return await within(given, grace_s=0.1) if inspect.isawaitable(given) else given
+async def answer_of(returned: Any) -> Any:
+    """Return the result of an app's function, from its return value or awaitable."""
+    return await within(returned, grace_s=0.1) if inspect.isawaitable(returned) else returned

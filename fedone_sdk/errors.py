@@ -5,7 +5,7 @@ FedOneError
 │   └── ArgumentError      an argument of a command or call is invalid
 ├── DataError              a data file or example cannot be used
 ├── ResultError            a run's result or export cannot be read, or lacks what is needed
-├── MethodError            a method of the user's own failed during a run
+├── MethodError            a user's method failed during a run
 ├── MissingExtraError      an optional dependency is not installed
 ├── BudgetError
 │   ├── BudgetExhausted    a reservation exceeds the cap
@@ -14,13 +14,13 @@ FedOneError
 │   ├── BackendUnavailable the model is temporarily unavailable; a retry may succeed
 │   │   └── FormChanged        the next attempt has another form
 │   ├── BackendBlocked     the model is unavailable until a key, quota or setting changes
-│   │   └── FormBlocked        it cannot do one task; other queries are still possible
-│   │       └── LabelsNotShown its answers rarely include the label words
-│   ├── BackendRefused     the model refused a request, for its input or for its form
+│   │   └── FormBlocked        the model cannot do a task; it answers other queries
+│   │       └── LabelsNotShown answers rarely include the label words
+│   ├── BackendRefused     the model refused a request, for its input or its form
 │   └── LabelWordError     a label word is not one token of the model
 ├── StoreUnavailable       the aggregator's store is unavailable
 ├── MessageError           a wire message is malformed
-│   └── RefusedBetween     a proxy refuses a request by a 4xx of its own
+│   └── RefusedBetween     a proxy refused a request with a 4xx status
 ├── TransportError         the aggregator is unreachable; a retry may succeed
 └── ProblemError           the aggregator refused, with an RFC 9457 problem and a stable code
 """
@@ -73,7 +73,7 @@ class FedOneError(Exception):
 
 
 class SpecError(FedOneError):
-    """A run or service description is invalid."""
+    """A RUN.yaml, a configuration or an argument is invalid."""
 
     def __init__(self, problems: list[str] | str, *, source: str = "spec") -> None:
         self.source = source
@@ -97,7 +97,7 @@ class ResultError(FedOneError):
 
 
 class MethodError(FedOneError):
-    """A method of the user's own failed during a run, or returned what cannot be used."""
+    """A user's method failed during a run, or returned an invalid value."""
 
 
 class MissingExtraError(FedOneError, ImportError):
@@ -123,7 +123,7 @@ def installing(extra: str) -> str:
 
 @contextmanager
 def system_errors(error: type[FedOneError], what: object) -> Iterator[None]:
-    """Raise errors of the operating system as `error`, after what they concern."""
+    """Raise errors of the operating system as `error`, with `what` they concern."""
     try:
         yield
     except OSError as exc:
@@ -132,7 +132,7 @@ def system_errors(error: type[FedOneError], what: object) -> Iterator[None]:
 
 @contextmanager
 def needs_extra(feature: str, extra: str) -> Iterator[None]:
-    """Translate the failure of the body's imports."""
+    """Raise `MissingExtraError` if an import of the body fails."""
     try:
         yield
     except ImportError as exc:
@@ -146,10 +146,9 @@ class BudgetError(FedOneError):
 class BudgetExhausted(BudgetError):
     """A reservation exceeds the cap.
 
-    `unit`, `cap`, `held` and `asked` are None if the account is on a server.
-
     Attributes:
-        asked: The additional amount of the reservation.
+        held: The amount spent and leased.
+        asked: The amount of the reservation. This and the others are None for a server's account.
     """
 
     def __init__(
@@ -178,17 +177,14 @@ class UnknownLease(BudgetError):
 class BackendError(FedOneError):
     """The language model failed to answer.
 
-    The error's text has all details, for the operator of the model. Devices and callers get
-    `summary`, which omits `url`, `key_env` and `said`.
+    The error's text has all details, for the operator of the model. Devices get only `summary`.
 
     Attributes:
-        summary: What happened, and how to fix it.
+        summary: What happened, and how to fix it; without the next three attributes.
         url: The model's URL.
         key_env: The environment variable of the key, if the key is the problem.
-        said: The text of the provider or of the network; it may quote the request. May be
-            empty.
-        usage: The cost of the failed call; None if unknown, in which case the call is charged in
-            full.
+        said: The text of the provider or of the network, which may quote the request.
+        usage: The cost of the failed call; None if unknown, which is charged in full.
     """
 
     def __init__(
@@ -225,14 +221,11 @@ class BackendUnavailable(BackendError):
 
 
 class FormChanged(BackendUnavailable):
-    """The server does not accept the form of a request; the next attempt has another one."""
+    """The server does not accept the form of a request; the next attempt has another form."""
 
 
 class BackendBlocked(BackendError):
-    """The model is unavailable until a key, a quota or a setting is changed.
-
-    The message says what to change. The run pauses, and can be resumed.
-    """
+    """The model is unavailable until a key, a quota or a setting is changed; the run pauses."""
 
 
 class FormBlocked(BackendBlocked):
@@ -246,7 +239,7 @@ class LabelsNotShown(FormBlocked):
 class BackendRefused(BackendError):
     """The model refused a request, for its input or for the form of all requests.
 
-    An adapter raises it; `ModelClient` decides by evidence which of the two it is.
+    `ModelClient` decides which, by other requests.
     """
 
 
@@ -254,9 +247,8 @@ class LabelWordError(BackendError):
     """A label word is not exactly one token of the model.
 
     Attributes:
-        word: The label word.
         way_out: An alternative fix, for the message.
-        also: The task's other label words that are not one token.
+        also: The same errors of the task's other label words.
     """
 
     def __init__(
@@ -273,7 +265,7 @@ class LabelWordError(BackendError):
             suggested = () if word.startswith(" ") else (f" {word}",)
         self.suggested = (*suggested,)
         hint = f" (did you mean {' or '.join(map(repr, suggested))}?)" if suggested else ""
-        self._own = (
+        self._problem = (
             f"label word {word!r} is {len(tokens)} tokens {tokens} for this model, "
             f"it must be exactly one{hint}{way_out and '; or '}{way_out}"
         )
@@ -281,8 +273,8 @@ class LabelWordError(BackendError):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """One line for each word that does not fit."""
-        return (self._own, *(line for other in self.also for line in other.problems))
+        """One line for each word that is not one token."""
+        return (self._problem, *(line for other in self.also for line in other.problems))
 
 
 class MessageError(FedOneError):
@@ -290,7 +282,7 @@ class MessageError(FedOneError):
 
 
 class RefusedBetween(MessageError):
-    """A proxy refuses a request by a 4xx of its own, which the same request meets again."""
+    """A proxy refused a request with a 4xx status, and would refuse the same request again."""
 
 
 class StoreUnavailable(FedOneError):
@@ -311,7 +303,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "invalid_run": (422, "The run cannot be started as described"),
     "label_word": (422, "A label word is not one token of the language model"),
     "unauthorized": (401, "The credential is missing or not valid"),
-    "budget_exhausted": (402, "The budget has nothing left for this"),
+    "budget_exhausted": (402, "The budget does not suffice"),
     "forbidden": (403, "The credential does not allow this"),
     "not_found": (404, "There is no such resource"),
     "method_not_allowed": (405, "The resource does not support this method"),
@@ -319,21 +311,21 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "assignment_expired": (409, "The assignment has ended; its seat was given up"),
     "renewal_refused": (409, "The assignment was renewed as often as the run allows"),
     "update_conflict": (409, "Another update was already accepted for this assignment"),
-    "model_mismatch": (409, "The update was scored by another model than the run's"),
-    "lease_exhausted": (409, "The assignment's lease has no queries left for this"),
-    "token_conflict": (409, "There is an enrolment token of this name already"),
+    "model_mismatch": (409, "The update was scored by a model that is not the run's"),
+    "lease_exhausted": (409, "The assignment's lease does not suffice"),
+    "token_conflict": (409, "An enrolment token of this name exists"),
     "run_conflict": (409, "The run is not in a state that allows this"),
     "run_ended": (410, "The run has ended"),
     "body_too_large": (413, "The body is larger than allowed"),
-    "not_json": (415, "The body is of a type that is not taken here"),
+    "not_json": (415, "The body must be JSON"),
     "unsupported_encoding": (415, "The body must not be compressed"),
     "backend_blocked": (424, "The language model is unavailable until an operator intervenes"),
-    "upgrade_required": (426, "The protocol version is not spoken here"),
+    "upgrade_required": (426, "The protocol version is not supported"),
     "rate_limited": (429, "Too many requests"),
     "internal": (500, "The server failed"),
     "backend_failed": (502, "The language model refused the request"),
-    "backend_unavailable": (503, "The language model cannot be asked now"),
-    "store_unavailable": (503, "The server's store cannot be used now"),
+    "backend_unavailable": (503, "The language model is temporarily unavailable"),
+    "store_unavailable": (503, "The server's store is temporarily unavailable"),
 }
 
 
@@ -342,8 +334,7 @@ class ProblemError(FedOneError):
 
     Attributes:
         code: One of `PROBLEMS`; callers branch on this.
-        detail: What happened, as text for people.
-        retry_after_s: The wait before the same call, seconds; None if unspecified.
+        retry_after_s: Delay before the same call, seconds; None if unspecified.
     """
 
     def __init__(self, code: str, detail: str, *, retry_after_s: float | None = None) -> None:
@@ -355,11 +346,11 @@ class ProblemError(FedOneError):
 def is_retryable(error: BaseException) -> bool:
     """Return whether the same call may succeed later."""
     if isinstance(error, ProblemError):
-        passes = error.status >= 500 and error.code != "backend_failed"
-        return passes or error.status in (408, 429)
+        failed_once = error.status >= 500 and error.code != "backend_failed"
+        return failed_once or error.status in (408, 429)
     return isinstance(error, (TransportError, BackendUnavailable))
 
 
 def one_line(text: object) -> str:
-    """Return a text without line feeds, as errors and logs take it."""
+    """Return a text with single spaces for all white space, for errors and logs."""
     return " ".join(str(text).split())

@@ -1,4 +1,4 @@
-"""Durable files: replaced atomically, and on disk when a call returns; SQLite files in WAL mode."""
+"""Durable files, which are replaced atomically; locks; SQLite files with write-ahead logging."""
 
 from __future__ import annotations
 
@@ -13,20 +13,16 @@ from pathlib import Path
 
 __all__ = ["replace_file", "sync_path", "user_path"]
 
-_NOT_OFFERED = {errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+_UNSUPPORTED = {errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 
 
-def user_path(given: str | Path) -> Path:
-    """Return a path with ``~`` as the home folder; unchanged for an account that has none."""
-    return Path(os.path.expanduser(given))
+def user_path(path: str | Path) -> Path:
+    """Return a path with ``~`` as the home folder; unchanged for an account without one."""
+    return Path(os.path.expanduser(path))
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Replace a file atomically and durably.
-
-    After a crash, also of the machine, the file has either its old or its new content. On return
-    the new content is on disk.
-    """
+    """Replace a file atomically, even if the machine crashes; on return the content is on disk."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.unlink(missing_ok=True)  # from a killed process with the same id
@@ -44,10 +40,10 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Flush to disk a file's content, or which files were created, renamed or removed in a folder.
+    """Flush a file's content to disk, or the names of a folder's files.
 
-    Does nothing where this is not supported: on Windows, on some network file systems, and where
-    the path is writable but not readable.
+    Does nothing where this is not supported: on Windows, on some network file systems, and for a
+    path that is writable but not readable.
     """
     if os.name == "nt":
         return
@@ -58,7 +54,7 @@ def sync_path(path: Path) -> None:
         finally:
             os.close(descriptor)
     except OSError as exc:
-        if exc.errno not in _NOT_OFFERED:
+        if exc.errno not in _UNSUPPORTED:
             raise
 
 
@@ -99,10 +95,10 @@ def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
 
 
 def erase_log(db: sqlite3.Connection) -> bool:
-    """Write a database's log to its file and empty it: what was deleted is in neither.
+    """Write a database's log to its file and empty it, so that deleted content is in neither.
 
     Returns:
-        False if another connection has read or written for longer than the busy timeout.
+        False if another connection blocked this for longer than the busy timeout.
     """
     (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not busy
@@ -116,6 +112,6 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
         yield
         db.execute("COMMIT")
     except BaseException:
-        if db.in_transaction:  # SQLite rolls back by itself after some errors, e.g. a full disk.
+        if db.in_transaction:  # SQLite itself rolls back after some errors, e.g. a full disk.
             db.execute("ROLLBACK")
         raise

@@ -1,6 +1,6 @@
-"""Losses and predictions from a model's answers, and what a device reports of its losses.
+"""Losses and predictions from a model's answers, and the terms from which label biases are fitted.
 
-Pure Python: devices without NumPy compute these numbers.
+Pure Python, for devices without NumPy.
 """
 
 from __future__ import annotations
@@ -31,28 +31,35 @@ def biased(task: TaskSpec, log_probs: LogProbs) -> LogProbs:
     if task.bias is None:
         return log_probs
     return tuple(
-        value if value <= LOG_ZERO else value + more
-        for value, more in zip(log_probs, task.bias, strict=True)
+        value if value <= LOG_ZERO else value + offset
+        for value, offset in zip(log_probs, task.bias, strict=True)
     )
 
 
 def predicted(task: TaskSpec, log_probs: LogProbs) -> int:
-    """Return the index of the likeliest label with the task's bias, the first of several."""
+    """Return the index of the likeliest label with the task's bias; -1 if no label was written."""
     written = [index for index, value in enumerate(log_probs) if value > LOG_ZERO]
     values = biased(task, log_probs)
     return max(written, key=lambda index: values[index], default=-1)
+
+
+def _normalised(values: LogProbs) -> tuple[list[float], float]:
+    """Return the probabilities of label log-probabilities, and the logarithm of their sum."""
+    highest = max(values)
+    odds = [math.exp(value - highest) for value in values]
+    total = math.fsum(odds)
+    return [value / total for value in odds], math.log(total) + highest
 
 
 def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
     """Return the training loss of one example.
 
     Returns:
-        ``cross_entropy``: nats, over the label words only (their log-probs are renormalised, as
-        the paper's code does by a softmax over the label logits). ``brier``: the squared distance
+        ``cross_entropy``: nats, over the label words only: their probabilities are renormalised,
+        as the softmax over label logits in the paper's code does. ``brier``: the squared distance
         of these probabilities from the true label, 0 to 2 (Brier 1950). ``hinge``: the sum over the
         other labels of ``max(0, 1 - (log p_target - log p_other))``, divided by the label count
-        (torch's ``MultiMarginLoss``). ``zero_one``: 0.0 where `predicted` is the true label, else
-        1.0.
+        (torch's ``MultiMarginLoss``). ``zero_one``: 0.0 if `predicted` is the true label, else 1.0.
     """
     if task.loss == "zero_one":
         return float(predicted(task, log_probs) != target)
@@ -60,19 +67,14 @@ def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
     if task.loss == "hinge":
         others = (value for index, value in enumerate(values) if index != target)
         return math.fsum(max(0.0, 1.0 - values[target] + value) for value in others) / len(values)
-    highest = max(values)
-    odds = [math.exp(value - highest) for value in values]
-    total = math.fsum(odds)
+    probabilities, log_total = _normalised(values)
     if task.loss == "brier":
-        return math.fsum((odd / total - (at == target)) ** 2 for at, odd in enumerate(odds))
-    return math.log(total) + highest - values[target]
+        return math.fsum((p - (label == target)) ** 2 for label, p in enumerate(probabilities))
+    return log_total - values[target]
 
 
 def example_loss(task: TaskSpec, row: LogProbs | Score, example: Example) -> float:
-    """Return the training loss of one example, for any loss of a task.
-
-    Returns:
-        As `label_loss`; nats for ``nll``; ``1 - score`` for ``score``.
+    """Return the training loss of one example: `label_loss`, nats for ``nll``, or ``1 - score``.
 
     Raises:
         DataError: The label is missing or unknown to the task.
@@ -87,42 +89,35 @@ def example_loss(task: TaskSpec, row: LogProbs | Score, example: Example) -> flo
 
 
 def feedback(task: TaskSpec, row: LogProbs | Score, example: Example) -> str:
-    """Return what was expected of the model for an example, and what it answered.
-
-    Args:
-        task: The task, with its label bias.
-        row: The model's answer, as for `example_loss`.
-        example: The example, with its label or reference text.
-    """
+    """Return a sentence with the expected and the actual answer to an example."""
     if isinstance(row, Score):
         return row.feedback
     if task.loss == "nll":
         return f"expected {example[task.label_field]!r}, probability {math.exp(row[0]):.3f}"
     target, values = target_of(task, example), biased(task, row)
     best = max(range(len(values)), key=values.__getitem__)
-    share = 1.0 / math.fsum(math.exp(value - values[best]) for value in values)
     words = [word.strip() for word in task.label_words]
     assert isinstance(target, int)
-    answered = f"answered {words[best]!r} with probability {share:.2f}"
+    answered = f"answered {words[best]!r} with probability {_normalised(values)[0][best]:.2f}"
     return answered if best == target else f"expected {words[target]!r}, {answered}"
 
 
 # The terms of a label bias
 
 MAX_CLASSES = 4
-"""The largest number of labels whose examples are reported apart."""
+"""The largest number of labels whose losses are reported per class."""
 
 PROBABILITY_WIDTH = 4.0
-"""Width of a label probability in a release with noise, in units of its range: its noise is this
-much larger than a loss's, relative to the clip, and adds little to that of the losses."""
+"""Width of a label probability in a release with noise, in units of its range. Relative to its
+range its noise is this many times that of a loss, so that it adds little noise to the losses."""
 
 
 def sensitivity(num_prompts: int) -> float:
-    """Return how far one example moves the sums of a release, in units of the values' widths.
+    """Return the L2 distance by which one example moves the sums of a release, in widths.
 
-    Those of I prompts' losses by at most sqrt(I). Two points of a simplex are at most sqrt(2)
-    apart; so one example moves each prompt's probabilities, and the counts of the labels, whose
-    width is that of the probabilities / sqrt(I), by as much.
+    It moves the losses of I prompts by at most sqrt(I). Two points of a simplex are at most sqrt(2)
+    apart, which bounds its effect on each prompt's probabilities, and on the counts of the labels,
+    whose width is that of the probabilities / sqrt(I).
     """
     return math.sqrt(num_prompts * (1.0 + 4.0 / PROBABILITY_WIDTH**2))
 
@@ -133,43 +128,36 @@ def probability_noise(noise_multiplier: float, num_prompts: int, batch_size: int
 
 
 def num_groups(num_labels: int, *, private: bool) -> int:
-    """Return K, the number of groups of examples that losses are reported for.
+    """Return K, the number of groups of examples whose losses are reported.
 
-    One per class for up to `MAX_CLASSES` labels, else one of all examples. Under privacy it is one,
-    because the noise on each class would hide the losses.
+    One group per class for up to `MAX_CLASSES` labels, else one group of all examples. Privacy
+    needs one group, because the noise on each class would hide the losses.
     """
     return 1 if private or num_labels > MAX_CLASSES else num_labels
 
 
 def loss_terms(task: TaskSpec, row: LogProbs, target: int) -> list[float]:
-    """Return one example's loss with what its derivatives over the label bias depend on.
-
-    Args:
-        task: Its loss is ``cross_entropy``, at its bias.
-        row: Log-probabilities of the labels.
-        target: The true label.
+    """Return one example's cross-entropy, and the terms of its derivatives over the label bias.
 
     Returns:
-        Shape (2 + C,): the loss, nats; the trace of its Hessian, 1 - sum_k p_k^2; the probability
-        p_k of each label. The gradient is p minus the indicator of the true label.
+        Shape (2 + C,): the loss at the task's bias, nats; the trace of its Hessian,
+        1 - sum_k p_k^2; the probability p_k of each label. The gradient is p minus the indicator of
+        the true label.
     """
     values = biased(task, row)
-    highest = max(values)
-    odds = [math.exp(value - highest) for value in values]
-    total = math.fsum(odds)
-    probabilities = [value / total for value in odds]
+    probabilities, log_total = _normalised(values)
     trace = 1.0 - math.fsum(value * value for value in probabilities)
-    return [label_loss(task, row, target), max(trace, 0.0), *probabilities]
+    return [log_total - values[target], max(trace, 0.0), *probabilities]
 
 
 def class_means(
     terms: Sequence[Sequence[float]], targets: Sequence[int], groups: int
 ) -> list[list[float]]:
-    """Return the mean `loss_terms` of each group of examples, shape (K, 2 + C); 0 for none."""
+    """Return the mean `loss_terms` of each group, shape (K, 2 + C); 0 without examples."""
     means = []
     for group in range(groups):
         pairs = zip(terms, targets, strict=True)
-        own = [term for term, target in pairs if groups == 1 or target == group]
-        columns = zip(*own, strict=True) if own else [()] * len(terms[0])
-        means.append([math.fsum(column) / max(len(own), 1) for column in columns])
+        members = [term for term, target in pairs if groups == 1 or target == group]
+        columns = zip(*members, strict=True) if members else [()] * len(terms[0])
+        means.append([math.fsum(column) / max(len(members), 1) for column in columns])
     return means

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from fedone_sdk.errors import SpecError
 
@@ -18,15 +18,12 @@ Indices are in the task's label order; a prediction is -1 if the model wrote no 
 
 
 def accuracy(predictions: Sequence[int], targets: Sequence[int]) -> float:
-    """Return the share of correct predictions, in [0, 1]; 0.0 without any."""
+    """Return the share of correct predictions, in [0, 1]; 0.0 without predictions."""
     return _num_right(predictions, targets) / len(targets) if len(targets) else 0.0
 
 
 def f1(predictions: Sequence[int], targets: Sequence[int]) -> float:
-    """Return F1 of the positive class, the second label (index 1), in [0, 1].
-
-    ``2 TP / (2 TP + FP + FN)``; 0.0 if there are no positives, predicted or true.
-    """
+    """Return ``2 TP / (2 TP + FP + FN)`` of the second label, in [0, 1]; 0.0 without positives."""
     hits = sum(p == t == 1 for p, t in zip(predictions, targets, strict=True))
     positives = Counter(predictions)[1] + Counter(targets)[1]  # 2 TP + FP + FN
     return 2 * hits / positives if positives else 0.0
@@ -35,8 +32,8 @@ def f1(predictions: Sequence[int], targets: Sequence[int]) -> float:
 def matthews(predictions: Sequence[int], targets: Sequence[int]) -> float:
     """Return the Matthews correlation, in [-1, 1]; 0.0 if predictions or targets do not vary.
 
-    Gorodkin's form (2004), which for two labels is the usual one: with N rows, c of them
-    correct, ``p_k`` predicted as and ``t_k`` truly of label k,
+    Gorodkin's form for several labels (2004): with N rows, c of them correct, ``p_k`` predictions
+    and ``t_k`` targets of label k,
     ``(c N - sum p_k t_k) / sqrt((N^2 - sum p_k^2) (N^2 - sum t_k^2))``.
     """
     right, n = _num_right(predictions, targets), len(targets)
@@ -55,12 +52,8 @@ def metric_text(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-METRICS: Mapping[str, Callable[[Sequence[int], Sequence[int]], float]] = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "matthews": matthews,
-}
-"""The metrics by their names in a task."""
+METRICS = {metric.__name__: metric for metric in (accuracy, f1, matthews)}
+"""Functions of (predictions, targets) by their names in a task."""
 
 
 def evaluate(
@@ -69,17 +62,15 @@ def evaluate(
     targets: Sequence[int],
     measure: MetricFunction | None = None,
 ) -> float:
-    """Return a metric by its name."""
-    if ":" in name:
-        return _measured(name, predictions, targets, measure)
-    if name not in METRICS:
-        raise ValueError(f"no metric {name!r}; metrics: {', '.join(METRICS)}")
-    return METRICS[name](predictions, targets)
+    """Return a metric by its name; the metric of a user's function needs `measure`.
 
-
-def _measured(
-    name: str, predictions: Sequence[int], targets: Sequence[int], measure: MetricFunction | None
-) -> float:
+    Raises:
+        SpecError: The function is missing, failed, or returned no finite number.
+    """
+    if ":" not in name:
+        if name not in METRICS:
+            raise ValueError(f"no metric {name!r}; metrics: {', '.join(METRICS)}")
+        return METRICS[name](predictions, targets)
     if measure is None:
         raise SpecError(f"task.metric: {name} needs its function")
     try:

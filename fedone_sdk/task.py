@@ -1,4 +1,4 @@
-"""The task: rendering of examples as model inputs, losses and predictions from model answers."""
+"""The task: its templates, labels and loss, and the rendering of examples as model inputs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    JsonValue,
-    PlainSerializer,
-    model_validator,
-)
+import pydantic
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from fedone_sdk._values import Frozen
 from fedone_sdk.errors import DataError, SpecError
@@ -45,16 +39,9 @@ __all__ = [
     "ScoreFunction",
     "TaskSpec",
     "TextPrompt",
-    "answer_word",
     "form_of",
-    "label_index",
-    "label_key",
-    "pieces_of",
-    "placed",
-    "references_of",
     "render",
     "target_of",
-    "words_of",
 ]
 
 Example = Mapping[str, Any]
@@ -64,10 +51,10 @@ LogProbs = Sequence[float]
 """Log-probabilities in nats, one per label word, in the task's label order."""
 
 Bias = tuple[float, ...]
-"""Added to the label words' log-probabilities, nats, in the task's label order."""
+"""Offsets of the label words' log-probabilities, nats, in the task's label order."""
 
 MAX_BIAS = 100.0
-"""Bound on a label's bias, nats: far above any model's preference for a word."""
+"""Bound on a label's bias, nats; a model's preference for a word is far smaller."""
 
 Loss = Literal["cross_entropy", "brier", "hinge", "zero_one", "nll", "score"]
 
@@ -89,24 +76,19 @@ class Score:
 
 
 ScoreFunction = Callable[[str, Example], float | Score | Awaitable[float | Score]]
-"""A user's ``score(generated, example)``, from 0 (useless) to 1 (perfect)."""
-
+"""A user's ``score(generated, example)``; a number is the `Score.value`."""
 
 Role = Literal["system", "user", "assistant"]
-"""The role of a chat message."""
-
-
 PartKind = Literal["text", "prompt", "field", "mask", "role", "special"]
 
 
 class Part(NamedTuple):
     """A part of a rendered input.
 
-    Only ``field`` parts may be truncated to fit the model: prompt and mask must be kept. A ``role``
-    part opens a chat message and holds its `Role`; the parts up to the next one are the message's
-    content. A chat ends with the message ``assistant``, which the model continues. Tasks do not
-    render ``special`` parts: these are the model's special tokens, which backends take from its
-    chat template.
+    Only ``field`` parts may be truncated to fit the model. A ``role`` part opens a chat message and
+    holds its `Role`; the parts up to the next role are the message's content. A chat ends with the
+    message ``assistant``, which the model continues. ``special`` parts are special tokens that
+    backends take from a model's chat template; tasks do not render them.
     """
 
     kind: PartKind
@@ -114,7 +96,7 @@ class Part(NamedTuple):
 
 
 Rendered = tuple[Part, ...]
-"""One model input: its parts, in order."""
+"""One model input."""
 
 
 class Filling(NamedTuple):
@@ -135,7 +117,7 @@ TextPrompt = str | Filling
 
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _NAMED = r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[A-Za-z_][\w-]*)$"
-"""A function, or an entry point."""
+"""A function or an entry point."""
 _Named = Annotated[str, Field(pattern=_NAMED, max_length=200)]
 _WithOptions = Annotated[dict[_Named, dict[str, JsonValue]], Field(min_length=1, max_length=1)]
 
@@ -147,10 +129,9 @@ def _known_metric(name: str) -> str:
     return name
 
 
-_WHOLE = re.compile(r"-?\d+\.0")
-_CUT = re.compile(r"(?:\.([1-9]\d{0,6}))?")
-"""The format of a template's field: the number of characters that are used of a text."""
-
+_WHOLE_NUMBER = re.compile(r"-?\d+\.0")
+_MAX_CHARS = re.compile(r"(?:\.([1-9]\d{0,6}))?")
+"""The format of a template's field: the maximum number of its characters."""
 
 LabelValue = Annotated[
     str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
@@ -165,11 +146,11 @@ class Label(Frozen):
     word: str
 
 
-def _label_pairs(given: object) -> object:
-    if not isinstance(given, list | tuple):
-        return given
+def _label_pairs(value: object) -> object:
+    if not isinstance(value, list | tuple):
+        return value
     try:
-        labels = [Label.model_validate(one) for one in given]
+        labels = [Label.model_validate(label) for label in value]
     except ValueError:
         raise ValueError("must be a list of {value: VALUE, word: WORD}, or a mapping") from None
     pairs = OrderedDict((label.value, label.word) for label in labels)
@@ -181,7 +162,7 @@ def _label_pairs(given: object) -> object:
 Labels = Annotated[
     OrderedDict[LabelValue, str],
     BeforeValidator(_label_pairs, json_schema_input_type=list[Label]),
-    PlainSerializer(
+    pydantic.PlainSerializer(
         lambda labels: [Label(value=v, word=w) for v, w in labels.items()], return_type=list[Label]
     ),
 ]
@@ -196,7 +177,7 @@ def _parsed(template: str) -> str:
         fields = list(string.Formatter().parse(template))
     except ValueError as exc:
         raise ValueError(f"not a template: {exc}") from None
-    if any(conversion or not _CUT.fullmatch(spec or "") for _, _, spec, conversion in fields):
+    if any(conversion or not _MAX_CHARS.fullmatch(spec or "") for _, _, spec, conversion in fields):
         raise ValueError("a {field} may have a length, such as {text:.400}, and nothing else")
     if any(not name.isidentifier() for _, name, _, _ in fields if name is not None):
         raise ValueError("every {field} must be a plain name")
@@ -217,7 +198,7 @@ _Phrase = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_ph
 
 
 class Description(Frozen):
-    """What is classified, and by what, in the words of the shipped instructions.
+    """Words for the task in the built-in instructions.
 
     Attributes:
         text: An example's kind, a singular noun without an article: ``movie review``.
@@ -239,10 +220,9 @@ class ChatSpec(Frozen):
     """The messages of a task for an instruct model; each is a template.
 
     Attributes:
-        system: The system message. If null or empty, the model's chat template uses its default.
+        system: The system message; null or empty is the default of the model's chat template.
         user: The user's message.
-        assistant: The prefix of the answer, which the model continues; null for no
-            prefix.
+        assistant: The beginning of the answer, which the model continues.
     """
 
     system: _Template | None = None
@@ -254,35 +234,32 @@ class TaskSpec(Frozen):
     """A task for a language model, as a cloze, a question, a text to continue, or a chat.
 
     Attributes:
-        template: Text with ``{prompt}``, one ``{field}`` per text column, and (for masked models)
-            one ``{mask}``; a causal model answers at the end. ``{field:.400}`` is the first 400
-            characters of a text. Null if there is a `chat`.
-        chat: Alternative to a template: messages for an instruct model, rendered through its own
-            chat template. Together they have ``{prompt}`` once, and no ``{mask}``.
-        slots: The prompt's slots that the template or the messages name, each once, instead of
-            ``{prompt}``; empty if ``{prompt}`` represents all of them. A run sets it.
-        description: The task's description, for shipped instructions and for a proposer.
+        template: Text with ``{prompt}``, one ``{field}`` per text column, and for masked models one
+            ``{mask}``; a causal model answers at the end. ``{field:.400}`` is the first 400
+            characters of a text. Null with a `chat`.
+        chat: Instead of a template: messages for an instruct model, rendered through its chat
+            template. Together they have ``{prompt}`` once, and no ``{mask}``.
+        slots: The prompt's slots that the templates name, each once, instead of ``{prompt}``. The
+            run sets it; empty for ``{prompt}``.
+        description: Words for the built-in instructions and for a proposer.
         labels: The verbaliser: label value -> label word, a single token of the model, or a list of
             ``{value, word}``. The order is that of log-probabilities and biases. Empty for
             generation (the losses ``nll`` and ``score``). In a chat, `answer_word` decides on the
             leading space of a label word.
         metric: The metric of evaluation: ``accuracy``, ``f1``, ``matthews``; ``loss``, the mean
-            loss, where lower is better, and the only one for generation; or a user's function,
-            ``package.module:function``, called with the true and the predicted label indices
-            (`MetricFunction`) and imported like `score`.
+            loss, which is the only one for generation; or a `MetricFunction`,
+            ``package.module:function``, imported like `score`.
         loss: The training loss: ``cross_entropy`` or the ``brier`` score over the label words, a
             multi-class ``hinge`` with margin 1 on their log-probabilities, ``zero_one`` for a wrong
             label (for models without log-probabilities), ``nll``, the negative log-likelihood of
-            the reference text in nats, or ``score``, 1 minus a user's score of the generated text.
-        label_field: The column with the label or the reference text. A user's score function gets
-            the whole example.
-        max_tokens: The longest text to generate for ``score``, tokens.
-        score: For ``score``: a name of `scores.SCORES`, ``package.module:function``, or an entry
-            point of the group ``fedone.scores``; or a name of `scores.SCORES` with its options,
-            ``{number: {tolerance: 0.01}}``. A local run imports it, never a message.
+            the reference text in nats, or ``score``, 1 minus the score of the generated text.
+        label_field: The column with the label or the reference text.
+        max_tokens: Maximum length of a generated text for ``score``, tokens.
+        score: For loss ``score``: a name of `scores.SCORES`, ``package.module:function``, or an
+            entry point of the group ``fedone.scores``; or a name with options, ``{number:
+            {tolerance: 0.01}}``. Imported from local files, never from a message.
         bias: Added to the label words' log-probabilities before losses and predictions, one number
-            per label, nats. A label that the model did not write stays impossible. Null for
-            none.
+            per label, nats. A label that the model did not write stays impossible.
     """
 
     # Omitted if null or empty, to keep messages short.
@@ -298,14 +275,14 @@ class TaskSpec(Frozen):
     score: _Named | _WithOptions | None = None
     bias: tuple[Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)], ...] | None = None
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _default_metric(cls, value: object) -> object:
         if isinstance(value, dict) and value.get("loss") in ("nll", "score"):
             return {"metric": "loss", **value}
         return value
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _check_form(self) -> TaskSpec:
         if (self.template is None) is (self.chat is None):
             raise ValueError("needs either template or chat")
@@ -327,7 +304,7 @@ class TaskSpec(Frozen):
             raise ValueError(f"{self._form}: needs at least one text field in addition to {others}")
         return self
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _check_labels(self) -> TaskSpec:
         if self.generates:
             if self.labels:
@@ -350,32 +327,28 @@ class TaskSpec(Frozen):
         if self.label_field in self.fields:
             raise ValueError(f"{self._form}: must not contain the label field")
         if self.bias is not None and len(self.bias) != len(self.labels):
-            allowed = (
-                f"needs {len(self.labels)} numbers, one per label"
-                if self.labels
-                else (f"loss {self.loss} has no labels to add it to")
-            )
-            raise ValueError(f"bias: {allowed}")
+            if self.generates:
+                raise ValueError(f"bias: loss {self.loss} has no labels")
+            raise ValueError(f"bias: needs {len(self.labels)} numbers, one per label")
         return self
 
     def with_bias(self, bias: Sequence[float] | None) -> TaskSpec:
-        """Return the task with this bias instead of its own."""
-        given = None if bias is None else tuple(bias)
-        return TaskSpec.model_validate({**self.model_dump(), "bias": given})
+        """Return the task with another bias."""
+        return TaskSpec.model_validate({**self.model_dump(), "bias": bias and tuple(bias)})
 
     def with_labels(self, labels: Mapping[str, str]) -> TaskSpec:
-        """Return the task with these label words instead of its own."""
+        """Return the task with other label words."""
         if set(labels) != set(self.labels):
             raise ValueError(f"labels: needs one word for each of {', '.join(self.labels)}")
-        given = {label: labels[label] for label in self.labels}
-        return TaskSpec.model_validate({**self.model_dump(), "labels": given})
+        ordered = {label: labels[label] for label in self.labels}
+        return TaskSpec.model_validate({**self.model_dump(), "labels": ordered})
 
     @property
     def crc32(self) -> int:
-        """CRC-32 of what decides a loss, by which a client checks its reading of the task.
+        """CRC-32 of the parts that decide a loss, by which a client checks how it read the task.
 
-        Of texts in UTF-8, each ended by a zero byte: loss, label column, templates (of a chat:
-        system, user, assistant, empty if null), slots, and each label's value and word; then of
+        The input is texts in UTF-8, each ended by a zero byte: loss, label column, template (of a
+        chat: system, user, assistant, empty if null), slots, and each label's value and word; then
         the biases, little-endian float64.
         """
         messages = self.chat and (self.chat.system, self.chat.user, self.chat.assistant)
@@ -393,15 +366,15 @@ class TaskSpec(Frozen):
 
     @property
     def max_written(self) -> int:
-        """The longest text that is generated per input, tokens; 0 for none."""
+        """Maximum length of a generated text, tokens; 0 without generation."""
         return self.max_tokens if self.loss == "score" else 0
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Texts before which a generated text ends, because a model goes on with another example.
+        """Texts that end a generated text, because the model begins another example.
 
-        It is the text before the template's first column, on a new line; none in a chat, whose
-        models end their answers.
+        The text before the template's first column, on a new line; none in a chat, whose models end
+        their answers.
         """
         if self.loss != "score" or self.template is None:
             return ()
@@ -410,10 +383,10 @@ class TaskSpec(Frozen):
 
     @property
     def answer_schema(self) -> Mapping[str, Any] | None:
-        """The JSON Schema of generated texts: that of the score ``json_fields``."""
-        options = {} if self.score is None or isinstance(self.score, str) else self.score
-        found = options.get("json_fields", {}).get("schema")
-        return found if isinstance(found, dict) else None
+        """The JSON Schema of generated texts: an option of the score ``json_fields``."""
+        options = self.score if isinstance(self.score, dict) else {}
+        schema = options.get("json_fields", {}).get("schema")
+        return schema if isinstance(schema, dict) else None
 
     @property
     def _form(self) -> str:
@@ -421,14 +394,13 @@ class TaskSpec(Frozen):
 
     @property
     def messages(self) -> tuple[tuple[Role | None, str], ...]:
-        """The templates of an input, each with its role, which is None outside a chat."""
+        """The templates of an input, each with its role; None outside a chat."""
         if self.chat is None:
             return ((None, self.template or ""),)
-        chat: ChatSpec = self.chat
-        system: tuple[tuple[Role, str], ...] = (
-            () if chat.system is None else (("system", chat.system),)
-        )
-        return (*system, ("user", chat.user), ("assistant", chat.assistant or ""))
+        system: tuple[tuple[Role, str], ...] = ()
+        if self.chat.system is not None:
+            system = (("system", self.chat.system),)
+        return (*system, ("user", self.chat.user), ("assistant", self.chat.assistant or ""))
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -447,10 +419,7 @@ class TaskSpec(Frozen):
 
 
 def placed(task: TaskSpec, prompt: TextPrompt) -> dict[str, str]:
-    """Return a prompt's texts by their names in the task's templates.
-
-    An empty text makes every slot empty.
-    """
+    """Return a prompt's texts by their names in the task's templates; "" leaves slots empty."""
     if not task.slots:
         return {"prompt": prompt if isinstance(prompt, str) else prompt.text}
     if isinstance(prompt, Filling):
@@ -461,13 +430,13 @@ def placed(task: TaskSpec, prompt: TextPrompt) -> dict[str, str]:
 
 
 def words_of(task: TaskSpec, prompt: TextPrompt) -> tuple[str, ...]:
-    """Return the label words of a prompt: those that it chooses, or else the task's."""
+    """Return the label words that a prompt chooses; by default the task's."""
     chosen = prompt.labels if isinstance(prompt, Filling) else ()
     return chosen or task.label_words
 
 
 def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
-    """Fill the task's template, or the messages of its chat, with a prompt and an example."""
+    """Fill the task's templates with a prompt and an example."""
     texts = placed(task, prompt)
     parts: list[Part] = []
     for role, template in task.messages:
@@ -483,7 +452,7 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             elif name is not None:
                 parts.append(Part("field", _field(example, name)[:most]))
         if role in ("system", "user") and parts[-1].kind == "prompt":
-            # The line feed after an instruction separates it from text; here none follows.
+            # The line feed after an instruction separates it from a text, which is missing here.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
 
@@ -503,16 +472,15 @@ def pieces_of(template: str) -> tuple[tuple[str, str | None, int | None], ...]:
 
 
 def form_of(task: TaskSpec, prompt: TextPrompt = "") -> Rendered:
-    """Return an input of the task with a prompt and no other content, for a backend's checks."""
+    """Return an input of the task with a prompt and empty fields, for a backend's checks."""
     return render(task, prompt, dict.fromkeys(task.fields, ""))
 
 
 def answer_word(word: str, before: str) -> str:
-    """Return a label word as a chat model writes it.
+    """Return a label word as a chat model writes it after the text `before`.
 
-    This function alone decides on its leading space: none at the beginning of an answer and after
-    white space, one after any other text (``Sentiment:``). `before` is the text that the answer
-    follows; empty after a special token.
+    The word has no leading space at the beginning of an answer and after white space, and one after
+    any other text (``Sentiment:``). `before` is empty after a special token.
     """
     bare = word.lstrip()
     return bare if not before or before[-1].isspace() else f" {bare}"
@@ -527,7 +495,7 @@ def _field(example: Example, name: str) -> str:
 
 
 def in_unicode(text: str) -> str:
-    """Return a model's text with ``?`` for each half of a surrogate pair, as no message has it."""
+    """Return a text with ``?`` for unpaired surrogates, which no message can contain."""
     return text.encode(errors="replace").decode()
 
 
@@ -551,18 +519,18 @@ def target_of(task: TaskSpec, example: Example) -> int | str:
 
 
 def label_index(task: TaskSpec, value: object) -> int | None:
-    """Return the index of the label that a value of a row means; None if there is none.
+    """Return the index of the label that a row's value means; None if it means no label.
 
-    A value means the label that is equal as text, or else the only one with an equal `label_key`.
+    This is the label that is equal as text, else the only label with an equal `label_key`.
     """
     exact, alike = _label_indices(tuple(task.labels))
     return exact.get(str(value), alike.get(label_key(value)))
 
 
 def label_key(value: object) -> str:
-    """Return what spellings of one label share: NFC, lower case, no outer space, ``1`` for 1.0."""
+    """Return a label in NFC and lower case, without outer spaces, with ``1`` for 1.0."""
     text = unicodedata.normalize("NFC", str(value)).strip().lower()
-    return text[:-2] if _WHOLE.fullmatch(text) else text
+    return text[:-2] if _WHOLE_NUMBER.fullmatch(text) else text
 
 
 @lru_cache(maxsize=256)
@@ -573,7 +541,7 @@ def _label_indices(labels: tuple[str, ...]) -> tuple[dict[str, int], dict[str, i
 
 
 def references_of(task: TaskSpec, examples: Iterable[Example]) -> tuple[str, ...]:
-    """Return the reference texts of loss ``nll``; empty for another loss."""
+    """Return the reference texts of loss ``nll``; empty for other losses."""
     if task.loss != "nll":
         return ()
     return tuple(str(target_of(task, example)) for example in examples)

@@ -1,4 +1,4 @@
-"""The candidates of a prompt: PMI n-grams (Diao et al. 2022), frequent tokens, a list or a file."""
+"""The candidates of a prompt's positions, from PMI n-grams (Diao et al. 2022), a list or a file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Annotated, Literal, Self, assert_never
+from typing import Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from fedone_sdk._values import Frozen
 from fedone_sdk.errors import DataError
@@ -31,17 +25,12 @@ __all__ = [
     "LABELS",
     "Layout",
     "ListVocabulary",
-    "MAX_CANDIDATE_CHARS",
     "PmiVocabulary",
     "Slot",
-    "SlotName",
-    "Token",
     "Vocabulary",
     "VocabularySpec",
-    "are_prompts",
     "build_vocabulary",
     "pmi_ngrams",
-    "special_token",
 ]
 
 _MAX_CANDIDATES = 65_536
@@ -49,17 +38,16 @@ MAX_CANDIDATE_CHARS = 4000
 """The longest candidate, characters."""
 
 MAX_PROPOSAL_CHARS = 400
-"""The longest candidate that a model or a device proposes, characters: three sentences, which every
-input pays for."""
+"""The longest candidate that a model or a device proposes, characters; every input pays for it."""
 
 MAX_PROPOSALS = 2
-"""Candidates of one device in a run: its losses never count for them, and others pay for them."""
+"""Maximum candidates of one device in a run, because other devices pay for their evaluation."""
 
-_MAX_COUNTED_CHARS = 200  # Of a candidate from PMI or token counts.
+_MAX_NGRAM_CHARS = 200
 _MAX_SLOTS = 64
 
 CHARS_PER_TOKEN = 4
-"""Characters of a token of English text."""
+"""Mean length of a token of English text, characters."""
 
 LABELS = "labels"
 """The reserved slot whose candidates are sets of label words."""
@@ -70,7 +58,7 @@ _Size = Annotated[int, Field(ge=2, le=_MAX_CANDIDATES)]
 _NAMES = "bos|eos|pad|unk|mask|cls|sep|/?s|/?think|/?tool_call|(start|end)_of_(turn|image)"
 _MISTRAL = "/?(inst|system_prompt|available_tools|tool_results|tool_content)|tool_calls|args|img"
 _SPECIAL = re.compile(
-    # Of ChatML, Llama 3, Phi and DeepSeek, also in halves; Llama 2, Gemma, T5; Mistral, BERT.
+    # ChatML, Llama 3, Phi and DeepSeek, also in halves; Llama 2, Gemma, T5; Mistral, BERT.
     rf"<\||\|>|<</?sys>>|<({_NAMES}|(unused|extra_id_)\d+)>"
     rf"|\[({_MISTRAL}|g?mask|cls|sep|pad|unk|bos|eos|unused\d+)\]",
     re.IGNORECASE,
@@ -80,7 +68,7 @@ _SPECIAL = re.compile(
 def special_token(text: str) -> str | None:
     """Return the first special token of a common tokeniser or chat template in a text, if any.
 
-    A tokeniser may normalise a text before it looks for them.
+    The text is normalised before the search, as tokenisers do.
     """
     match = _SPECIAL.search(text if text.isascii() else unicodedata.normalize("NFKC", text))
     return None if match is None else match[0]
@@ -88,16 +76,14 @@ def special_token(text: str) -> str | None:
 
 def _check_plain(text: str) -> str:
     if token := special_token(text):
-        raise ValueError(f"holds {token!r} of a chat template or tokeniser; it must be plain text")
+        raise ValueError(f"has {token!r} of a chat template or tokeniser; it must be plain text")
     return text
 
 
 Token = Annotated[str, Field(max_length=MAX_CANDIDATE_CHARS), AfterValidator(_check_plain)]
 """A candidate's text, without special tokens of models."""
 
-
 SlotName = Annotated[str, Field(pattern=r"^[^\W\d]\w{0,63}$")]
-"""A slot's name, in specs and in the task's templates."""
 
 Layout = tuple[tuple[int, int, int | None], ...]
 """For each slot: its number of positions, its number of candidates, and the index of its blank."""
@@ -135,7 +121,7 @@ class Slot(Frozen):
     Attributes:
         name: Its name. The candidates of `LABELS` are sets of label words, each a JSON array.
         candidates: Unique texts, in index order. One may be blank (``""``).
-        repeat: Its number of positions. Their candidates are concatenated.
+        repeat: Its number of positions, whose candidates are concatenated.
     """
 
     name: SlotName
@@ -144,7 +130,7 @@ class Slot(Frozen):
 
     @property
     def blank(self) -> int | None:
-        """Index of the blank candidate, if there is one."""
+        """Index of the blank candidate; None without one."""
         return _blank(self.candidates)
 
 
@@ -156,8 +142,8 @@ class Vocabulary(Frozen):
     Attributes:
         candidates: Unique texts, in index order, for every position. A prompt is their
             concatenation, so a word includes its leading space. One may be blank (``""``): a
-            position without a token. Empty for methods without a vocabulary and with slots;
-            otherwise at least two.
+            position without a token. At least two; empty with slots, and for methods without a
+            vocabulary.
         slots: Slots in the order of the prompt.
     """
 
@@ -183,18 +169,18 @@ class Vocabulary(Frozen):
         return self
 
     def __len__(self) -> int:
-        """N: the largest number of candidates of a position."""
+        """Return N, the largest number of candidates of a position."""
         return max((len(slot.candidates) for slot in self.slots), default=len(self.candidates))
 
     @property
     def blank(self) -> int | None:
-        """Index of the common blank candidate of all positions, if there is one."""
+        """Index of the blank candidate that all positions share; None without one."""
         return _blank(self.candidates)
 
     def comes_from(self, described: Vocabulary) -> bool:
-        """Return whether this vocabulary is `described`, possibly with fewer label word sets.
+        """Return whether this vocabulary is `described`, possibly with fewer sets of label words.
 
-        A run drops the label word sets that its model does not support; all else must be equal.
+        A run drops the sets that its model does not support.
         """
         if len(self.slots) != len(described.slots):
             return False
@@ -202,26 +188,23 @@ class Vocabulary(Frozen):
         return self == described.without(LABELS, dropped)
 
     def candidates_of(self, name: str) -> tuple[str, ...]:
-        """Return the candidates of the slot with this name; empty if there is no such slot."""
+        """Return the candidates of the slot with this name; empty without this slot."""
         return next((slot.candidates for slot in self.slots if slot.name == name), ())
 
     def without(self, name: str, dropped: Collection[str]) -> Vocabulary:
         """Return the vocabulary without the given candidates of the slot with this name."""
-        slots = [
-            slot.model_copy(
-                update={"candidates": tuple(c for c in slot.candidates if c not in dropped)}
-            )
-            if slot.name == name
-            else slot
+        kept = tuple(text for text in self.candidates_of(name) if text not in dropped)
+        slots = tuple(
+            slot.model_copy(update={"candidates": kept}) if slot.name == name else slot
             for slot in self.slots
-        ]
-        return Vocabulary(candidates=self.candidates, slots=tuple(slots))
+        )
+        return Vocabulary(candidates=self.candidates, slots=slots)
 
     def with_candidates(self, appended: Iterable[tuple[str, str]]) -> Vocabulary:
-        """Return the vocabulary with candidates appended to some slots.
+        """Return the vocabulary with (slot, text) candidates appended.
 
         Raises:
-            ValueError: There is no such slot, or the slot has the text already.
+            ValueError: A slot is unknown, or has the text already.
         """
         more: dict[str, list[str]] = {slot.name: [] for slot in self.slots}
         for name, text in appended:
@@ -250,9 +233,9 @@ class Vocabulary(Frozen):
 
     def tokens(self, indices: Iterable[int]) -> list[str]:
         """Return the candidates at these indices, one per position."""
-        chosen = []
-        for position, index in enumerate(indices):
-            candidates = self.of_position(position)
+        indices, chosen = [*indices], []
+        rows = self._rows[: len(indices)] if self.slots else [self.candidates] * len(indices)
+        for candidates, index in zip(rows, indices, strict=True):
             # Python would accept -1 as the last candidate and hide the error.
             if not 0 <= index < len(candidates):
                 raise IndexError(f"candidate {index} is not in [0, {len(candidates)})")
@@ -264,7 +247,7 @@ class Vocabulary(Frozen):
         return "".join(self.tokens(indices))
 
     def length(self, indices: Sequence[int]) -> int:
-        """Return the number of characters that a prompt adds to every input."""
+        """Return the number of characters that a prompt adds to every input; label words add 0."""
         return len(self.text(indices)) - len(self.by_slot(indices).get(LABELS, ""))
 
     def by_slot(self, indices: Iterable[int]) -> dict[str, str]:
@@ -273,18 +256,18 @@ class Vocabulary(Frozen):
         return {slot.name: "".join(islice(tokens, slot.repeat)) for slot in self.slots}
 
     def dump(self) -> str:
-        """Return canonical JSON, which `parse` reads: an array of texts, or of slots."""
+        """Return canonical JSON: an array of texts, or of slots."""
         value = [slot.model_dump() for slot in self.slots] or self.candidates
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """Return the vocabulary that `dump` wrote."""
+        """Read the JSON of `dump`."""
         value = json.loads(text)
         if not isinstance(value, list):
             raise ValueError("a vocabulary must be a JSON array")
-        of_slots = bool(value) and isinstance(value[0], dict)
-        return cls.model_validate({"slots" if of_slots else "candidates": value})
+        has_slots = bool(value) and isinstance(value[0], dict)
+        return cls.model_validate({"slots" if has_slots else "candidates": value})
 
     @cached_property
     def sha256(self) -> str:
@@ -300,7 +283,7 @@ class PmiVocabulary(Frozen):
     "Black-Box Prompt Learning for Pre-trained Language Models").
 
     Attributes:
-        size: N, including the blank; fewer if the text does not have as many.
+        size: Maximum N, including the blank.
         blank: Whether to add the blank candidate, as index 0.
     """
 
@@ -313,9 +296,9 @@ class FileVocabulary(Frozen):
     """Candidates from a file.
 
     Attributes:
-        path: A text file with one candidate per line, used verbatim; or a ``.json`` file with an
-            array of texts. A relative path is relative to the run file's folder.
-        blank: Whether to include the blank candidate, as index 0.
+        path: A text file with one verbatim candidate per line, or a ``.json`` file with an array of
+            texts; relative to the run file's folder.
+        blank: Whether to add the blank candidate, as index 0.
     """
 
     kind: Literal["file"] = "file"
@@ -335,7 +318,7 @@ class ListVocabulary(Frozen):
 
     @property
     def blank(self) -> bool:
-        """Whether the blank candidate is one of them."""
+        """Whether they include the blank candidate."""
         return "" in self.candidates
 
 
@@ -355,13 +338,9 @@ def build_vocabulary(
 
     Args:
         spec: The source of candidates; None gives an empty vocabulary.
-        texts: Training text; a file vocabulary does not read it.
+        texts: Training text, for PMI.
         base_dir: Base of a relative path.
         wanted: Required candidates; missing ones are appended.
-
-    Returns:
-        Most frequent candidates first (ties in text order); may be smaller than
-        ``spec.size``.
 
     Raises:
         DataError: The file is missing or malformed, or there are fewer than 2 candidates.
@@ -377,8 +356,6 @@ def build_vocabulary(
             candidates, source = _read_candidates(path), str(path)
         case ListVocabulary():
             candidates, source = spec.candidates, "list"
-        case _:
-            assert_never(spec)
     if spec.blank:
         candidates = ["", *filter(None, candidates)]
     candidates = _with(wanted, candidates, getattr(spec, "size", None))
@@ -397,9 +374,8 @@ def _with(wanted: Iterable[str], candidates: Sequence[str], size: int | None) ->
     chosen = list(candidates[:size])
     missing = [text for text in dict.fromkeys(wanted) if text not in chosen]
     if size is not None and len(missing) > size - 2:
-        raise DataError(f"size: {size} leaves no room for {len(missing)} tokens to begin with")
-    kept = chosen if size is None else chosen[: size - len(missing)]
-    return [*kept, *missing]
+        raise DataError(f"size: {size} is too small for the {len(missing)} tokens of prompt.start")
+    return [*(chosen if size is None else chosen[: size - len(missing)]), *missing]
 
 
 # A word with its inner apostrophes, hyphens and digit groups; a clitic as treebanks split it; or
@@ -412,11 +388,10 @@ _TOKEN = re.compile(
 
 
 def _runs(text: str) -> Iterator[list[str]]:
-    """Split a text at its punctuation.
+    """Split a text into runs of words with only white space between them, and punctuation marks.
 
-    Yields:
-        Words with only white space between them, each with a leading space (also at the start of a
-        text, so that a word is the same candidate everywhere), or one punctuation mark.
+    Each word has a leading space, also at the start of a text, so that it is the same candidate
+    everywhere.
     """
     run: list[str] = []
     for match in _TOKEN.finditer(text):
@@ -425,7 +400,7 @@ def _runs(text: str) -> Iterator[list[str]]:
             yield [match[0]]
             run = []
         else:
-            if run and not text[match.start() - 1].isspace():  # such as 's's
+            if run and not text[match.start() - 1].isspace():
                 yield run
                 run = []
             run.append(" " + match[0])
@@ -435,14 +410,13 @@ def _runs(text: str) -> Iterator[list[str]]:
 def pmi_ngrams(
     texts: Iterable[str], *, max_ngram: int = 4, min_count: int = 3, threshold: float = 3.0
 ) -> list[str]:
-    """Return the n-grams of `PmiVocabulary`, the most frequent first.
+    """Return the n-grams of `PmiVocabulary`, the most frequent first; ties in text order.
 
     Args:
         texts: Training text.
-        max_ngram: Largest number of words per candidate.
-        min_count: Pairs with fewer occurrences are split, because rare pairs have a high PMI by
-            chance.
-        threshold: Least PMI at which two words stay together, nats.
+        max_ngram: Maximum number of words per candidate.
+        min_count: Rarer pairs are split, because rare pairs have a high PMI by chance.
+        threshold: Minimum PMI at which two words stay together, nats.
     """
     runs = [run for text in texts for run in _runs(text)]
     words = Counter(chain.from_iterable(runs))
@@ -458,7 +432,9 @@ def pmi_ngrams(
         for pair, count in pairs.items()
         if count >= min_count and pmi(pair, count) >= threshold
     }
-    return _ranked(Counter(chain.from_iterable(_segments(r, bound, max_ngram) for r in runs)))
+    counts = Counter(chain.from_iterable(_segments(run, bound, max_ngram) for run in runs))
+    usable = (text for text in counts if len(text) <= _MAX_NGRAM_CHARS)
+    return sorted(usable, key=lambda text: (-counts[text], text))
 
 
 def _segments(run: list[str], bound: set[tuple[str, str]], max_ngram: int) -> Iterator[str]:
@@ -470,11 +446,6 @@ def _segments(run: list[str], bound: set[tuple[str, str]], max_ngram: int) -> It
         segment.append(pair[1])
     if segment:
         yield "".join(segment)
-
-
-def _ranked(counts: Counter[str]) -> list[str]:
-    usable = (text for text in counts if len(text) <= _MAX_COUNTED_CHARS)
-    return sorted(usable, key=lambda text: (-counts[text], text))
 
 
 def _read_candidates(path: Path) -> list[str]:
@@ -491,6 +462,6 @@ def _read_candidates(path: Path) -> list[str]:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise DataError(f"{path}: bad JSON: {exc}") from exc
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise DataError(f"{path}: must be a JSON array of texts")
     return value

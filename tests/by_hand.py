@@ -37,7 +37,7 @@ Work = AlphaAssignment | LossesAssignment
 async def enrol(service: Service, count: int = 1) -> list[ClientRecord]:
     """Enrol clients."""
     identities = [await service.access.enrol(TOKEN, Enrol()) for _ in range(count)]
-    return [await service.access.client(identity.credential) for identity in identities]
+    return [await service.access.authenticate(identity.credential) for identity in identities]
 
 
 async def claim(service: Service, client: ClientRecord, **fields: Any) -> Work | None:

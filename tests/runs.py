@@ -59,6 +59,12 @@ def run_spec(
     )
 
 
+async def start(service: Service) -> None:
+    await service.open()
+    await service.wait_until_loaded()
+    service.admit_devices()
+
+
 @asynccontextmanager
 async def serving(
     *specs: RunSpec,
@@ -74,8 +80,8 @@ async def serving(
         authority=Authority(enrolment_tokens=[TOKEN]),
         backend=backend,
     )
-    await service.start()
     try:
+        await start(service)
         for spec in specs:
             await service.add_run(spec, words)
         yield service

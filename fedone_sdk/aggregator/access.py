@@ -12,13 +12,7 @@ from itertools import chain, count
 
 import structlog
 
-from fedone_sdk.aggregator.authority import (
-    Authority,
-    EnrolmentToken,
-    digest,
-    may_see,
-    new_secret,
-)
+from fedone_sdk.aggregator.authority import Authority, EnrolmentToken, digest, new_secret
 from fedone_sdk.aggregator.concurrency import run_to_end
 from fedone_sdk.aggregator.signals import ClientChanged, publish
 from fedone_sdk.clock import Clock
@@ -26,56 +20,51 @@ from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Enrol, Enrolled, NewToken, Rotated
 from fedone_sdk.stores import ClientRecord, Store, TokenRecord, TokenRefused
 
-__all__ = ["Access", "CONFIGURED", "may_see"]
-
 _log = structlog.get_logger(__name__)
 
-CONFIGURED = "config:"
-"""Prefix of the names of configured tokens; other tokens' names cannot have it."""
+_CONFIGURED = "config:"
+"""Prefix of the names of configured tokens, which the names of other tokens cannot have."""
 
-_CHANGES = {
+_CHANGE_TEXTS = {
     "token_created": "enrolment token created",
     "token_changed": "enrolment token changed",
     "token_revoked": "enrolment token revoked",
     "client_revoked": "client revoked",
     "client_retired": "client retired",
 }
-"""Changes of access as in the metric and in the log."""
+"""Label of a change in the metric -> its text in the log."""
 
 _SEEN_PRECISION_S = 86_400.0
-"""Precision of a client's last request time, seconds: each update is a write."""
+"""Precision of a client's last request time, seconds; coarse, because each update is a write."""
 _MAX_LOOKUPS = 4
-"""Maximal number of concurrent store lookups of unknown credentials and tokens, so that guessing
-does not overload the store."""
+"""Maximal number of concurrent lookups of unknown secrets in the store, which guessing causes."""
 
 
 class Access:
     """Enrolment tokens and clients, with a cache of recently seen clients.
 
-    Other replicas may change the store. `on_revoked` is called with each client that is revoked on
-    any replica.
-
     Attributes:
+        changes: Number of changes to tokens and clients by this replica, by kind.
+        on_revoked: Called with each client that is revoked on any replica.
         num_clients: Number of enrolled clients known to this replica.
-        changes: Number of changes of who may enrol and work, by kind, made by this replica.
     """
 
     def __init__(
         self, *, store: Store, authority: Authority, clock: Clock, capacity: int = 32_768
     ) -> None:
         self.authority = authority
-        self.changes = dict.fromkeys(_CHANGES, 0)
+        self.changes = dict.fromkeys(_CHANGE_TEXTS, 0)
         self.on_revoked: list[Callable[[ClientRecord], None]] = []
         self._store = store
         self._clock = clock
         self._capacity = capacity
         # Least recently used first.
         self._records: OrderedDict[int, ClientRecord] = OrderedDict()
-        self._indices: dict[str, int] = {}
+        self._index_by_secret: dict[str, int] = {}
         self._tokens: frozenset[str] = frozenset()
         self.num_clients = 0
-        # Incremented on changes in the store; results of earlier reads are not cached.
-        self._num_changes = 0
+        # Incremented when the store changes: a read that began before must not be cached.
+        self._generation = 0
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._write_lock = asyncio.Lock()
 
@@ -89,22 +78,23 @@ class Access:
         """
         await self._configure()
         await self._read_tokens()
-        await self.reload()
+        await self.reload_all()
 
-    async def reload(self, index: int | None = None) -> None:
-        """Read a client again that another replica changed; None reads the newest of all.
+    async def reload_all(self) -> None:
+        """Read the most recently enrolled clients again, in case other replicas changed them.
 
-        Clients have to stay known: an address may be blocked for unknown callers.
+        The cache is filled at once: the rate limit of an address counts callers that are not in it.
         """
-        if index is None:
-            self._num_changes += 1
-            self._records.clear()
-            self._indices.clear()
-            self.num_clients = await self._store.num_clients()
-            changes, newest = self._num_changes, max(self.num_clients - self._capacity, 0)
-            for known in await self._store.clients(newest - 1, self._capacity):
-                self._cache_if_current(known, changes)
-            return
+        self._generation += 1
+        self._records.clear()
+        self._index_by_secret.clear()
+        self.num_clients = await self._store.num_clients()
+        generation, first = self._generation, max(self.num_clients - self._capacity, 0)
+        for client in await self._store.clients(first - 1, self._capacity):
+            self._cache_if_current(client, generation)
+
+    async def reload(self, index: int) -> None:
+        """Read a client again that another replica changed."""
         self._invalidate(index)
         self.num_clients = max(self.num_clients, index + 1)
         client = await self.record(index)
@@ -145,7 +135,7 @@ class Access:
         except ValueError as exc:
             raise ProblemError("token_conflict", str(exc)) from exc
         self._tokens |= {token.token_sha256}
-        self._changed(
+        self._count_and_log(
             "token_created", {"token": token.name, "runs": token.runs, "uses": token.uses_left}
         )
         return token, secret
@@ -155,18 +145,16 @@ class Access:
         token = await self._store.revoke_token(name, self._clock.now())
         if token is None:
             raise ProblemError("not_found", f"there is no enrolment token {name!r}")
-        self._changed("token_revoked", {"token": name})
+        self._count_and_log("token_revoked", {"token": name})
         return token
 
     # Clients
 
-    async def enrol(self, token: str | None, message: Enrol) -> Enrolled:
+    async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a client, or refuse its token (``unauthorized``).
 
         A repetition with the same nonce returns the same client with a new credential.
         """
-        if token is None:
-            raise ProblemError("unauthorized", "enrolment needs a valid enrolment token")
         credential, now = new_secret("fedone"), self._clock.now()
         client = ClientRecord(
             index=-1,
@@ -176,13 +164,13 @@ class Access:
             enrolled_at=now,
             enrolment_sha256=None if message.nonce is None else digest(message.nonce),
         )
-        wanted = client.client_id
+        new_id = client.client_id
         try:
             client = await self._store.enrol(client, digest(token), now)
         except TokenRefused as exc:
             raise ProblemError("unauthorized", str(exc)) from None
         self.num_clients = max(self.num_clients, client.index + 1)
-        again = client.client_id != wanted
+        again = client.client_id != new_id
         if again:
             await self._on_changed(client.index)
         else:
@@ -197,7 +185,7 @@ class Access:
         client = None if credential is None else self._cached(digest(credential))
         return client is not None and client.revoked_at is None
 
-    async def client(
+    async def authenticate(
         self, credential: str | None, *, wanted: str = "the credential of an enrolled client"
     ) -> ClientRecord:
         """Return the client with this credential, or refuse it (``unauthorized``)."""
@@ -218,17 +206,17 @@ class Access:
 
     async def check_active(self, client: ClientRecord) -> None:
         """Refuse a client that was revoked during its request (``unauthorized``)."""
-        now = await self.record(client.index)
-        if now is not None:
-            _refuse_revoked(now)
+        current = await self.record(client.index)
+        if current is not None:
+            _refuse_revoked(current)
 
     async def rotate(self, client: ClientRecord, credential: str | None) -> Rotated:
         """Give a client a new credential; the current one is valid until the new one is used."""
         secret_sha256, secret = digest(credential or ""), new_secret("fedone")
         async with self._write_lock:
-            now = await self._store.client_at(client.index)
+            row = await self._store.client_at(client.index)
             # The second of two concurrent rotations would lock the first caller out.
-            if now is None or secret_sha256 not in (now.credential_sha256, now.previous_sha256):
+            if row is None or secret_sha256 not in (row.credential_sha256, row.previous_sha256):
                 raise ProblemError("unauthorized", "this credential was replaced by another one")
             await self._store.change_client(
                 client.index, credential_sha256=digest(secret), previous_sha256=secret_sha256
@@ -245,14 +233,14 @@ class Access:
         await self._on_changed(client.index)
         client = await self.by_name(client_id)
         self._notify_revoked(client)
-        self._changed("client_revoked", {"client_id": client_id})
+        self._count_and_log("client_revoked", {"client_id": client_id})
         return client
 
     async def retire(self, index: int) -> None:
         """Erase an idle client except for its index and public id."""
         await self._store.retire_client(index, self._clock.now())
         await self._on_changed(index)
-        self._changed("client_retired", {"client": index}, expected=True)
+        self._count_and_log("client_retired", {"client": index}, expected=True)
 
     async def by_name(self, client_id: str) -> ClientRecord:
         """Return the client with this public id. Unknown: ``not_found``."""
@@ -265,9 +253,9 @@ class Access:
         """Return the client with this enrolment index, if any."""
         client = self._records.get(index)
         if client is None:
-            changes = self._num_changes
+            generation = self._generation
             client = await self._store.client_at(index)
-            self._cache_if_current(client, changes)
+            self._cache_if_current(client, generation)
         return client
 
     async def names(self, indices: Sequence[int]) -> list[str]:
@@ -279,7 +267,7 @@ class Access:
 
     def _cached(self, secret_sha256: str) -> ClientRecord | None:
         # The lookup's timing can only reveal the digest, not the secret.
-        index = self._indices.get(secret_sha256)
+        index = self._index_by_secret.get(secret_sha256)
         if index is None:
             return None
         self._records.move_to_end(index)
@@ -287,34 +275,34 @@ class Access:
 
     async def _fetch(self, secret_sha256: str) -> ClientRecord | None:
         async with self._lookups:
-            changes = self._num_changes
+            generation = self._generation
             client = await self._store.client(secret_sha256)
-            self._cache_if_current(client, changes)
+            self._cache_if_current(client, generation)
             return client
 
-    def _cache_if_current(self, client: ClientRecord | None, changes: int) -> None:
+    def _cache_if_current(self, client: ClientRecord | None, generation: int) -> None:
         """Cache a record unless the store changed during the read."""
-        if client is not None and changes == self._num_changes:
+        if client is not None and generation == self._generation:
             self._cache(client)
             self.num_clients = max(self.num_clients, client.index + 1)
 
     def _cache(self, client: ClientRecord) -> None:
         self._evict(client.index)
         self._records[client.index] = client
-        for known in (client.credential_sha256, client.previous_sha256):
-            if known is not None:
-                self._indices[known] = client.index
+        for secret_sha256 in (client.credential_sha256, client.previous_sha256):
+            if secret_sha256 is not None:
+                self._index_by_secret[secret_sha256] = client.index
         if len(self._records) > self._capacity:
             self._evict(next(iter(self._records)))
 
     def _evict(self, index: int) -> None:
         client = self._records.pop(index, None)
         if client is not None:
-            self._indices.pop(client.credential_sha256, None)
-            self._indices.pop(client.previous_sha256 or "", None)
+            self._index_by_secret.pop(client.credential_sha256, None)
+            self._index_by_secret.pop(client.previous_sha256 or "", None)
 
     def _invalidate(self, index: int) -> None:
-        self._num_changes += 1
+        self._generation += 1
         self._evict(index)
 
     # Changes
@@ -327,8 +315,8 @@ class Access:
 
     async def _clear_previous(self, index: int, secret_sha256: str) -> None:
         async with self._write_lock:
-            now = await self._store.client_at(index)
-            if now is None or now.previous_sha256 is None or now.credential_sha256 != secret_sha256:
+            row = await self._store.client_at(index)
+            if row is None or row.previous_sha256 is None or row.credential_sha256 != secret_sha256:
                 return  # Already done by a concurrent request.
             await self._store.change_client(
                 index, credential_sha256=secret_sha256, previous_sha256=None
@@ -344,9 +332,11 @@ class Access:
         for listener in self.on_revoked:
             listener(client)
 
-    def _changed(self, change: str, facts: Mapping[str, object], *, expected: bool = False) -> None:
+    def _count_and_log(
+        self, change: str, facts: Mapping[str, object], *, expected: bool = False
+    ) -> None:
         self.changes[change] += 1
-        (_log.info if expected else _log.warning)(_CHANGES[change], **facts)
+        (_log.info if expected else _log.warning)(_CHANGE_TEXTS[change], **facts)
 
     # Tokens of the configuration
 
@@ -359,48 +349,46 @@ class Access:
 
     async def _configure(self) -> None:
         """Store the configured tokens, each recognised by its secret."""
-        tokens = self.authority.enrolment_tokens
-        kept = {known.token_sha256: known for known in await self._store.tokens()}
-        is_new = not kept
-        for token in tokens:
-            known = kept.pop(token.token_sha256, None)
-            if known is None:
-                await self._add(token, expected=is_new)
+        stored = {token.token_sha256: token for token in await self._store.tokens()}
+        is_first_start = not stored
+        for token in self.authority.enrolment_tokens:
+            record = stored.pop(token.token_sha256, None)
+            if record is None:
+                await self._add(token, expected=is_first_start)
                 continue
-            if not known.name.startswith(CONFIGURED):
+            if not record.name.startswith(_CONFIGURED):
                 raise SpecError(
                     f"auth.enrolment_tokens: {token.name or 'a token'}: has the secret of the "
-                    f"token {known.name!r}, which was created by an admin"
+                    f"token {record.name!r}, which was created by an admin"
                 )
-            if known.revoked_at is not None:
+            if record.revoked_at is not None:
                 _log.warning(
-                    "a configured enrolment token is revoked permanently", token=known.name
+                    "a configured enrolment token is revoked permanently", token=record.name
                 )
                 continue
-            new = token.record(known.name, known.created_at)
-            if (known.runs, known.expires_at) != (new.runs, new.expires_at):
+            new = token.record(record.name, record.created_at)
+            if (record.runs, record.expires_at) != (new.runs, new.expires_at):
                 await self._store.put_token(new)
-                limits = {"runs": new.runs, "expires_at": new.expires_at}
-                self._changed("token_changed", {"token": known.name, **limits})
-        for known in kept.values():
-            if known.name.startswith(CONFIGURED) and known.revoked_at is None:
+                facts = {"token": new.name, "runs": new.runs, "expires_at": new.expires_at}
+                self._count_and_log("token_changed", facts)
+        for record in stored.values():
+            if record.name.startswith(_CONFIGURED) and record.revoked_at is None:
                 _log.warning(
                     "an enrolment token that is not configured here is valid until it is revoked",
-                    token=known.name,
+                    token=record.name,
                 )
 
     async def _add(self, token: EnrolmentToken, *, expected: bool) -> None:
-        """Store a new configured token, by its name or the first number that is not taken."""
-        stem, first = CONFIGURED, []
-        if token.name is not None:
-            stem, first = f"{CONFIGURED}{token.name}-", [f"{CONFIGURED}{token.name}"]
-        for name in chain(first, (f"{stem}{number}" for number in count(1))):
+        """Store a new configured token, with a number if its name is missing or taken."""
+        named = f"{_CONFIGURED}{token.name}"
+        stem, names = (_CONFIGURED, []) if token.name is None else (f"{named}-", [named])
+        for name in chain(names, (f"{stem}{number}" for number in count(1))):
             try:
                 await self._store.put_token(token.record(name, self._clock.now()))
             except ValueError:
                 continue
-            what = {"token": name, "runs": token.runs, "uses": token.uses}
-            self._changed("token_created", what, expected=expected)
+            facts = {"token": name, "runs": token.runs, "uses": token.uses}
+            self._count_and_log("token_created", facts, expected=expected)
             return
 
 

@@ -9,6 +9,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
@@ -19,9 +20,8 @@ from fedone_sdk.spec import Spec
 from fedone_sdk.stores import TokenRecord
 
 Role = Literal["viewer", "operator", "admin"]
-
 ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
-"""In ascending order: read runs; control runs; manage devices and tokens."""
+"""In ascending order: read runs; also control runs; also manage devices and tokens."""
 
 _PATTERN = re.compile(r"[A-Za-z0-9_.*-]{1,64}")
 
@@ -44,28 +44,8 @@ def may_see(patterns: Iterable[str] | None, run_id: str) -> bool:
     return patterns is None or any(fnmatchcase(run_id, pattern) for pattern in patterns)
 
 
-def check_patterns(patterns: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Return checked patterns of run names, in which ``*`` stands for any text.
-
-    Raises:
-        ValueError: The list is empty, or a pattern has characters that no run's name has.
-    """
-    if patterns is None:
-        return None
-    checked = tuple(patterns)
-    if not checked:
-        raise ValueError("runs must name at least one run or pattern; leave it out for all runs")
-    for pattern in checked:
-        # Excludes all other special characters of fnmatch.
-        if _PATTERN.fullmatch(pattern) is None:
-            raise ValueError(
-                "a pattern of runs is 1 to 64 letters, digits, dots, dashes, underscores and *"
-            )
-    return checked
-
-
-_FEWEST_CHARS = 20
-_FEWEST_DIFFERENT = 8
+_MIN_CHARS = 20
+_MIN_DISTINCT_CHARS = 8
 
 MAKE_A_TOKEN = """python3 -c "import secrets; print(secrets.token_urlsafe(32))\""""
 """Command that generates a token, for error messages."""
@@ -92,15 +72,22 @@ Token = Annotated[SecretStr, BeforeValidator(_token)]
 TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
-def _patterns(value: object) -> object:
+def _run_patterns(value: object) -> tuple[str, ...] | None:
     if value is None:
         return None
     if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
         raise ValueError("must be a list of names of runs; * stands for any text")
-    return check_patterns(value)
+    if not value:
+        raise ValueError("runs must name at least one run or pattern; leave it out for all runs")
+    # Excludes the other special characters of fnmatch.
+    if not all(map(_PATTERN.fullmatch, value)):
+        raise ValueError(
+            "a pattern of runs is 1 to 64 letters, digits, dots, dashes, underscores and *"
+        )
+    return tuple(value)
 
 
-Runs = Annotated[tuple[str, ...] | None, BeforeValidator(_patterns)]
+Runs = Annotated[tuple[str, ...] | None, BeforeValidator(_run_patterns)]
 
 
 class _Secret(Spec):
@@ -118,10 +105,10 @@ class EnrolmentToken(_Secret):
     """A configured token that devices enrol with.
 
     Attributes:
-        name: Its name; numbered by default.
+        name: By default a number.
         runs: Names of the runs that its clients may access, with ``*`` for any text; null is all.
-        expires: Expiry, a date and time with UTC offset; null is never.
-        uses: Maximal number of clients that enrol with it; null is unlimited.
+        expires: Date and time with UTC offset.
+        uses: Maximal number of clients that enrol with it.
     """
 
     name: TokenName | None = None
@@ -145,7 +132,6 @@ class AdminToken(_Secret):
     """A user's token.
 
     Attributes:
-        role: viewer reads runs, operator also controls them, admin also manages devices.
         runs: Names of the runs that it is valid for, with ``*`` for any text; null is all.
     """
 
@@ -172,70 +158,77 @@ def _with_token(value: object) -> dict[str, Any]:
         return value
     if "token" in value:
         raise ValueError("has both token and env; one of them is the secret")
-    rest = {name: part for name, part in value.items() if name != "env"}
-    return {"token": {"env": value["env"]}, **rest}
+    others = {name: part for name, part in value.items() if name != "env"}
+    return {"token": {"env": value["env"]}, **others}
 
 
-def _tokens(kind: str) -> BeforeValidator:
-    """Return the validator of a list of tokens; `kind` says what they are, for errors."""
+def _list_of(kind: str) -> BeforeValidator:
+    """Return the validator of a list of tokens; `kind` describes them in errors."""
 
     def validate(value: object) -> object:
         if not isinstance(value, (list, tuple)):
             raise ValueError(f"must be a list of {kind}")
-        return tuple(one if isinstance(one, Spec) else _with_token(one) for one in value)
+        return tuple(part if isinstance(part, Spec) else _with_token(part) for part in value)
 
     return BeforeValidator(validate)
 
 
-class Authority:
-    """The configured tokens and roles; a ``ValueError`` if two share a secret or a name."""
+class Authority(Spec):
+    """Section ``auth``: who may enrol devices, and who may control runs, in which role.
 
-    def __init__(
-        self,
-        *,
-        enrolment_tokens: Iterable[str | EnrolmentToken] = (),
-        admin_token: str | None = None,
-        admin_tokens: Iterable[AdminToken] = (),
-    ) -> None:
-        self.enrolment_tokens = tuple(
-            EnrolmentToken(token=SecretStr(token)) if isinstance(token, str) else token
-            for token in enrolment_tokens
-        )
-        self._people = list(admin_tokens)
-        if admin_token is not None:
-            self._people.append(
-                AdminToken(token=SecretStr(admin_token), name="admin_token", role="admin")
-            )
+    A token is text, or ``{env: NAME}`` to read it from the environment.
+
+    Attributes:
+        admin_tokens: Tokens of more users, with their roles. Without any admin token, the
+            administrative routes are disabled.
+    """
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    enrolment_tokens: Annotated[tuple[EnrolmentToken, ...], _list_of("tokens")] = ()
+    admin_token: Token | None = None
+    admin_tokens: Annotated[
+        tuple[AdminToken, ...], _list_of("mappings with token (or env), name and role")
+    ] = ()
+
+    @cached_property
+    def _people(self) -> tuple[AdminToken, ...]:
+        if self.admin_token is None:
+            return self.admin_tokens
+        admin = AdminToken(token=self.admin_token, name="admin_token", role="admin")
+        return (*self.admin_tokens, admin)
+
+    @model_validator(mode="after")
+    def _check_tokens(self) -> Self:
         for key, tokens in (
             ("enrolment_tokens", self.enrolment_tokens),
             ("admin_tokens", self._people),
         ):
             names = [token.name for token in tokens if token.name is not None]
-            for what, found in ("name", names), ("secret", [one.token_sha256 for one in tokens]):
-                if len(set(found)) < len(found):
+            digests = [token.token_sha256 for token in tokens]
+            for what, values in ("name", names), ("secret", digests):
+                if len(set(values)) < len(values):
                     raise ValueError(f"{key}: two of them have the same {what}")
-        if {one.token_sha256 for one in self.enrolment_tokens} & {
-            person.token_sha256 for person in self._people
-        }:
+        enrolment_digests = {token.token_sha256 for token in self.enrolment_tokens}
+        if any(person.token_sha256 in enrolment_digests for person in self._people):
             raise ValueError("admin_tokens: must not be one that devices enrol with")
+        return self
 
     def person(self, token: str | None) -> AdminToken | None:
         """Return the admin token with this secret, if any."""
         if token is None:
             return None
-        given = digest(token)
+        sha256 = digest(token)
         # Compares all entries: the time must not reveal which one matched.
-        known = [
-            person for person in self._people if hmac.compare_digest(given, person.token_sha256)
-        ]
-        return known[0] if known else None
+        matches = [p for p in self._people if hmac.compare_digest(sha256, p.token_sha256)]
+        return matches[0] if matches else None
 
     def check(self, token: str | None, role: Role) -> AdminToken:
-        """Return the admin token with this secret if its role includes `role`.
+        """Return the admin token with this secret (``unauthorized`` if unknown).
 
         Raises:
-            ProblemError: ``unauthorized``; ``forbidden`` if the role does not suffice, or no admin
-                token is configured.
+            ProblemError: ``forbidden`` if its role does not include `role`, or if no admin token is
+                configured.
         """
         if not self._people:
             raise ProblemError("forbidden", "this server has no admin token configured")
@@ -246,46 +239,18 @@ class Authority:
             raise ProblemError("forbidden", f"this needs role {role}; the token has {person.role}")
         return person
 
-
-class AuthConfig(Spec):
-    """Authentication. A token is text, or ``{env: NAME}`` to read it from the environment.
-
-    Attributes:
-        admin_tokens: Tokens of more users, with their roles. Without any admin token, the
-            administrative routes are disabled.
-    """
-
-    enrolment_tokens: Annotated[tuple[EnrolmentToken, ...], _tokens("tokens")] = ()
-    admin_token: Token | None = None
-    admin_tokens: Annotated[
-        tuple[AdminToken, ...], _tokens("mappings with token (or env), name and role")
-    ] = ()
-
-    @model_validator(mode="after")
-    def _check_tokens(self) -> Self:
-        Authority(**self.arguments())
-        return self
-
     @property
     def guessable(self) -> list[str]:
-        """Return the keys of tokens that are too short or too regular to be secure."""
+        """Keys of tokens that are too short or too regular to be secure."""
         tokens = {
-            f"enrolment_tokens.{at}": one.token for at, one in enumerate(self.enrolment_tokens)
+            f"{kind}.{index}": entry.token
+            for kind in ("enrolment_tokens", "admin_tokens")
+            for index, entry in enumerate(getattr(self, kind))
         }
         if self.admin_token is not None:
             tokens["admin_token"] = self.admin_token
-        tokens |= {f"admin_tokens.{at}": one.token for at, one in enumerate(self.admin_tokens)}
         return [key for key, token in tokens.items() if _is_guessable(token.get_secret_value())]
-
-    def arguments(self) -> dict[str, Any]:
-        """Return keyword arguments for `Authority` or `Aggregator`."""
-        admin = self.admin_token
-        return {
-            "enrolment_tokens": self.enrolment_tokens,
-            "admin_token": None if admin is None else admin.get_secret_value(),
-            "admin_tokens": self.admin_tokens,
-        }
 
 
 def _is_guessable(secret: str) -> bool:
-    return len(secret) < _FEWEST_CHARS or len(set(secret)) < _FEWEST_DIFFERENT
+    return len(secret) < _MIN_CHARS or len(set(secret)) < _MIN_DISTINCT_CHARS

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
-from fedone_sdk.aggregator.authority import MAKE_A_TOKEN, AuthConfig, Token
+from fedone_sdk.aggregator.authority import MAKE_A_TOKEN, Authority, Token
 from fedone_sdk.aggregator.http.guards import CorsConfig, Limits, ServerTls, TlsConfig
 from fedone_sdk.aggregator.replicas import Retention
 from fedone_sdk.data import check_examples, load_examples
@@ -24,23 +24,6 @@ from fedone_sdk.spec import BackendSpec, OwnMethodSpec, RunSpec, Spec, load_yaml
 from fedone_sdk.stores import RunRecord, SqlStore
 from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, Vocabulary
-
-if TYPE_CHECKING:
-    pass
-
-__all__ = [
-    "Address",
-    "AuthConfig",
-    "LogConfig",
-    "MAKE_A_TOKEN",
-    "MetricsConfig",
-    "RunToServe",
-    "ServeConfig",
-    "StoreConfig",
-    "TlsConfig",
-    "Token",
-    "TracingConfig",
-]
 
 
 def _store(value: object) -> object:
@@ -52,7 +35,7 @@ def _store(value: object) -> object:
 
 
 def _mapping(value: object) -> object:
-    if not isinstance(value, (dict, AuthConfig)):
+    if not isinstance(value, (dict, Authority)):
         raise ValueError("must be a mapping with enrolment_tokens and admin_token")
     return value
 
@@ -85,7 +68,7 @@ class StoreConfig(Spec):
 
     Attributes:
         url: SQLite file, or a SQLAlchemy URL of a PostgreSQL database.
-        password: Password to insert into the URL, to keep it out of the file.
+        password: Inserted into the URL.
     """
 
     url: Token = SecretStr("fedone.db")
@@ -146,7 +129,6 @@ class MetricsConfig(Spec):
     """Access to ``/metrics``, which needs a viewer's token on the main port.
 
     Attributes:
-        enabled: Whether metrics are collected.
         listen: ``HOST:PORT`` of a separate port without tokens and TLS, for a network that only
             Prometheus reaches; null serves them on the main port.
     """
@@ -161,21 +143,16 @@ class MetricsConfig(Spec):
 
 
 class TracingConfig(Spec):
-    """OpenTelemetry traces.
+    """OpenTelemetry traces, exported to the collector at `endpoint` (OTLP/HTTP).
 
-    Attributes:
-        endpoint: URL of the collector (OTLP/HTTP); null uses OpenTelemetry's environment variables.
+    Null uses OpenTelemetry's environment variables.
     """
 
     endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
 
 
 class LogConfig(Spec):
-    """Logging.
-
-    Attributes:
-        requests: Level of the line per request; ``off`` disables it.
-    """
+    """Logging; `requests` is the level of the line for each request."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     requests: Literal["off", "debug", "info"] = "debug"
@@ -183,11 +160,7 @@ class LogConfig(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunToServe:
-    """A run of the config with its vocabulary.
-
-    Attributes:
-        spec: The run, without data, which clients have.
-    """
+    """A run of the config, without its data; `unmeasured` says why there are no `dev` rows."""
 
     path: Path
     spec: RunSpec
@@ -200,14 +173,10 @@ class ServeConfig(Spec):
     """Configuration of `fedone serve`. Paths are relative to the config's folder.
 
     Attributes:
-        listen: ``HOST:PORT``; port 0 selects a free one.
-        store: SQLite file, or URL of a PostgreSQL database, for runs and clients.
-        cors: Origins of web pages that may take part as devices; none by default.
-        retention: Retention periods; unlimited by default.
-        tls: Certificate; null serves plain HTTP, for loopback or behind a proxy.
+        store: A file, a URL, ``{env: NAME}``, or the keys of `StoreConfig`.
+        tls: Null serves plain HTTP, for loopback or behind a proxy.
         backend: The gateway's model; null if clients query their own models.
-        tracing: OpenTelemetry traces; null disables them unless OpenTelemetry's environment
-            variables name an endpoint.
+        tracing: Null disables traces unless OpenTelemetry's environment variables name an endpoint.
         drain_s: Time for pending requests to finish after SIGTERM, seconds.
         drain_notice_s: Time before that during which requests are still accepted while ``/readyz``
             returns 503, for load balancers, seconds.
@@ -215,7 +184,7 @@ class ServeConfig(Spec):
 
     listen: Address = "127.0.0.1:8080"
     store: Annotated[StoreConfig, NoDecode, BeforeValidator(_store)] = StoreConfig()
-    auth: Annotated[AuthConfig, BeforeValidator(_mapping)] = AuthConfig()
+    auth: Annotated[Authority, BeforeValidator(_mapping)] = Authority()
     limits: Limits = Limits()
     cors: CorsConfig = CorsConfig()
     retention: Retention = Retention()
@@ -243,24 +212,24 @@ class ServeConfig(Spec):
         """Load a CONFIG.yaml and the environment, which takes precedence.
 
         ``FEDONE_AUTH__ADMIN_TOKEN`` is the key ``auth.admin_token``; lists and mappings are JSON.
-        Mappings are merged key by key, other values are replaced. Other variables of this prefix
-        are ignored, unless they look like a key (`_misspelt`).
+        Mappings are merged key by key, other values are replaced. Variables of this prefix that are
+        similar to a key are an error; others are ignored.
 
         Args:
             path: The file; None uses the environment only.
 
         Raises:
-            SpecError: One line per mistake: file, key, variable, what is allowed; never a value of
-                the environment.
+            SpecError: A key is unknown, or its value is invalid. The text contains no value of the
+                environment.
         """
         document = {} if path is None else load_yaml(path)
         source = "environment" if path is None else str(path)
         if misspelt := [*_misspelt(cls)]:
             raise SpecError(misspelt, source="environment")
-        if given := _from_environment(cls):
+        if from_environment := _from_environment(cls):
             if not isinstance(document, dict):
                 raise SpecError("must be a mapping", source=source)
-            document = _merged(document, given)
+            document = _merged(document, from_environment)
         try:
             return validate_spec(cls, document, source=source)
         except SpecError as exc:
@@ -270,7 +239,7 @@ class ServeConfig(Spec):
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings about a missing ``backend`` and about insecure settings on a network."""
+        """Warnings about a missing ``backend`` and about insecure settings on a network."""
         lines = []
         if "backend" not in self.model_fields_set:
             lines.append(
@@ -298,17 +267,17 @@ class ServeConfig(Spec):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Return host and port of `listen`."""
+        """Host and port of `listen`."""
         return _host_and_port(self.listen)
 
     def server_tls(self, folder: Path) -> ServerTls | None:
         """Return the TLS context if TLS is configured; a `SpecError` if its files are unusable."""
-        return None if self.tls is None else self.tls.open(folder)
+        return None if self.tls is None else ServerTls(self.tls, folder)
 
     def load_runs(
         self, folder: Path, source: str = "config"
     ) -> tuple[list[RunToServe], list[FedOneError]]:
-        """Load the runs and build their vocabularies; return the servable ones, and the errors."""
+        """Return the runs that can be served, and the errors of the others."""
         runs: dict[str, RunToServe] = {}
         errors: list[FedOneError] = []
         for number, name in enumerate(self.runs):
@@ -319,8 +288,8 @@ class ServeConfig(Spec):
                 continue
             other = runs.setdefault(run.spec.name, run)
             if other is not run:
-                where = f"runs.{number}: {run.path} and {other.path}"
-                text = f"{where} share the name {run.spec.name!r}"
+                paths = f"{run.path} and {other.path}"
+                text = f"runs.{number}: {paths} have the same name, {run.spec.name!r}"
                 errors.append(SpecError(text, source=source))
         return list(runs.values()), errors
 
@@ -336,9 +305,9 @@ class ServeConfig(Spec):
         if (
             self.backend is not None
             and "backend" in spec.model_fields_set
-            and _resolved(spec.backend, path.parent) != _resolved(self.backend, folder)
+            and _model_of(spec.backend, path.parent) != _model_of(self.backend, folder)
         ):
-            # The gateway has one model; a run that specifies another must not start.
+            # The gateway has one model.
             raise SpecError(
                 "backend: is not the one that the server's config names; leave it out here",
                 source=str(path),
@@ -364,12 +333,9 @@ class ServeConfig(Spec):
 
 
 def _dev_rows(spec: RunSpec, path: Path) -> tuple[tuple[Example, ...], str | None]:
-    """Return the rows of `data.dev`, or why there are none.
+    """Return the rows of `data.dev`, or why it has no rows.
 
     A missing file is not an error: the RUN.yaml may come from another machine.
-
-    Raises:
-        SpecError: The rows do not fit the task.
     """
     source = None if spec.data is None else spec.data.dev
     if source is None:
@@ -383,7 +349,7 @@ def _dev_rows(spec: RunSpec, path: Path) -> tuple[tuple[Example, ...], str | Non
 
 
 def _public_text(spec: RunSpec, path: Path) -> list[str]:
-    """Return the public texts for a counted vocabulary; the server has no client data."""
+    """Return the texts of `data.train`, which must be public, for a vocabulary that counts them."""
     counted = [
         (key, source.kind)
         for key, source in spec.prompt.sources
@@ -415,8 +381,8 @@ def _rows(
     return rows
 
 
-def _resolved(backend: BackendSpec, folder: Path) -> dict[str, Any]:
-    """Return the fields that identify the model, with resolved paths."""
+def _model_of(backend: BackendSpec, folder: Path) -> dict[str, Any]:
+    """Return the fields that identify a backend's model, with absolute paths."""
     names = {"kind", "model", "base_url", "object", "options"}
     document = backend.model_dump(include=names)
     if backend.kind == "onnx" and backend.model is not None:
@@ -426,12 +392,10 @@ def _resolved(backend: BackendSpec, folder: Path) -> dict[str, Any]:
 
 # The file and the environment
 
-PREFIX = "FEDONE_"
-"""Prefix of all variables."""
-
+_PREFIX = "FEDONE_"
 _DELIMITER = "__"
-_NEARLY = 0.75
-"""Similarity (`difflib`) of a variable's name to a key, from which on it is a typo."""
+_SIMILAR = 0.75
+"""Similarity (`difflib`) of a variable's name to a key from which on it counts as a typo."""
 
 _FIELD = re.compile(r'field "(\w+)"')
 
@@ -442,7 +406,7 @@ def _from_environment(model: type[BaseModel]) -> dict[str, Any]:
 
     source = EnvSettingsSource(
         cast(Any, model),  # Only its fields are used.
-        env_prefix=PREFIX,
+        env_prefix=_PREFIX,
         env_nested_delimiter=_DELIMITER,
         env_parse_none_str="null",
     )
@@ -465,42 +429,42 @@ def _from_environment(model: type[BaseModel]) -> dict[str, Any]:
 def _variables(model: type[BaseModel]) -> dict[str, str]:
     """Return the set variables that match keys of the model: variable -> key."""
     keys = {
-        name: name.upper().removeprefix(PREFIX).lower().replace(_DELIMITER, ".")
+        name: name.upper().removeprefix(_PREFIX).lower().replace(_DELIMITER, ".")
         for name in os.environ
-        if name.upper().startswith(PREFIX)
+        if name.upper().startswith(_PREFIX)
     }
     return {name: key for name, key in keys.items() if key.partition(".")[0] in model.model_fields}
 
 
 def _misspelt(model: type[BaseModel]) -> Iterator[str]:
-    """Yield the problems of variables that are nested like a key, or nearly named like one.
+    """Yield errors of variables with a delimiter, or with a name similar to a key.
 
-    Commands have other variables, and so does Kubernetes for each Service.
+    Others are not errors: commands read some, and Kubernetes sets some for each Service.
     """
     for name in os.environ:
-        key, nested, _ = name.upper().removeprefix(PREFIX).lower().partition(_DELIMITER)
-        if not name.upper().startswith(PREFIX) or key in model.model_fields:
+        key, nested, _ = name.upper().removeprefix(_PREFIX).lower().partition(_DELIMITER)
+        if not name.upper().startswith(_PREFIX) or key in model.model_fields:
             continue
-        near = get_close_matches(key, model.model_fields, 1, _NEARLY)
-        if near:
-            yield f"{name}: is no key; did you mean {PREFIX}{near[0].upper()}?"
+        similar = get_close_matches(key, model.model_fields, 1, _SIMILAR)
+        if similar:
+            yield f"{name}: unknown key; did you mean {_PREFIX}{similar[0].upper()}?"
         elif nested:
             yield f"{name}: unknown key (allowed: {', '.join(sorted(model.model_fields))})"
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        before = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            value = _merged(before, value)
+def _merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(document)
+    for key, value in changes.items():
+        current = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(current, Mapping):
+            value = _merged(current, value)
         merged[key] = value
     return merged
 
 
 def _naming_variable(problem: str, variables: Mapping[str, str]) -> str:
-    key, colon, rest = problem.partition(": ")
-    for name, given in variables.items():
-        if colon and (key == given or key.startswith(f"{given}.")):
-            return f"{key} (from {name}): {rest}"
+    key, colon, text = problem.partition(": ")
+    for name, variable_key in variables.items():
+        if colon and (key == variable_key or key.startswith(f"{variable_key}.")):
+            return f"{key} (from {name}): {text}"
     return problem

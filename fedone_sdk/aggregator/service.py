@@ -5,34 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from itertools import chain
 
 import structlog
 
+from fedone_sdk.aggregator import signals
 from fedone_sdk.aggregator.access import Access
 from fedone_sdk.aggregator.authority import Authority
 from fedone_sdk.aggregator.concurrency import in_thread, wait_pending
 from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
 from fedone_sdk.aggregator.dispatch.open_work import OpenWork
-from fedone_sdk.aggregator.model.calls import (
-    Companion,
-    ModelChecks,
-    charged_to,
-    check_required_model,
-    query_as_evaluation,
-)
+from fedone_sdk.aggregator.model import calls
 from fedone_sdk.aggregator.model.evaluation import Evaluation
 from fedone_sdk.aggregator.model.gateway import ModelGateway
 from fedone_sdk.aggregator.model.proposer import Proposer, Reflections
 from fedone_sdk.aggregator.replicas import Replicas, Retention
-from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.lifecycle import raise_caps, resume, roll_back, stop
-from fedone_sdk.aggregator.rounds.seats import lift_quarantine, quarantine
+from fedone_sdk.aggregator.rounds import RoundMachine, lifecycle, seats
 from fedone_sdk.aggregator.runs.changes import Change, Listener
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ObserveCommit, ServedRun
-from fedone_sdk.aggregator.signals import RunsChanged, publish
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
 from fedone_sdk.budget import Budget
 from fedone_sdk.clock import Clock, SystemClock
@@ -48,7 +39,7 @@ from fedone_sdk.vocabulary import Vocabulary
 _log = structlog.get_logger(__name__)
 
 _RETURN_TIMEOUT_S = 5.0
-"""Maximal wait for updates whose queries are answered, when a run stops gently, seconds."""
+"""Maximal wait of a gentle stop for updates whose queries are answered, seconds."""
 _START_TIMEOUT_S = 20.0
 """Maximal time that a device's request waits for the start, seconds."""
 
@@ -61,7 +52,7 @@ class Service:
 
     Args:
         backend: The gateway's model; None if clients query their own models.
-        observe_commit: Returns a context manager that surrounds a commit to the run of this id.
+        observe_commit: Returns the context manager in which a run's commit is made, by its id.
     """
 
     def __init__(
@@ -82,12 +73,12 @@ class Service:
         self.store = store
         self.clock = clock
         self._backend = backend = None if backend is None else _metered(backend)
-        self._models = ModelChecks(backend)
+        self._models = calls.ModelChecks(backend)
         self._gateway = None if backend is None else ModelGateway(backend)
-        self._companions: dict[str, list[Companion]] = {}
+        self._companions: dict[str, list[calls.Companion]] = {}
         self._loading: asyncio.Task[None] | None = None
         self._adding = asyncio.Lock()
-        self._open = asyncio.Event()
+        self._admitting = asyncio.Event()
         self.registry = RunRegistry(
             store=store,
             new_run=self._unloaded,
@@ -124,24 +115,10 @@ class Service:
 
     # Lifetime
 
-    async def start(self) -> None:
-        """Open the store, load its live runs, and accept devices.
-
-        On failure the store is closed again.
-        """
-        try:
-            await self.open()
-            await self.wait_until_loaded()
-        except BaseException:
-            await self.stop()
-            raise
-        self.admit_devices()
-
     async def open(self) -> None:
-        """Open the store and start to load its live runs.
+        """Open the store and start to load its live runs; if this fails, `stop` has to be called.
 
-        Users can be served from now on; runs that they request, ended ones included, are loaded on
-        demand.
+        Users' requests can be answered from now on: the runs that they name are loaded on demand.
         """
         await self.store.open()
         if isinstance(self.clock, SystemClock):
@@ -158,19 +135,19 @@ class Service:
 
     def admit_devices(self) -> None:
         """Admit devices; call it after all live runs are loaded or added."""
-        self._open.set()
+        self._admitting.set()
         self.replicas.start_sweeps()
 
     @property
     def starting(self) -> bool:
-        """Whether devices wait until the runs are loaded."""
-        return not self._open.is_set()
+        """Whether devices are not admitted yet."""
+        return not self._admitting.is_set()
 
-    async def wait_until_open(self) -> None:
-        """Wait until devices are accepted; ``store_unavailable`` after a timeout, for a retry."""
+    async def wait_until_admitting(self) -> None:
+        """Wait until devices are admitted; after a timeout raise ``store_unavailable``."""
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
-                await self._open.wait()
+                await self._admitting.wait()
         except TimeoutError:
             raise ProblemError("store_unavailable", "the server is starting") from None
 
@@ -196,7 +173,7 @@ class Service:
         await self.store.close()
 
     def drain(self) -> None:
-        """Answer all polls at once from now on; open work can still be returned."""
+        """Answer polls immediately from now on; open work can still be returned."""
         self.draining = True
         self.dispatcher.drain()
         for run in self.runs.values():
@@ -233,7 +210,7 @@ class Service:
                 vocabulary = await usable_vocabulary(self._backend, spec, vocabulary)
                 machine = self._models.machine(spec.name, spec, vocabulary)
                 machine = await self._models.with_model(machine, vocabulary)
-                check_required_model(machine)
+                calls.check_required_model(machine)
                 run = self._new_run(machine, vocabulary)
                 try:
                     await run.create()
@@ -247,9 +224,9 @@ class Service:
                     if run is None:
                         raise
                 else:
-                    # A refresh may have read it already.
+                    # A refresh of the registry may have loaded the run in the meantime.
                     run = self.runs.setdefault(run.run_id, run)
-                    await publish(self.store, RunsChanged())
+                    await signals.publish(self.store, signals.RunsChanged())
             if not run.spec.is_same_run(spec) or not run.described.comes_from(vocabulary):
                 changed = ", ".join(run.spec.differences(spec)) or "candidates"
                 raise SpecError(
@@ -261,11 +238,13 @@ class Service:
                 await self.raise_caps(run, spec.budget)
             except ProblemError as exc:
                 raise SpecError(f"budget: {exc.detail}") from exc
-        added: list[Companion] = []
+        added: list[calls.Companion] = []
         kinds = set(map(type, self._companions.get(run.run_id, ())))
         if dev and self._backend is not None and Evaluation not in kinds:
-            leads = partial(getattr, self.replicas, "is_leader")
-            added.append(Evaluation(run, self._backend, dev, score, measure, is_leader=leads))
+            evaluation = Evaluation(
+                run, self._backend, dev, score, measure, is_leader=lambda: self.replicas.is_leader
+            )
+            added.append(evaluation)
         kind = Reflections if spec.prompt.reflects else Proposer
         if proposer is not None and kind not in kinds:
             added.append(kind(run, _metered(proposer), model=self._backend))
@@ -296,7 +275,7 @@ class Service:
         for companion in self._companions.get(run.run_id, ()):
             companion.on_restart()
         self.dispatcher.sync_run(run)
-        self.replicas.on_run_changed()  # Its seats have new deadlines.
+        self.replicas.on_run_changed(run)  # Its seats have new deadlines.
         self.dispatcher.wake()
 
     async def wait(self, run: ServedRun) -> None:
@@ -305,27 +284,24 @@ class Service:
         if self._gateway is not None:
             await self._gateway.wait_idle(run)  # Paid answers go into the cache.
         for companion in self._companions.get(run.run_id, ()):
-            await companion.wait_idle()  # Its cost belongs to the result.
+            await companion.wait_idle()  # The cost of the evaluation is part of the result.
 
     async def query_model(self, run: ServedRun, queries: Sequence[Query]) -> list[Answer]:
-        """Query the model outside training; the queries count as the run's evaluation.
-
-        Raises:
-            BackendError: The model refused a query.
-            ProblemError: The run's caps do not cover the queries, or there is no model.
-        """
+        """Query the model outside training; the queries count as the run's evaluation."""
         if self._backend is None:
             raise ProblemError("backend_unavailable", "this server has no model")
-        answers = await query_as_evaluation(run, self._backend, queries)
+        answers = await calls.query_as_evaluation(run, self._backend, queries)
         await run.record_answers(answers)
         return answers
 
-    def charged(self, run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
-        """Return a run's score function; the calls of a judge are charged to the run."""
-        return charged_to(run, score)
+    def charge_judge(self, run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
+        """Return a score function whose calls of a judge are charged to the run."""
+        return calls.charged_to(run, score)
 
     async def delete_run(self, run: ServedRun, *, dry: bool = False) -> Removal:
-        """Delete a run with all its data; its name stays reserved. `dry` only reports it.
+        """Delete a run with all its data; its name stays reserved.
+
+        With `dry`, the run stays, and the removal says what would be deleted.
 
         Raises:
             ProblemError: ``run_conflict`` if it is running or paused, or has open work.
@@ -353,7 +329,7 @@ class Service:
         await self.store.delete_run(run_id, version, self.clock.now())
         _log.info("run deleted", run_id=run_id)
         await self.registry.remove(run_id)
-        await publish(self.store, RunsChanged())
+        await signals.publish(self.store, signals.RunsChanged())
 
     async def _on_removed(self, run_id: str, run: ServedRun | None) -> None:
         if run is not None:
@@ -361,7 +337,7 @@ class Service:
         for companion in self._companions.pop(run_id, ()):
             await companion.aclose()
 
-    # What operators do with a run
+    # Control of a run
 
     async def stop_run(
         self, run: ServedRun, reason: str | None = None, *, gently: bool = False, keep: bool = False
@@ -375,14 +351,14 @@ class Service:
             if gently:
                 await self._wait_for_updates(run)
             if run.state.running or not gently:
-                await run.apply(stop, reason=reason, keep=keep)
+                await run.apply(lifecycle.stop, reason=reason, keep=keep)
 
     async def _wait_for_updates(self, run: ServedRun) -> None:
         if self._gateway is not None:
             await self._gateway.wait_idle(run)
         news = asyncio.Event()
 
-        def listener(of: ServedRun, change: Change) -> None:
+        def listener(_run: ServedRun, _change: Change) -> None:
             news.set()
 
         self.listeners.append(listener)
@@ -408,14 +384,10 @@ class Service:
         if run.state.can_resume:  # Else the machine refuses with the reason.
             await self._models.check_available(run)
         model = run.state.model
-        await run.apply(resume)
+        await run.apply(lifecycle.resume)
         if model is not None and run.state.model != model:
-            _log.warning(
-                "run resumed with another model",
-                run_id=run.run_id,
-                before=model,
-                now=run.state.model,
-            )
+            models = {"before": model, "now": run.state.model}
+            _log.warning("run resumed with another model", run_id=run.run_id, **models)
         self._on_restart(run)
 
     async def raise_caps(self, run: ServedRun, caps: Budget) -> None:
@@ -423,14 +395,13 @@ class Service:
 
         Raises:
             ProblemError: ``run_conflict`` if a cap would not be higher or the run cannot continue;
-                ``backend_blocked`` or ``backend_unavailable`` if it would continue and the model is
-                unavailable.
+                ``backend_blocked`` or ``backend_unavailable`` as for `resume_run`.
         """
         await run.catch_up()
         ended = not (run.state.running or run.state.can_resume)
         if ended:
             await self._check_resumable(run)
-        await run.apply(raise_caps, caps=caps)
+        await run.apply(lifecycle.raise_caps, caps=caps)
         if ended:
             self._on_restart(run)
 
@@ -451,30 +422,29 @@ class Service:
         """Roll a run back to its state after `to_round` rounds; its spending stays counted.
 
         Raises:
-            ProblemError: ``run_conflict`` if it has done fewer rounds, has no snapshot of that
-                round, or has ended for good.
+            ProblemError: ``run_conflict`` if it has no snapshot of the round or has ended for good.
         """
-        # The run replaces the method's state by that of the snapshot, unless it goes to the start.
-        start = run.base.initial_state().method
-        await run.apply(roll_back, method=start, to_round=to_round, reason=reason)
+        # The method's initial state is for round 0; else the snapshot's replaces it.
+        initial = run.base.initial_state().method
+        await run.apply(lifecycle.roll_back, method=initial, to_round=to_round, reason=reason)
 
     async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:
         """Put a client of a run in quarantine. Unknown: ``not_found``."""
         client = await self.access.by_name(client_id)
-        await run.apply(quarantine, client=client.index, reason=reason)
+        await run.apply(seats.quarantine, client=client.index, reason=reason)
         _log.warning("client quarantined", run_id=run.run_id, client=client.index, reason=reason)
 
-    async def release(self, run: ServedRun, client_id: str) -> None:
+    async def lift_quarantine(self, run: ServedRun, client_id: str) -> None:
         """Release a client from quarantine. Unknown: ``not_found``."""
         client = await self.access.by_name(client_id)
-        await run.apply(lift_quarantine, client=client.index)
+        await run.apply(seats.lift_quarantine, client=client.index)
         _log.warning("client released", run_id=run.run_id, client=client.index)
 
     def _on_change(self, run: ServedRun, change: Change) -> None:
         self.dispatcher.on_change(run, change)
         if self._gateway is not None:
             self._gateway.on_change(run, change)
-        self.replicas.on_run_changed()
+        self.replicas.on_run_changed(run)
         for companion in self._companions.get(run.run_id, ()):
             companion.on_change(change)
         for listener in self.listeners:

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from .gradient import BDPL, GumbelSoftmaxBDPL, aggregate
-from .method import Algorithm, Candidates, ClassLosses, PlainAlgorithm
-from .optimizers import SGD, AdamW, Optimizer, make_optimizer
-from .registry import (
-    METHODS,
-    check_algorithm,
-    load_method,
-    make_method,
-    method_from_spec,
-    method_options,
+from .gradient import aggregate
+from .method import Algorithm, Candidates, ClassLosses, Holder, PlainAlgorithm
+from .method_state import (
+    Memory,
+    State,
+    alpha_sha256,
+    dump_memory,
+    dump_state,
+    load_memory,
+    load_state,
 )
+from .registry import check_algorithm, load_method, make_method, method_from_spec
 from .sampling import select, stream, stream_seed
-from .searches import TPE, RandomSearch, ThompsonSampling
-from .space import Space, project_to_simplex
-from .state import Memory, State, alpha_sha256, dump_memory, dump_state, load_memory, load_state
+from .space import Space
 
 __all__ = [
-    "AdamW",
     "Algorithm",
-    "BDPL",
     "Candidates",
     "ClassLosses",
-    "GumbelSoftmaxBDPL",
-    "METHODS",
+    "Holder",
     "Memory",
-    "Optimizer",
     "PlainAlgorithm",
-    "RandomSearch",
-    "SGD",
     "Space",
     "State",
-    "TPE",
-    "ThompsonSampling",
     "aggregate",
     "alpha_sha256",
     "check_algorithm",
@@ -44,10 +35,7 @@ __all__ = [
     "load_method",
     "load_state",
     "make_method",
-    "make_optimizer",
     "method_from_spec",
-    "method_options",
-    "project_to_simplex",
     "select",
     "stream",
     "stream_seed",

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .space import Space
-
 if TYPE_CHECKING:
     from .method import Candidates
 
@@ -33,25 +31,15 @@ def number(name: str, value: object, *, above: float = 0.0) -> float:
     return float(value)
 
 
-def fraction(name: str, value: object) -> float:
-    """Return `value` as a float in [0, 1)."""
-    result = number(name, value, above=-math.inf)
-    if not 0.0 <= result < 1.0:
-        raise ValueError(f"{name} must lie in [0, 1), not {value!r}")
-    return result
-
-
 def choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise unless `value` is one of `allowed`."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
 
 
-def sizes(*, prompt_len: object, vocab_size: object, num_samples: object, seed: object) -> None:
+def samples_and_seed(num_samples: object, seed: object) -> None:
     """Check the arguments that all methods share."""
-    integer("prompt_len", prompt_len, minimum=1)
-    integer("vocab_size", vocab_size, minimum=2)
-    # The gradient compares each loss with their mean, which needs at least two.
+    # A method compares losses with each other, which needs at least two.
     integer("num_samples", num_samples, minimum=2)
     integer("seed", seed)
 
@@ -74,30 +62,17 @@ def matrix(name: str, value: ArrayLike, *, shape: tuple[int, int]) -> NDArray[np
     return result
 
 
-def positive_alpha(
-    value: ArrayLike, *, shape: tuple[int, int], mask: NDArray[np.bool_] | None = None
-) -> NDArray[np.float64]:
+def positive_alpha(value: ArrayLike, *, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return `alpha` in float64; raise if a weight has no logarithm or inverse.
 
-    Entries off the mask, where there is no candidate, must be 0.
+    Entries outside `mask`, the existing candidates, must be 0.
     """
-    alpha = matrix("alpha", value, shape=shape)
-    if (alpha if mask is None else alpha[mask]).min() <= 0.0:
+    alpha = matrix("alpha", value, shape=mask.shape)
+    if alpha[mask].min() <= 0.0:
         raise ValueError("alpha must be positive: project it first")
-    if mask is not None and alpha[~mask].any():
+    if alpha[~mask].any():
         raise ValueError("alpha must be 0 where a position has no such candidate")
     return alpha
-
-
-def space(
-    found: Space | None, *, prompt_len: int, vocab_size: int, blank: int | None = None
-) -> Space:
-    """Return the space of a method; by default, one slot repeated `prompt_len` times."""
-    if found is None:
-        return Space.repeated(prompt_len, vocab_size, blank)
-    if found.shape != (prompt_len, vocab_size):
-        raise ValueError(f"space must have shape {(prompt_len, vocab_size)}, not {found.shape}")
-    return found
 
 
 def losses(

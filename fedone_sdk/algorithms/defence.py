@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _checks
-from .state import Memory
+from .method_state import Memory
 
 WINDOW = 64
 """Recent updates that define what is typical: sizes and agreement change during a run."""

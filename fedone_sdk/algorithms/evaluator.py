@@ -31,7 +31,6 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .calibration import PRIOR_STD, UNKNOWN_TRACE, expanded, lowest
 from .gaussian_process import (
     Comparisons,
     Features,
@@ -46,6 +45,7 @@ from .gaussian_process import (
     typical_length,
     unit_covariance,
 )
+from .label_bias import PRIOR_STD, UNKNOWN_TRACE, expanded, lowest
 from .observations import Observations
 
 _DEGREES_OF_FREEDOM = 4.0

@@ -10,16 +10,94 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _checks
 from .method import Candidates, Holder, PlainAlgorithm
-from .optimizers import OPTIMIZERS, Optimizer, make_optimizer
+from .method_state import Memory, State
 from .sampling import argmax_prompt, draw_prompts, softmax
 from .space import Space, Start, nearest_probabilities, warm_start
-from .state import State
+
+_Floats = NDArray[np.float64]
+
+
+class Optimizer(Protocol):
+    """A rule that moves parameters against a gradient."""
+
+    def update(self, params: _Floats, gradient: _Floats, memory: Memory) -> tuple[_Floats, Memory]:
+        """Return the next parameters and memory; the initial memory is empty."""
+        ...
+
+    def longest_step(self, largest: float) -> float:
+        """Return a bound on the change of a parameter; `largest` bounds the parameters."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SGD:
+    """params <- params - learning_rate * gradient."""
+
+    learning_rate: float
+
+    def update(self, params: _Floats, gradient: _Floats, memory: Memory) -> tuple[_Floats, Memory]:
+        """Return the next parameters; SGD has no memory."""
+        if memory:
+            raise ValueError("sgd has no memory")
+        return params - self.learning_rate * gradient, memory
+
+    def longest_step(self, largest: float) -> float:
+        """Return infinity: a step is proportional to the gradient."""
+        return math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019), as PyTorch computes it.
+
+    The memory holds the moments "m" and "v" (float64, the parameters' shape) and the number of
+    steps "t".
+    """
+
+    learning_rate: float
+
+    BETAS: ClassVar = (0.9, 0.999)
+    EPS: ClassVar = 1e-8
+    WEIGHT_DECAY: ClassVar = 0.01
+
+    def update(self, params: _Floats, gradient: _Floats, memory: Memory) -> tuple[_Floats, Memory]:
+        """Return the next parameters and moments."""
+        beta1, beta2 = self.BETAS
+        m, v, t = self._moments(memory, params.shape)
+        t += 1
+        m = beta1 * m + (1.0 - beta1) * gradient
+        v = beta2 * v + (1.0 - beta2) * gradient * gradient
+        step_size = self.learning_rate / (1.0 - beta1**t)
+        scale = np.sqrt(v) / math.sqrt(1.0 - beta2**t) + self.EPS
+        decayed = params * (1.0 - self.learning_rate * self.WEIGHT_DECAY)
+        return decayed - step_size * m / scale, {"m": m, "v": v, "t": np.array(t, dtype=np.int64)}
+
+    def longest_step(self, largest: float) -> float:
+        """Return the bound of m / sqrt(v) by the Cauchy-Schwarz inequality, and of the decay."""
+        beta1, beta2 = self.BETAS
+        ratio = (1.0 - beta1) / math.sqrt((1.0 - beta2) * (1.0 - beta1**2 / beta2))
+        return self.learning_rate * (max(ratio, 1.0) + self.WEIGHT_DECAY * largest)
+
+    def _moments(self, memory: Memory, shape: tuple[int, ...]) -> tuple[_Floats, _Floats, int]:
+        if not memory:
+            return np.zeros(shape), np.zeros(shape), 0
+        try:
+            m, v, t = memory["m"], memory["v"], int(memory["t"])
+        except (KeyError, TypeError) as exc:
+            raise ValueError("not a memory of adamw: it holds m, v and t") from exc
+        if m.shape != shape or v.shape != shape:
+            raise ValueError(f"adamw's moments have shape {m.shape}, the parameters {shape}")
+        return m, v, t
+
+
+_OPTIMIZERS: dict[str, type[SGD | AdamW]] = {"adamw": AdamW, "sgd": SGD}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,52 +109,42 @@ class PolicyGradient(PlainAlgorithm, ABC):
         optimizer: "adamw" or "sgd".
         alpha_min: The floor of alpha (the nu > 0 of Theorem 3.4), a float32 below 1/N. A token at
             the floor moves by 1/alpha_min when it is drawn, so SGD needs a higher floor.
-        space: Which candidates each position has; None gives every position all N.
         start: The warm start of alpha (`warm_start`); None starts uniform.
         seed: Breaks ties of the deployable prompt.
     """
 
-    prompt_len: int
-    vocab_size: int
+    space: Space
     num_samples: int
     learning_rate: float
     optimizer: str
     alpha_min: float
-    space: Space | None = None
     start: Start | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse impossible options."""
-        _checks.sizes(
-            prompt_len=self.prompt_len,
-            vocab_size=self.vocab_size,
-            num_samples=self.num_samples,
-            seed=self.seed,
-        )
+        _checks.samples_and_seed(self.num_samples, self.seed)
+        _checks.number("learning_rate", self.learning_rate)
         # Rounded to float32, so that the floor and the alphas on it compare equal.
         floor = float(np.float32(_checks.number("alpha_min", self.alpha_min)))
         object.__setattr__(self, "alpha_min", floor)
-        if not 0.0 < floor < 1.0 / self.vocab_size:
-            raise ValueError(f"alpha_min must lie in (0, 1/{self.vocab_size}), not {floor:g}")
-        _checks.choice("optimizer", self.optimizer, OPTIMIZERS)
-        self._optimizer()
-        found = _checks.space(self.space, prompt_len=self.prompt_len, vocab_size=self.vocab_size)
-        object.__setattr__(self, "space", found)
+        if not 0.0 < floor < 1.0 / self.space.vocab_size:
+            raise ValueError(f"alpha_min must lie in (0, 1/{self.space.vocab_size}), not {floor:g}")
+        _checks.choice("optimizer", self.optimizer, tuple(_OPTIMIZERS))
 
     @property
     def shape(self) -> tuple[int, int]:
         """Positions and tokens, (n, N)."""
-        return self.prompt_len, self.vocab_size
+        return self.space.shape
 
     @property
     def shares_memory(self) -> bool:
-        """No: each client keeps its optimiser's moments."""
+        """False: each client keeps its optimiser's moments."""
         return False
 
     def init(self) -> State:
         """Return the uniform state, or the warm start."""
-        return State(alpha=self.project(warm_start(self.shape, self.start, self._mask)))
+        return State(alpha=self.project(warm_start(self.space, self.start)))
 
     def check(self, state: State) -> None:
         """Raise for an alpha without logarithms, or another optimiser's memory."""
@@ -139,15 +207,10 @@ class PolicyGradient(PlainAlgorithm, ABC):
         """
 
     def _alpha(self, state: State) -> NDArray[np.float64]:
-        return _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
-
-    @property
-    def _mask(self) -> NDArray[np.bool_]:
-        assert self.space is not None
-        return self.space.mask
+        return _checks.positive_alpha(state.alpha, mask=self.space.mask)
 
     def _optimizer(self) -> Optimizer:
-        return make_optimizer(self.optimizer, learning_rate=self.learning_rate)
+        return _OPTIMIZERS[self.optimizer](self.learning_rate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,18 +239,20 @@ class GumbelSoftmaxBDPL(PolicyGradient):
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Clamp alpha to its floor."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
-        return np.where(self._mask, np.maximum(checked, self.alpha_min), 0.0).astype(np.float32)
+        return np.where(self.space.mask, np.maximum(checked, self.alpha_min), 0.0).astype(
+            np.float32
+        )
 
     def _probabilities(
         self, alpha: NDArray[np.float64], rng: np.random.Generator
     ) -> NDArray[np.float64]:
-        logs = np.log(alpha, out=np.full(self.shape, -np.inf), where=self._mask)
+        logs = np.log(alpha, out=np.full(self.shape, -np.inf), where=self.space.mask)
         return softmax((logs + rng.gumbel(size=self.shape)) / self.tau)
 
     def _gradient(
         self, advantage: NDArray[np.float64], alpha: NDArray[np.float64], candidates: Candidates
     ) -> NDArray[np.float64]:
-        gradient: NDArray[np.float64] = advantage / np.where(self._mask, self.tau * alpha, 1.0)
+        gradient: NDArray[np.float64] = advantage / np.where(self.space.mask, self.tau * alpha, 1.0)
         return gradient
 
 
@@ -204,7 +269,7 @@ class BDPL(PolicyGradient):
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Project each row on the simplex, above the floor."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
-        return nearest_probabilities(checked, floor=self.alpha_min, mask=self._mask)
+        return nearest_probabilities(checked, floor=self.alpha_min, mask=self.space.mask)
 
     def _probabilities(
         self, alpha: NDArray[np.float64], rng: np.random.Generator
@@ -215,8 +280,8 @@ class BDPL(PolicyGradient):
     def _gradient(
         self, advantage: NDArray[np.float64], alpha: NDArray[np.float64], candidates: Candidates
     ) -> NDArray[np.float64]:
-        p = _checks.positive_alpha(candidates.probabilities, shape=self.shape, mask=self._mask)
-        return advantage * (1.0 / np.where(self._mask, p, 1.0))
+        p = _checks.positive_alpha(candidates.probabilities, mask=self.space.mask)
+        return advantage * (1.0 / np.where(self.space.mask, p, 1.0))
 
 
 def drawn_advantage(candidates: Candidates, losses: NDArray[np.float64]) -> NDArray[np.float64]:

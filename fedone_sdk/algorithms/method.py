@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .state import State
+from .method_state import State
 
 __all__ = ["Algorithm", "Candidates", "ClassLosses", "Holder", "PlainAlgorithm", "clip_losses"]
 

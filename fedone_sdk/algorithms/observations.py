@@ -10,10 +10,10 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .calibration import Expansions
+from .label_bias import Expansions
 from .method import ClassLosses, Holder
+from .method_state import Memory
 from .space import Space
-from .state import Memory
 
 EVALUATIONS_PER_PROMPT = 4
 """Remembered losses per prompt, on average: the best prompts have more, most others one."""

@@ -23,11 +23,11 @@ from fedone_sdk.imports import load_object
 
 from . import _checks
 from .gradient import BDPL, GumbelSoftmaxBDPL
-from .method import Algorithm, Candidates, ClassLosses, Holder
+from .method import Algorithm, Candidates, ClassLosses, Holder, PlainAlgorithm
+from .method_state import State, dump_state, load_state
 from .sampling import stream
-from .searches import TPE, RandomSearch, ThompsonSampling
+from .search_methods import TPE, RandomSearch, ThompsonSampling
 from .space import Space, Start
-from .state import State, dump_state, load_state
 
 if TYPE_CHECKING:
     from fedone_sdk.spec import MethodSpec, OwnMethodSpec, SearchSpec
@@ -40,91 +40,66 @@ _TYPES: dict[str, type[Any]] = {
     "thompson": ThompsonSampling,
     "tpe": TPE,
 }
-_COMMON = ("prompt_len", "vocab_size", "num_samples", "seed")
+_COMMON = ("space", "num_samples", "seed")
 
 METHODS = tuple(_TYPES)
 
 
 def method_options(name: str) -> tuple[str, ...]:
-    """Return the options of the method called `name`, without the common ones."""
-    return tuple(field for field in _fields(name) if field not in _COMMON)
+    """Return the options of a method besides `space`, `num_samples` and `seed`."""
+    _checks.choice("method", name, METHODS)
+    return tuple(
+        field.name for field in fields(_TYPES[name]) if field.init and field.name not in _COMMON
+    )
 
 
 def make_method(
-    name: str, *, prompt_len: int, vocab_size: int, num_samples: int, seed: int, **options: Any
+    name: str, *, space: Space, num_samples: int, seed: int, **options: Any
 ) -> Algorithm:
-    """Return the black-box method called `name`.
+    """Return the method called `name`, with the defaults of RUN.yaml.
 
     Raises:
         ValueError: The name, an option or a value is invalid.
     """
     _checks.known_options(f"method {name}", options, method_options(name))
-    common: dict[str, Any] = {
-        "prompt_len": prompt_len,
-        "vocab_size": vocab_size,
-        "num_samples": num_samples,
-        "seed": seed,
-    }
-    known = _fields(name)
-    given = {key: value for key, value in common.items() if key in known}
-    method: Algorithm = _TYPES[name](**{**_defaults(name), **given, **options})
+    method: Algorithm = _TYPES[name](
+        space=space, num_samples=num_samples, seed=seed, **{**_defaults(name), **options}
+    )
     return method
 
 
 def method_from_spec(
     spec: MethodSpec,
+    space: Space,
     *,
-    prompt_len: int,
-    vocab_size: int,
-    blank: int | None,
-    space: Space | None = None,
     seed: int = 0,
     num_labels: int = 1,
     num_groups: int = 1,
     asks: int | None = None,
     start: Start | None = None,
 ) -> Algorithm:
-    """Return the method that a RunSpec's ``method`` describes.
+    """Return the method that the section ``method`` of RUN.yaml describes.
 
     Args:
-        spec: The settings.
-        prompt_len: n.
-        vocab_size: N.
-        blank: Index of the blank candidate, if all positions share one.
-        space: Which candidates each position has, if not all N.
+        spec: The section.
+        space: The prompts of the run.
         seed: The run's seed.
-        num_labels: Labels whose biases a pool method fits; 1 disables calibration.
-        num_groups: Groups of examples that losses are reported for (`calibration.num_groups`).
-        asks: The run's number of asks; successive halving takes the last of them. None disables it.
+        num_labels: Labels whose biases a search fits; 1 disables calibration.
+        num_groups: Groups of examples that losses are reported for (`losses.num_groups`).
+        asks: The run's number of asks, of which a search uses the last for successive halving;
+            None disables the halving.
         start: The warm start of the search (`warm_start`).
 
     Raises:
-        SpecError: A method of the user's own was not loaded (`load_method`).
+        SpecError: A user's method was not loaded (`load_method`).
         ValueError: The settings do not fit each other.
     """
     if spec.name == "own":
-        return own_method(
-            spec,
-            prompt_len=prompt_len,
-            vocab_size=vocab_size,
-            blank=blank,
-            space=space,
-            seed=seed,
-            asks=asks,
-            start=start,
-        )
-    ours = {"name", "num_samples", "local_steps", "batch_size"}
+        return own_method(spec, space, seed=seed, asks=asks, start=start)
     allowed = method_options(spec.name)
-    options = spec.model_dump(exclude=ours, exclude_none=True)
-    if "blank" in allowed:
-        options["blank"] = blank
-    if "space" in allowed:
-        options["space"] = space
-    if "start" in allowed:
-        options["start"] = start
+    options = spec.model_dump(include={*allowed}, exclude={"halving"}, exclude_none=True)
     if spec.pools:
-        pool = cast("SearchSpec", spec)
-        halving = 0 if asks is None else math.floor(pool.halving * asks)
+        halving = 0 if asks is None else math.floor(cast("SearchSpec", spec).halving * asks)
         options |= {
             "num_labels": num_labels,
             "num_groups": num_groups,
@@ -132,17 +107,13 @@ def method_from_spec(
             "search": None if asks is None or not halving else asks - halving,
         }
     return make_method(
-        spec.name,
-        prompt_len=prompt_len,
-        vocab_size=vocab_size,
-        num_samples=spec.num_samples,
-        seed=seed,
-        **{key: value for key, value in options.items() if key in allowed},
+        spec.name, space=space, num_samples=spec.num_samples, seed=seed, start=start, **options
     )
 
 
 @cache
 def _defaults(name: str) -> Mapping[str, Any]:
+    """Return RUN.yaml's defaults of the options that have none in the class."""
     from pydantic import TypeAdapter
 
     from fedone_sdk.spec import MethodSpec
@@ -153,11 +124,6 @@ def _defaults(name: str) -> Mapping[str, Any]:
         for field in fields(_TYPES[name])
         if field.init and field.default is MISSING and field.name not in _COMMON
     }
-
-
-def _fields(name: str) -> tuple[str, ...]:
-    _checks.choice("method", name, METHODS)
-    return tuple(field.name for field in fields(_TYPES[name]) if field.init)
 
 
 _GROUP = "fedone.methods"
@@ -172,7 +138,7 @@ _loaded: dict[str, Callable[..., Any]] = {}
 
 
 def load_method(spec: MethodSpec, folder: str | Path = ".") -> None:
-    """Import the object that a run of this machine names as its method.
+    """Import the object that RUN.yaml names as its method; other methods need no import.
 
     The object is called with the spec's options, and with those of these arguments that its
     signature names: `prompt_len` (n), `vocab_size` (N), `num_samples` (I), `seed`, `blank` (the
@@ -181,8 +147,8 @@ def load_method(spec: MethodSpec, folder: str | Path = ".") -> None:
     an `Algorithm`; `PlainAlgorithm` is a base class.
 
     Args:
-        spec: The method; nothing happens unless it is one of the user's own.
-        folder: Where its module is looked for too: the folder of RUN.yaml.
+        spec: The method.
+        folder: The folder of RUN.yaml, in which the module may be.
 
     Raises:
         SpecError: The object cannot be imported.
@@ -192,21 +158,13 @@ def load_method(spec: MethodSpec, folder: str | Path = ".") -> None:
 
 
 def own_method(
-    spec: OwnMethodSpec,
-    *,
-    prompt_len: int,
-    vocab_size: int,
-    blank: int | None,
-    space: Space | None,
-    seed: int,
-    asks: int | None,
-    start: Start | None,
+    spec: OwnMethodSpec, space: Space, *, seed: int, asks: int | None, start: Start | None
 ) -> OwnAlgorithm:
-    """Return the method of a user's own, checked once.
+    """Return a user's method, checked once.
 
     Raises:
         SpecError: It was not loaded.
-        ValueError: It does not keep to the protocol (`check_algorithm`).
+        ValueError: It violates the protocol (`check_algorithm`).
     """
     make = None if spec.object is None else _loaded.get(spec.object)
     if make is None:
@@ -215,74 +173,75 @@ def own_method(
             "give the RUN.yaml that names it (--run RUN.yaml, or runs of a server's config)",
             source="run",
         )
-    if space is None:
-        space = Space.repeated(prompt_len, vocab_size, blank)
-    given: dict[str, Any] = {
-        "prompt_len": prompt_len,
-        "vocab_size": vocab_size,
+    available: dict[str, Any] = {
+        "prompt_len": space.prompt_len,
+        "vocab_size": space.vocab_size,
         "num_samples": spec.num_samples,
         "seed": seed,
-        "blank": blank,
+        "blank": space.blanks[0] if len({*space.slots}) == 1 else None,
         "space": space,
         "asks": asks,
         "start": start,
     }
-    taken = _taken(make, given)
-    if start is not None and "start" not in taken:
+    arguments = _accepted(make, available)
+    if start is not None and "start" not in arguments:
         raise ValueError(f"object: {spec.object} takes no start, and prompt.start gives one")
-    if min(space.sizes) < vocab_size and "space" not in taken:
+    if min(space.sizes) < space.vocab_size and "space" not in arguments:
         raise ValueError(
             f"object: {spec.object} takes no space, and the slots have different numbers of "
             "candidates"
         )
     try:
-        method = make(**taken, **spec.options)
+        method = make(**arguments, **spec.options)
         check_algorithm(method, space=space, num_samples=spec.num_samples)
     except Exception as exc:  # The user's code can raise anything.
-        known = isinstance(exc, MethodError)
-        reason = f": {exc}" if known else f" raises {type(exc).__name__}: {exc}"
+        reason = f": {exc}" if isinstance(exc, MethodError) else f" raises {_described(exc)}"
         raise ValueError(f"object: {spec.object}{reason}") from exc
     return OwnAlgorithm(method, name=str(spec.object), space=space)
 
 
 def check_algorithm(method: Any, *, space: Space, num_samples: int) -> None:
-    """Check that an object keeps to the protocol of `Algorithm`, by two asks and a tell.
+    """Check that an object implements the protocol `Algorithm`, by two asks and a tell.
 
-    Its states must be storable and equal inputs must give equal results, since a server that is
-    restarted and a resumed run compute them again.
+    Its states must be storable, and equal inputs must give equal results: a restarted server
+    repeats calls.
 
     Raises:
-        MethodError: It does not; the message says where.
+        MethodError: The object violates the protocol; the message names the member.
     """
     missing = [name for name in _MEMBERS if not hasattr(method, name)]
     if missing:
         kind = type(method).__name__
         raise MethodError(f"makes a {kind} without {', '.join(missing)}; see PlainAlgorithm")
-    _demand(method.num_samples == num_samples, f"num_samples: must be {num_samples}")
-    _demand(tuple(method.shape) == space.shape, f"shape: must be {space.shape} (n, N)")
-    state = _checked_state("init", method.init(), method, space)
-    asked = _checked_prompts(method.ask(state, stream(0)), space, None)
+    _require(method.num_samples == num_samples, f"num_samples: must be {num_samples}")
+    _require(tuple(method.shape) == space.shape, f"shape: must be {space.shape} (n, N)")
+    state = _resumable_state("init", method.init(), method, space)
+    candidates = _valid_candidates(method.ask(state, stream(0)), space, None)
     again = method.ask(load_state(dump_state(state)), stream(0))
-    same = np.array_equal(asked.prompts, again.prompts)
-    _demand(same, "ask: gives other prompts for the same state and generator")
+    same = np.array_equal(candidates.prompts, again.prompts)
+    _require(same, "ask: gives other prompts for the same state and generator")
     wanted = int(method.wanted(state))
-    _demand(2 <= wanted <= num_samples, f"wanted: must lie in [2, {num_samples}], not {wanted}")
-    losses = np.linspace(0.5, 1.5, len(asked.prompts))
+    _require(2 <= wanted <= num_samples, f"wanted: must lie in [2, {num_samples}], not {wanted}")
+    losses = np.linspace(0.5, 1.5, len(candidates.prompts))
     before = dump_state(state)
-    after = _checked_state("tell", method.tell(state, asked, losses), method, space)
-    _demand(dump_state(state) == before, "tell: changes the state that it is given")
-    told_again = method.tell(load_state(before), asked, losses)
-    _demand(dump_state(after) == dump_state(told_again), "tell: gives another state when repeated")
-    _checked_prompts(method.ask(after, stream(1), 2), space, 2)
+    after = _resumable_state("tell", method.tell(state, candidates, losses), method, space)
+    _require(dump_state(state) == before, "tell: changes the state that it is given")
+    repeated = method.tell(load_state(before), candidates, losses)
+    _require(dump_state(after) == dump_state(repeated), "tell: gives another state when repeated")
+    _valid_candidates(method.ask(after, stream(1), 2), space, 2)
 
 
-class OwnAlgorithm:
-    """A method of a user's own, whose results are checked and whose errors are `MethodError`."""
+class OwnAlgorithm(PlainAlgorithm):
+    """A user's method. Its results are checked, and its exceptions become `MethodError`.
+
+    Label biases are estimated by the SDK's searches only.
+    """
 
     def __init__(self, method: Algorithm, *, name: str, space: Space) -> None:
         self._method = method
         self._name = name
         self._space = space
+        self.num_samples = method.num_samples
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -294,19 +253,14 @@ class OwnAlgorithm:
         """Whether the memory belongs to the run."""
         return bool(self._method.shares_memory)
 
-    @property
-    def num_samples(self) -> int:
-        """I."""
-        return self._method.num_samples
-
     def wanted(self, state: State) -> int:
         """Return the preferred number of prompts of the next ask."""
-        with self._naming("wanted"):
+        with self._errors_of("wanted"):
             return int(self._method.wanted(state))
 
     def init(self) -> State:
         """Return the untrained state."""
-        with self._naming("init"):
+        with self._errors_of("init"):
             return self._method.init()
 
     def check(self, state: State) -> None:
@@ -317,30 +271,22 @@ class OwnAlgorithm:
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Return the nearest feasible `alpha`."""
-        with self._naming("project"):
+        with self._errors_of("project"):
             return np.asarray(self._method.project(alpha), dtype=np.float32)
 
     def prompt(self, state: State) -> NDArray[np.int64]:
         """Return the prompt to deploy."""
-        with self._naming("prompt"):
-            return _checked_prompt(self._method.prompt(state), self._space)
-
-    def bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return None: label biases are for the SDK's searches."""
-        return None
-
-    def plain_bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return None, likewise."""
-        return None
+        with self._errors_of("prompt"):
+            return _valid_prompt(self._method.prompt(state), self._space)
 
     def finished(self, state: State) -> bool:
         """Return whether the method has converged."""
-        with self._naming("finished"):
+        with self._errors_of("finished"):
             return bool(self._method.finished(state))
 
     def search_on(self, state: State) -> State:
         """Return the state to continue from when more asks are planned."""
-        with self._naming("search_on"):
+        with self._errors_of("search_on"):
             return self._method.search_on(state)
 
     def ask(
@@ -351,79 +297,83 @@ class OwnAlgorithm:
         holder: Holder | None = None,
     ) -> Candidates:
         """Return prompts to score; `holder` has no effect."""
-        with self._naming("ask"):
-            found = self._method.ask(state, rng, num_samples)
-            return _checked_prompts(found, self._space, num_samples)
+        with self._errors_of("ask"):
+            candidates = self._method.ask(state, rng, num_samples)
+            return _valid_candidates(candidates, self._space, num_samples)
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
         """Return the next state."""
-        with self._naming("tell"):
-            after = self._method.tell(state, candidates, losses)
-            return _sound_state("tell", after, self._space)
+        with self._errors_of("tell"):
+            return _valid_state("tell", self._method.tell(state, candidates, losses), self._space)
 
     @contextmanager
-    def _naming(self, member: str) -> Iterator[None]:
+    def _errors_of(self, member: str) -> Iterator[None]:
         try:
             yield
         except MethodError as exc:
             raise MethodError(f"method {self._name}: {exc}") from exc
         except Exception as exc:  # The user's code can raise anything.
-            reason = f"{type(exc).__name__}: {exc}"
-            raise MethodError(f"method {self._name}: {member} raises {reason}") from exc
+            text = f"method {self._name}: {member} raises {_described(exc)}"
+            raise MethodError(text) from exc
 
 
-def _taken(make: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _described(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {exc}"
+
+
+def _accepted(make: Callable[..., Any], available: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a callable accepts by name."""
     try:
         parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):  # Written in C: it names nothing.
-        return {name: given[name] for name in _NEEDED}
+    except (TypeError, ValueError):  # A callable written in C has no signature.
+        return {name: available[name] for name in _NEEDED}
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return dict(given)
-    return {each.name: given[each.name] for each in parameters if each.name in given}
+        return dict(available)
+    return {each.name: available[each.name] for each in parameters if each.name in available}
 
 
-def _demand(fulfilled: bool, problem: str) -> None:
-    if not fulfilled:
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
         raise MethodError(problem)
 
 
-def _sound_state(member: str, state: Any, space: Space) -> State:
-    """Return a state that can be stored and shown."""
-    _demand(isinstance(state, State), f"{member}: must return a State")
-    found: State = state
-    shape = found.alpha.shape
-    _demand(shape == space.shape, f"{member}: alpha must be of shape {space.shape}, not {shape}")
-    _demand(bool((found.alpha >= 0).all()), f"{member}: alpha must not be negative")
-    return found
+def _valid_state(member: str, state: Any, space: Space) -> State:
+    """Check that a state can be stored and shown."""
+    _require(isinstance(state, State), f"{member}: must return a State")
+    valid: State = state
+    shape = valid.alpha.shape
+    _require(shape == space.shape, f"{member}: alpha must be of shape {space.shape}, not {shape}")
+    _require(bool((valid.alpha >= 0).all()), f"{member}: alpha must not be negative")
+    return valid
 
 
-def _checked_state(member: str, state: Any, method: Algorithm, space: Space) -> State:
-    """Return a state from which the method can continue."""
-    found = _sound_state(member, state, space)
-    # A server may be restarted after any round.
-    method.check(load_state(dump_state(found)))
-    feasible = np.array_equal(method.project(found.alpha), found.alpha)
-    _demand(feasible, f"project: changes the alpha that {member} returned")
-    _checked_prompt(method.prompt(found), space)
-    return found
+def _resumable_state(member: str, state: Any, method: Algorithm, space: Space) -> State:
+    """Check that the method can continue from a state, as after a restart of the server."""
+    valid = _valid_state(member, state, space)
+    method.check(load_state(dump_state(valid)))
+    feasible = np.array_equal(method.project(valid.alpha), valid.alpha)
+    _require(feasible, f"project: changes the alpha that {member} returned")
+    _valid_prompt(method.prompt(valid), space)
+    return valid
 
 
-def _checked_prompt(prompt: Any, space: Space) -> NDArray[np.int64]:
-    found = np.asarray(prompt)
-    sound = np.issubdtype(found.dtype, np.integer) and found.shape == (space.prompt_len,)
-    _demand(
-        sound and space.holds(found[None]),
-        f"prompt: must be {space.prompt_len} indices of candidates, not {found!r:.80}",
+def _valid_prompt(prompt: Any, space: Space) -> NDArray[np.int64]:
+    indices = np.asarray(prompt)
+    valid = np.issubdtype(indices.dtype, np.integer) and indices.shape == (space.prompt_len,)
+    _require(
+        valid and space.holds(indices[None]),
+        f"prompt: must be {space.prompt_len} indices of candidates, not {indices!r:.80}",
     )
-    return found.astype(np.int64)
+    return indices.astype(np.int64)
 
 
-def _checked_prompts(found: Any, space: Space, num_samples: int | None) -> Candidates:
-    _demand(isinstance(found, Candidates), "ask: must return Candidates")
-    candidates: Candidates = found
-    sound = candidates.prompts.shape[1] == space.prompt_len and space.holds(candidates.prompts)
-    _demand(sound, "ask: returns prompts that are not of the run's candidates")
-    count = len(candidates.prompts)
+def _valid_candidates(candidates: Any, space: Space, num_samples: int | None) -> Candidates:
+    _require(isinstance(candidates, Candidates), "ask: must return Candidates")
+    valid: Candidates = candidates
+    prompts = valid.prompts
+    fit = prompts.shape[1] == space.prompt_len and space.holds(prompts)
+    _require(fit, "ask: returns prompts that are not of the run's candidates")
+    count = len(prompts)
     enough = count == num_samples if num_samples is not None else count >= 2
-    _demand(enough, f"ask: returns {count} prompts, not {num_samples or 'at least 2'}")
-    return candidates
+    _require(enough, f"ask: returns {count} prompts, not {num_samples or 'at least 2'}")
+    return valid

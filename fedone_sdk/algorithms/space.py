@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,7 +43,7 @@ def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.flo
 
 
 def nearest_probabilities(
-    alpha: NDArray[np.float64], *, floor: float, mask: NDArray[np.bool_] | None = None
+    alpha: NDArray[np.float64], *, floor: float, mask: NDArray[np.bool_]
 ) -> NDArray[np.float32]:
     """Return `alpha` projected in float32; a feasible one is returned bit for bit.
 
@@ -53,54 +53,39 @@ def nearest_probabilities(
     Args:
         alpha: Shape (n, N).
         floor: The least probability of a candidate.
-        mask: Which candidates exist, shape (n, N); the others have probability 0. All by
-            default.
+        mask: Which candidates exist, shape (n, N); the others get the probability 0.
     """
-    if mask is None or mask.all():
-        if alpha.min() < floor or np.abs(alpha.sum(axis=1) - 1.0).max() > _ROUNDING:
-            alpha = project_to_simplex(alpha, floor=floor)
+    feasible = not alpha[~mask].any() and alpha[mask].min() >= floor
+    feasible = feasible and np.abs(alpha.sum(axis=1) - 1.0).max() <= _ROUNDING
+    if feasible:
         return alpha.astype(np.float32)
-    kept = not alpha[~mask].any() and alpha[mask].min() >= floor
-    kept = kept and np.abs(alpha.sum(axis=1) - 1.0).max() <= _ROUNDING
-    return _masked(alpha, mask, lambda row: row if kept else project_to_simplex(row, floor=floor))
-
-
-def _masked(
-    alpha: NDArray[np.float64],
-    mask: NDArray[np.bool_],
-    project: Callable[[NDArray[np.float64]], NDArray[np.floating]],
-) -> NDArray[np.float32]:
-    """Project each row over the candidates that exist; the rest is 0."""
+    if mask.all():
+        return project_to_simplex(alpha, floor=floor).astype(np.float32)
     result = np.zeros(alpha.shape, dtype=np.float32)
     for row, exists, values in zip(result, mask, alpha, strict=True):
-        row[exists] = project(values[None, exists])[0]
+        row[exists] = project_to_simplex(values[exists], floor=floor)
     return result
 
 
 Start = Sequence[Sequence[tuple[int, float]]]
-"""For each position, tokens and their share of the probability."""
+"""A warm start: for each position, tokens and their shares of the probability."""
 
 
-def warm_start(
-    shape: tuple[int, int], start: Start | None, mask: NDArray[np.bool_] | None = None
-) -> NDArray[np.float64]:
+def warm_start(space: Space, start: Start | None) -> NDArray[np.float64]:
     """Return initial probabilities with the given shares, shape (n, N).
 
-    The rest of a position's probability is uniform over all tokens.
+    The remaining probability of a position is uniform over its candidates.
 
     Raises:
         ValueError: The positions, tokens or shares of `start` are invalid.
     """
-    rows, _ = shape
-    mask = np.ones(shape, dtype=bool) if mask is None else mask
-    uniform: NDArray[np.float64] = mask / mask.sum(axis=1, keepdims=True)
     if start is None:
-        return uniform
-    if len(start) != rows:
-        raise ValueError(f"start must have {rows} positions, not {len(start)}")
-    shares = np.zeros(shape)
-    for row, known, size in zip(shares, start, mask.sum(axis=1).tolist(), strict=True):
-        for token, share in known:
+        return space.uniform
+    if len(start) != space.prompt_len:
+        raise ValueError(f"start must have {space.prompt_len} positions, not {len(start)}")
+    shares = np.zeros(space.shape)
+    for row, position, size in zip(shares, start, space.sizes, strict=True):
+        for token, share in position:
             if not 0 <= token < size:
                 raise ValueError(f"start: tokens must lie in [0, {size}), not {token}")
             if not (math.isfinite(share) and 0.0 < share <= 1.0):
@@ -109,7 +94,7 @@ def warm_start(
     left = 1.0 - shares.sum(axis=1, keepdims=True)
     if left.min() < -1e-6:
         raise ValueError("start: the shares of a position must sum to at most 1")
-    probabilities: NDArray[np.float64] = shares + np.maximum(left, 0.0) * uniform
+    probabilities: NDArray[np.float64] = shares + np.maximum(left, 0.0) * space.uniform
     return probabilities
 
 

@@ -13,7 +13,7 @@ from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.backends.completions import spelling, token_spellings
 from fedone_sdk.backends.request_form import WITHOUT
 from fedone_sdk.budget import NOTHING
-from fedone_sdk.candidates import LabelsSource, forms_of, label_words, shipped_label_sets
+from fedone_sdk.candidates import forms_of, label_sets
 from fedone_sdk.errors import LabelsNotShown, LabelWordError
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Rendered
@@ -45,7 +45,7 @@ async def check_label_words(
         await backend.check(words, form)
     except LabelWordError:
         errors = []
-        sets = shipped_label_sets({str(at): word for at, word in enumerate(words)})
+        sets = label_sets.shipped_label_sets({str(at): word for at, word in enumerate(words)})
         for position, word in enumerate(words):
             try:
                 await backend.check((word,), form)
@@ -99,7 +99,8 @@ async def usable_vocabulary(
     User-defined sets are kept; the run rejects invalid ones at its start.
     """
     shipped = any(
-        isinstance(source, LabelsSource) and not source.sets for _, source in spec.prompt.sources
+        isinstance(source, label_sets.LabelsSource) and not source.sets
+        for _, source in spec.prompt.sources
     )
     if backend is None or not shipped:
         return vocabulary
@@ -107,7 +108,7 @@ async def usable_vocabulary(
     for candidate in vocabulary.candidates_of(LABELS)[1:]:  # The first set is the task's.
         try:
             for form in forms_of(spec.task, vocabulary):
-                await backend.check(label_words(candidate), form)
+                await backend.check(label_sets.label_words(candidate), form)
         except LabelWordError:
             dropped.append(candidate)
     if dropped:

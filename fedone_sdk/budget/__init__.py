@@ -10,14 +10,7 @@ from fedone_sdk.imports import lazy
 if TYPE_CHECKING:
     from fedone_sdk._values import NOTHING, Usage
     from fedone_sdk.budget.account import Account, Budget
-    from fedone_sdk.budget.guard import (
-        BudgetGuard,
-        Lease,
-        Ledger,
-        MemoryLedger,
-        Payer,
-        SqliteLedger,
-    )
+    from fedone_sdk.budget.guard import BudgetGuard, Lease, MemoryLedger, Payer, SqliteLedger
     from fedone_sdk.budget.prices import FREE, Price, PriceTier, known_price
 else:
     __getattr__, __dir__ = lazy(globals(), "account prices guard")
@@ -28,7 +21,6 @@ __all__ = [
     "BudgetGuard",
     "FREE",
     "Lease",
-    "Ledger",
     "MemoryLedger",
     "NOTHING",
     "Payer",

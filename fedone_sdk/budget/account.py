@@ -1,8 +1,8 @@
-"""Caps on usage, and accounts of what is spent and leased."""
+"""Caps on usage, and the account of a cap: amounts spent, and amounts reserved by leases."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import reduce
@@ -12,17 +12,14 @@ from pydantic import model_validator
 from fedone_sdk._values import NOTHING, Count, Frozen, Usage, Usd
 from fedone_sdk.errors import BudgetExhausted, UnknownLease
 
+_Amount = int | Decimal
+
 
 class Budget(Frozen):
-    """Caps; None means no cap in that unit.
+    """Caps in the units of `Usage`; None means no cap in that unit.
 
     Attributes:
-        queries: Cap on training queries.
-        requests: Cap on provider calls of any kind.
         tokens: Cap on prompt and completion tokens together.
-        prompt_tokens: Cap on tokens sent.
-        completion_tokens: Cap on tokens received.
-        usd: Cap on money, US dollars.
     """
 
     queries: Count | None = None
@@ -40,27 +37,19 @@ class Budget(Frozen):
 
     def raised(self, caps: Budget) -> Budget:
         """Return these caps, raised to those of `caps`."""
-        wanted = caps.model_dump(exclude_none=True)
-        for unit, cap in wanted.items():
-            now = getattr(self, unit)
-            if now is None:
+        higher = caps.model_dump(exclude_none=True)
+        for unit, cap in higher.items():
+            current = getattr(self, unit)
+            if current is None:
                 raise ValueError(f"{unit}: has no cap; one would lower what may be spent")
-            if cap < now:
-                raise ValueError(f"{unit}: the cap is {now}, and a cap can only be raised")
-        return self.model_copy(update=wanted)
+            if cap < current:
+                raise ValueError(f"{unit}: the cap is {current}, and a cap can only be raised")
+        return self.model_copy(update=higher)
 
-    def pairs(self, usage: Usage) -> list[tuple[str, int | Decimal, int | Decimal]]:
+    def pairs(self, usage: Usage) -> list[tuple[str, _Amount, _Amount]]:
         """Return (unit, cap, amount of `usage`) for each capped unit."""
-        amounts: dict[str, int | Decimal] = {
-            "queries": usage.queries,
-            "requests": usage.requests,
-            "tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "usd": usage.usd,
-        }
-        caps = {unit: getattr(self, unit) for unit in amounts}
-        return [(unit, cap, amounts[unit]) for unit, cap in caps.items() if cap is not None]
+        amounts = {**dict(usage), "tokens": usage.prompt_tokens + usage.completion_tokens}
+        return [(unit, cap, amounts[unit]) for unit, cap in self if cap is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,20 +76,26 @@ class Account:
 
     @property
     def remaining(self) -> Budget | None:
-        """What is neither spent nor leased, by capped unit; None without a cap."""
+        """The amount below the cap, by capped unit; None without a cap."""
         if self.cap is None:
             return None
-        left = {unit: max(cap - held, 0) for unit, cap, held in self.cap.pairs(self.held)}
-        return Budget.model_validate(left)
+        rest = {unit: max(cap - held, 0) for unit, cap, held in self.cap.pairs(self.held)}
+        return Budget.model_validate(rest)
+
+    def _amounts(self, usage: Usage) -> Iterator[tuple[str, _Amount, _Amount, _Amount]]:
+        """Yield (unit, cap, amount held, amount of `usage`) for each capped unit."""
+        if self.cap is not None:
+            added = self.cap.pairs(usage)
+            for (unit, cap, held), (*_, amount) in zip(
+                self.cap.pairs(self.held), added, strict=True
+            ):
+                yield unit, cap, held, amount
 
     def affordable(self, each: Usage, most: int) -> int:
         """Return how many times `each` fits under the cap, at most `most`."""
-        if self.cap is None:
-            return most
-        held = {unit: amount for unit, _, amount in self.cap.pairs(self.held)}
-        for unit, cap, amount in self.cap.pairs(each):
+        for _, cap, held, amount in self._amounts(each):
             if amount > 0:
-                most = min(most, int(max(cap - held[unit], 0) // amount))
+                most = min(most, int(max(cap - held, 0) // amount))
         return most
 
     def reserve(self, lease_id: str, worst: Usage) -> Account:
@@ -116,13 +111,11 @@ class Account:
 
     def add(self, lease_id: str, worst: Usage) -> Account:
         """Open a lease, or add `worst` to an open one."""
-        if self.cap is not None:
-            held = {unit: amount for unit, _, amount in self.cap.pairs(self.held)}
-            for unit, cap, amount in self.cap.pairs(worst):
-                if amount > 0 and held[unit] + amount > cap:
-                    raise BudgetExhausted(unit=unit, cap=cap, held=held[unit], asked=amount)
-        held_before = self.leases.get(lease_id, NOTHING)
-        return replace(self, leases={**self.leases, lease_id: held_before + worst})
+        for unit, cap, held, amount in self._amounts(worst):
+            if amount > 0 and held + amount > cap:
+                raise BudgetExhausted(unit=unit, cap=cap, held=held, asked=amount)
+        before = self.leases.get(lease_id, NOTHING)
+        return replace(self, leases={**self.leases, lease_id: before + worst})
 
     def owe(self, lease_id: str, used: Usage) -> Account:
         """Raise an open lease to the amount used under it, even above a cap.
@@ -132,12 +125,12 @@ class Account:
         return replace(self, leases={**self.leases, lease_id: self.leases[lease_id].at_least(used)})
 
     def settle(self, lease_id: str, used: Usage) -> Account:
-        """Close a lease: `used` is spent, the rest is released.
+        """Close a lease: `used` is spent, and the rest is released.
 
         Raises:
             UnknownLease: The lease is not open.
         """
         if lease_id not in self.leases:
             raise UnknownLease(lease_id)
-        rest = {key: value for key, value in self.leases.items() if key != lease_id}
-        return replace(self, spent=self.spent + used, leases=rest)
+        open_leases = {key: worst for key, worst in self.leases.items() if key != lease_id}
+        return replace(self, spent=self.spent + used, leases=open_leases)

@@ -23,11 +23,10 @@ from fedone_sdk.files import transaction, use_wal
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
-"""Maximal wait of a transaction for another process, seconds."""
+"""Maximum wait of a transaction for another process, seconds."""
 
 _EXACT = Context(prec=200)
 """Decimal context in which sums and differences of amounts are exact."""
-
 
 _TABLES = (
     "leases (lease_id TEXT PRIMARY KEY, worst TEXT NOT NULL)",
@@ -45,11 +44,11 @@ class Lease:
 
     @property
     def charge(self) -> Usage:
-        """The amount used, or the whole reservation if the body has not settled it."""
+        """The amount used; the whole reservation if the body did not settle it."""
         return self.worst if self.used is None else self.used
 
     def settle(self, used: Usage) -> None:
-        """Set the amount used; the rest of the reservation is released."""
+        """Set the amount used, and release the rest of the reservation."""
         self.used = used
 
     def release(self) -> None:
@@ -58,14 +57,12 @@ class Lease:
 
 
 class Payer(Protocol):
-    """The account that pays for requests: reserved before sending, settled afterwards.
-
-    Attributes:
-        name: Key of fair queuing: payers that wait for one model take turns by name.
-    """
+    """The account that pays for requests: reserved before sending, settled afterwards."""
 
     @property
-    def name(self) -> str: ...  # noqa: D102 (described above)
+    def name(self) -> str:
+        """Key of fair queuing: payers that wait for one model take turns by name."""
+        ...
 
     def reserve(self, worst: Usage) -> AbstractAsyncContextManager[Lease]:
         """Reserve `worst` while the body runs, then charge the amount that the body settles.
@@ -93,25 +90,29 @@ class BudgetGuard:
     Args:
         budget: The caps; None only counts.
         ledger: Ledger of the account; in memory by default.
-        name: Key of fair queuing among guards that share one model.
+        name: As for `Payer`.
     """
 
     def __init__(
-        self, budget: Budget | None, *, ledger: Ledger | None = None, name: str = ""
+        self,
+        budget: Budget | None,
+        *,
+        ledger: MemoryLedger | SqliteLedger | None = None,
+        name: str = "",
     ) -> None:
         self.budget = budget
         self.name = name
-        self._ledger = ledger if ledger is not None else MemoryLedger()
+        self._ledger = ledger or MemoryLedger()
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
-        """Reserve `worst` while the body runs, then charge the amount that the body settles."""
+        """As `Payer.reserve`."""
         lease = Lease(uuid.uuid4().hex, worst)
         reserving = self._call(lambda ledger: ledger.reserve(lease.lease_id, worst, self.budget))
         try:
             await asyncio.shield(reserving)
         except asyncio.CancelledError:
-            # A refusal has no receiver left: without this, asyncio logs it as never retrieved.
+            # Otherwise asyncio logs a refusal as an exception that was never retrieved.
             reserving.add_done_callback(lambda done: done.cancelled() or done.exception())
             # Shielded: a second cancellation must not leave the lease open.
             await asyncio.shield(self._undo(lease))
@@ -143,7 +144,7 @@ class BudgetGuard:
         return (await self.account()).remaining
 
     def _call(self, call: Callable[[MemoryLedger], T]) -> asyncio.Future[T]:
-        """Submit a call at once, not as a task, which the end of the event loop would cancel."""
+        """Submit a call to the ledger, not as a task: the end of the event loop would cancel it."""
         if isinstance(self._ledger, SqliteLedger):
             return asyncio.wrap_future(self._ledger.submit(call))
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -196,12 +197,9 @@ class MemoryLedger:
 class SqliteLedger:
     """A ledger in a SQLite file (WAL), shared by threads and processes.
 
-    The leases of a process that dies stay open and count against the cap, because its requests may
-    have been sent. A call returns when its change is on disk; concurrent calls share one
-    transaction, each with its own result. A process must not fork during a call.
-
-    Args:
-        path: The file, created if missing.
+    The file is created if missing. The leases of a process that dies stay open and count against
+    the cap, because its requests may have been sent. A call returns when its change is on disk;
+    concurrent calls share one transaction. A process must not fork during a call.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -223,7 +221,7 @@ class SqliteLedger:
         return self._writer.submit(call)
 
     def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
-        """Reserve `worst`, or raise `BudgetExhausted`."""
+        """As `MemoryLedger.reserve`."""
         self.submit(lambda ledger: ledger.reserve(lease_id, worst, cap)).result()
 
     def settle(self, lease_id: str, used: Usage) -> None:
@@ -235,10 +233,6 @@ class SqliteLedger:
         return self.submit(lambda ledger: ledger.account(cap)).result()
 
 
-Ledger = MemoryLedger | SqliteLedger
-"""Storage of one account."""
-
-
 class _Writer:
     """Executes the calls of one process in a thread, which ends when the queue is empty."""
 
@@ -247,32 +241,32 @@ class _Writer:
         self._path = path
         self._lock = Lock()
         self._waiting: list[tuple[Callable[[MemoryLedger], Any], Future[Any]]] = []
-        self._at_work = False
+        self._running = False
 
     def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
         future: Future[T] = Future()
         with self._lock:
             self._waiting.append((call, future))
-            if not self._at_work:
+            if not self._running:
                 # Not a daemon: pending calls are written before the process exits.
-                Thread(target=self._work, name="budget-ledger").start()
-                self._at_work = True
+                Thread(target=self._run, name="budget-ledger").start()
+                self._running = True
         return future
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         # The connection is closed afterwards: SQLite connections must not survive a fork.
         db: sqlite3.Connection | None = None
         try:
             while calls := self._take():
                 try:
                     db = _connect(self._path) if db is None else db
-                    verdicts = _apply(db, [call for call, _ in calls])
+                    outcomes = _apply(db, [call for call, _ in calls])
                 except Exception as exc:
                     for _, future in calls:
                         future.set_exception(exc)
                 else:
-                    for (_, future), verdict in zip(calls, verdicts, strict=True):
-                        verdict(future)
+                    for (_, future), resolve in zip(calls, outcomes, strict=True):
+                        resolve(future)
         finally:
             if db is not None:
                 db.close()
@@ -281,18 +275,18 @@ class _Writer:
         with self._lock:
             waiting, self._waiting = self._waiting, []
             calls = [call for call in waiting if call[1].set_running_or_notify_cancel()]
-            self._at_work = bool(calls)
+            self._running = bool(calls)
             return calls
 
 
 def _apply(
     db: sqlite3.Connection, calls: list[Callable[[MemoryLedger], Any]]
 ) -> list[Callable[[Future[Any]], None]]:
-    """Execute calls in one transaction; return their results after the commit."""
+    """Execute calls in one transaction; return a function per call that resolves its future."""
     with transaction(db):
         before = _read(db)
         ledger = MemoryLedger(before)
-        verdicts = [_outcome(call, ledger) for call in calls]
+        outcomes = [_outcome(call, ledger) for call in calls]
         after = ledger.account(None)
         closed = [(key,) for key in before.leases.keys() - after.leases.keys()]
         db.executemany("DELETE FROM leases WHERE lease_id = ?", closed)
@@ -304,7 +298,7 @@ def _apply(
         db.executemany("INSERT OR REPLACE INTO leases VALUES (?, ?)", opened)
         if after.spent != before.spent:
             db.execute("UPDATE spent SET used = ?", (_dump(after.spent),))
-    return verdicts
+    return outcomes
 
 
 def _outcome(

@@ -1,4 +1,4 @@
-"""Prices of models: the SDK's dated price table."""
+"""Prices of models, and the SDK's price table."""
 
 from __future__ import annotations
 
@@ -18,17 +18,11 @@ from fedone_sdk._values import Frozen, Usage
 _SNAPSHOT = re.compile(r"-\d{4}-\d{2}-\d{2}$")
 
 _Usd = Annotated[Decimal, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
-
-
 _AnyPrice = TypeVar("_AnyPrice", bound=Frozen)
 
 
 class PriceTier(Frozen):
-    """Prices of requests with long prompts, US dollars, for all of their tokens.
-
-    Attributes:
-        above: Applies to requests with more prompt tokens than this.
-    """
+    """Prices of all tokens of a request with more than `above` prompt tokens, as in `Price`."""
 
     above: Annotated[int, Field(ge=1, le=1_000_000_000)]
     prompt: _Usd
@@ -37,19 +31,17 @@ class PriceTier(Frozen):
 
 
 class Price(Frozen):
-    """Prices of a model, US dollars.
+    """Prices of a model, US dollars per million tokens.
 
     Attributes:
-        cached: Of prompt tokens that the provider has in its cache; null for no discount.
-        tiers: Prices of long prompts, shortest first. Prices must not decrease, so that the longest
+        cached: Price of prompt tokens that the provider has in its cache; null for no discount.
+        tiers: Prices of long prompts, shortest first. They must not decrease, so that the longest
             prompt bounds all costs.
-        flex: The part of all prices that ``service_tier: flex`` costs; null if there is no such
-            tier.
+        flex: Prices under ``service_tier: flex``, as a fraction of these; null without this tier.
     """
 
     prompt: _Usd
     completion: _Usd
-    request: _Usd = Decimal(0)
     cached: _Usd | None = None
     flex: _Usd | None = None
     tiers: tuple[PriceTier, ...] = Field(default=(), exclude_if=operator.not_)
@@ -68,13 +60,9 @@ class Price(Frozen):
 
     @property
     def units(self) -> frozenset[str]:
-        """Return the units that cost money."""
+        """The units that cost money."""
         most = self.tiers[-1] if self.tiers else self
-        costs = {
-            "prompt_tokens": most.prompt,
-            "completion_tokens": most.completion,
-            "requests": self.request,
-        }
+        costs = {"prompt_tokens": most.prompt, "completion_tokens": most.completion}
         return frozenset(unit for unit, usd in costs.items() if usd)
 
     @property
@@ -84,7 +72,7 @@ class Price(Frozen):
         return f"USD {self.prompt:f} per million prompt tokens{cached}, {self.completion:f} written"
 
     def in_flex(self) -> Price | None:
-        """Return the prices of ``service_tier: flex``, if there is such a tier."""
+        """Return the prices of ``service_tier: flex``; None without this tier."""
         if self.flex is None:
             return None
         tiers = tuple(_times(tier, self.flex) for tier in self.tiers)
@@ -93,9 +81,7 @@ class Price(Frozen):
     def priced(self, usage: Usage, *, cached_tokens: int = 0) -> Usage:
         """Return usage with its exact cost in `usd`.
 
-        Args:
-            usage: The usage.
-            cached_tokens: How many of its prompt tokens were in the provider's cache.
+        `cached_tokens` of its prompt tokens were in the provider's cache.
         """
         rate: Price | PriceTier = self
         for tier in self.tiers:
@@ -104,8 +90,7 @@ class Price(Frozen):
         tokens = usage.prompt_tokens * rate.prompt + usage.completion_tokens * rate.completion
         if rate.cached is not None:
             tokens -= cached_tokens * (rate.prompt - rate.cached)
-        usd = tokens.scaleb(-6) + usage.requests * self.request
-        return usage.model_copy(update={"usd": usd})
+        return usage.model_copy(update={"usd": tokens.scaleb(-6)})
 
 
 def _times(price: _AnyPrice, share: Decimal) -> _AnyPrice:
@@ -118,13 +103,10 @@ FREE = Price(prompt=Decimal(0), completion=Decimal(0))
 
 
 def known_price(model: str) -> Price | None:
-    """Return the list price of a model in the SDK's table, or None.
+    """Return the list price of a model in the SDK's table, by OpenAI's name; None if unknown.
 
     A dated snapshot (``gpt-4o-mini-2024-07-18``) without its own entry has the price of its model.
     Other names are not matched: ``gpt-4o-audio-preview`` is not ``gpt-4o``.
-
-    Args:
-        model: The provider's name of the model; other providers may have other prices.
     """
     table = _table()
     return table.get(model) or table.get(_SNAPSHOT.sub("", model))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import cycle, islice
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+from pydantic import AfterValidator, Field
+
+from fedone_sdk._values import Frozen
 from fedone_sdk.candidates.placeholders import label_placeholder
-from fedone_sdk.data.misfit import label_misfit, text_misfit
-from fedone_sdk.data.splitmix import SplitMix64
+from fedone_sdk.data.draws import SplitMix64
+from fedone_sdk.data.row_checks import field_problem, label_problem
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.task import Example, TaskSpec, answer_word, label_index, pieces_of
 from fedone_sdk.vocabulary import MAX_CANDIDATE_CHARS, special_token
@@ -20,6 +23,35 @@ _ANY = ""
 
 _Pieces = list[tuple[str, str | None, int | None]]
 """A template as `fedone_sdk.task.pieces_of` returns it."""
+
+
+def _unique(shots: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(shots)) < len(shots):
+        raise ValueError("a number of shots is repeated")
+    return shots
+
+
+class DemonstrationsSource(Frozen):
+    """Blocks of solved examples from a public labelled file.
+
+    The examples are sent to every device and shown to the model as part of the prompt.
+
+    Attributes:
+        file: A labelled file in one of the formats that `fedone_sdk.data.load_examples` reads. A
+            relative path is relative to the run file's folder.
+        shots: Examples per block; 0 is the blank candidate.
+        blocks: Different blocks for each number of shots; fewer if the file does not have enough
+            rows.
+    """
+
+    kind: Literal["demonstrations"] = "demonstrations"
+    file: Annotated[str, Field(min_length=1)]
+    shots: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=64)], ...],
+        Field(min_length=1, max_length=16),
+        AfterValidator(_unique),
+    ] = (0, 2, 4)
+    blocks: Annotated[int, Field(ge=1, le=1024)] = 4
 
 
 def demonstration_candidates(
@@ -147,9 +179,9 @@ def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str
     # A demonstration needs a reference text, also where a score function does not.
     strict = task.model_copy(update={"loss": "nll"}) if task.generates else task
     for number, example in enumerate(examples, 1):
-        misfits = (text_misfit(example, field, None) for field in form.fields)
-        if misfit := next(filter(None, misfits), label_misfit(strict, example)):
-            raise DataError(f"row {number}: {misfit}")
+        problems = (field_problem(example, field) for field in form.fields)
+        if problem := next(filter(None, problems), label_problem(strict, example)):
+            raise DataError(f"row {number}: {problem}")
         value = example[task.label_field]
         label = labels[0 if task.generates else label_index(task, value) or 0]
         texts = [example[field] for field in texts_of]

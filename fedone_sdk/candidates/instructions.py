@@ -7,8 +7,12 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain, zip_longest
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from fedone_sdk import assets
+from fedone_sdk._values import Frozen
 from fedone_sdk.candidates.placeholders import label_placeholder
 from fedone_sdk.task import Description
 
@@ -16,6 +20,21 @@ _NAME = re.compile(r"[^\W_]+")
 _WORDS = re.compile(r"\{(\w+)\}")
 _VOWEL = re.compile(r"(?!uni|use|usu|eu|one\b|once)[aeiou]|hour|honest|heir", re.IGNORECASE)
 """A word that begins with the sound of a vowel."""
+
+
+class InstructionsSource(Frozen):
+    """Texts that the SDK writes for a task.
+
+    Attributes:
+        kind: ``instructions`` ship with the SDK, and are filled from the task's description.
+            ``codes`` say by the label values what each label word stands for, for label words that
+            are codes, such as `` A``, `` B``.
+        size: The largest number of candidates, including a blank; null uses all. The first ones
+            differ most from each other.
+    """
+
+    kind: Literal["instructions", "codes"] = "instructions"
+    size: Annotated[int, Field(ge=2)] | None = None
 
 
 def instruction_candidates(

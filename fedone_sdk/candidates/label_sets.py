@@ -6,12 +6,32 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from fedone_sdk import assets
-from fedone_sdk.candidates.sources import LabelSet
+from fedone_sdk._values import Frozen
 from fedone_sdk.errors import SpecError
+from fedone_sdk.task import LabelValue
 
 _MAX_WORD_CHARS = 200
+
+
+LabelSet = dict[LabelValue, str] | tuple[str, ...]
+"""One label word per class: by label value, or in the task's label order."""
+
+
+class LabelsSource(Frozen):
+    """Sets of label words, including the task's own; for the reserved slot ``labels``.
+
+    Attributes:
+        sets: The other sets, used verbatim. If empty, the shipped sets for the task's own words are
+            used.
+    """
+
+    kind: Literal["labels"] = "labels"
+    sets: Annotated[tuple[LabelSet, ...], Field(max_length=1024)] = ()
 
 
 def label_candidates(

@@ -109,7 +109,7 @@ def no_prompt(task: TaskSpec, vocabulary: Vocabulary) -> TextPrompt:
     )
 
 
-def label_sets(task: TaskSpec, vocabulary: Vocabulary) -> tuple[tuple[str, ...], ...]:
+def label_sets_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[tuple[str, ...], ...]:
     """Return all sets of label words of a prompt: those of the slot ``labels``, or the task's."""
     for slot in vocabulary.slots:
         if slot.name == LABELS:
@@ -139,4 +139,4 @@ def label_checks(
     task: TaskSpec, vocabulary: Vocabulary
 ) -> tuple[tuple[tuple[str, ...], Rendered], ...]:
     """Return each set of label words with each form of the task, for a check against a model."""
-    return tuple(product(label_sets(task, vocabulary), forms_of(task, vocabulary)))
+    return tuple(product(label_sets_of(task, vocabulary), forms_of(task, vocabulary)))

@@ -20,15 +20,7 @@ from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present
 from fedone_sdk.cli._output import Output, check_target, note, plural
 from fedone_sdk.cli._process import naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.data import (
-    Splits,
-    columns_of,
-    label_columns,
-    labelled,
-    load_examples,
-    split,
-    text_columns,
-)
+from fedone_sdk.data import columns, load_examples
 from fedone_sdk.errors import ArgumentError, SpecError
 
 if TYPE_CHECKING:
@@ -85,10 +77,10 @@ def init(
     name = "".join(c if c.isalnum() and c.isascii() else "-" for c in data.stem).strip("-") or "run"
     with naming(str(data)):
         rows = load_examples(data)
-        label = _chosen("--label", label, label_columns(rows), columns_of(rows))
-        text = _chosen("--text", text, text_columns(rows, label), columns_of(rows))
-        usable = labelled(rows, text, label)
-        parts = split(usable.rows)
+        label = _chosen("--label", label, columns.label_columns(rows), columns.columns_of(rows))
+        text = _chosen("--text", text, columns.text_columns(rows, label), columns.columns_of(rows))
+        usable = columns.labelled(rows, text, label)
+        parts = columns.split(usable.rows)
     backend = _backend_of(_model(model))
     noun, _, aspect = (about or "").partition(":")
     drafted, cut = asyncio.run(
@@ -121,7 +113,7 @@ class _NewRun(NamedTuple):
 
     name: str
     columns: tuple[str, str]
-    parts: Splits
+    parts: columns.Splits
     draft: Draft
     cut: int
     backend: dict[str, Any]
@@ -238,7 +230,7 @@ def _backend_of(model: str) -> dict[str, Any]:
 
 
 async def _drafted(
-    backend: dict[str, Any], parts: Splits, queries: int, **given: Any
+    backend: dict[str, Any], parts: columns.Splits, queries: int, **given: Any
 ) -> tuple[Draft, int]:
     from pydantic import TypeAdapter
 

@@ -30,7 +30,7 @@ from fedone_sdk.cli._process import naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, backend_of
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import ArgumentError, DataError, SpecError, system_errors
-from fedone_sdk.messages.bill import bill
+from fedone_sdk.messages.run import bill
 from fedone_sdk.metrics import metric_text
 from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, words_of
 from fedone_sdk.vocabulary import LABELS, special_token

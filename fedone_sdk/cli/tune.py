@@ -200,7 +200,7 @@ def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
         f"query), {most.prompt_tokens} at most",
         "completion tokens": f"about {expected.completion_tokens}, "
         f"{most.completion_tokens} at most",
-        "_output.money": f"about USD {expected.usd:.4f}, {most.usd:.4f} at most"
+        "money": f"about USD {expected.usd:.4f}, {most.usd:.4f} at most"
         if plan.priced
         else "unknown: name the model's price in backend.prices",
         "prices": (plan.prices or "") if expected.usd else "",

@@ -18,12 +18,11 @@ import structlog
 
 from fedone_sdk.accountant import GaussianAccountant
 from fedone_sdk.budget import Usage
-from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.rows import Declining, Unfit
-from fedone_sdk.client.state import DeviceState, Precision
+from fedone_sdk.client.state import DeviceState, Journal, Precision
 from fedone_sdk.errors import ArgumentError, DataError
 from fedone_sdk.losses import PROBABILITY_WIDTH, sensitivity
-from fedone_sdk.messages import MAX_LOSS, AlphaAssignment, LossesAssignment, RunTask
+from fedone_sdk.messages import MAX_LOSS, AlphaAssignment, Assignment, RunTask
 from fedone_sdk.spec.sections import PrivacySpec, RequiredPrivacy
 
 if TYPE_CHECKING:
@@ -228,9 +227,7 @@ class PrivacyAccount:
         """The epsilon spent so far, at the required delta."""
         return self._epsilon(self._given)
 
-    def check(
-        self, run: RunTask, assignment: AlphaAssignment | LossesAssignment, journal: Journal
-    ) -> None:
+    def check(self, run: RunTask, assignment: Assignment, journal: Journal) -> None:
         """Check that an assignment meets the device's requirements."""
         privacy = self.check_run(run)
         steps = len(assignment.steps) if isinstance(assignment, AlphaAssignment) else 1

@@ -14,7 +14,7 @@ from fedone_sdk.backends.asking import check_answer, query_for, rows_of, score_a
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.model_client import ModelClient
 from fedone_sdk.budget import BudgetGuard, Usage
-from fedone_sdk.candidates import prompt_of, quotes, read_reflection, reflection_messages
+from fedone_sdk.candidates import prompt_of, reflection
 from fedone_sdk.client.rows import Declining, Unfit, passed, reason_of
 from fedone_sdk.client.work import Step, Work
 from fedone_sdk.errors import BackendError, BudgetError, BudgetExhausted, ProblemError
@@ -169,7 +169,7 @@ async def _better(step: Step, parent: int, slot: str) -> Proposal | None:
         current = vocabulary.by_slot([int(index) for index in indices])[slot]
         text = work.journal.written = await _written(work, slot, current, parent, cases)
     known = vocabulary.candidates_of(slot)
-    candidate = read_reflection(text, known=known, labels=work.run.task.labels)
+    candidate = reflection.read_reflection(text, known=known, labels=work.run.task.labels)
     if candidate is None or not await _may_leave(candidate, work, vocabulary):
         return None
     proposal = Proposal(parent=parent, text=candidate)
@@ -192,7 +192,9 @@ async def _written(
         message = Reflect(assignment_id=assignment_id, parent=parent, cases=tuple(cases))
         return (await device.session.call(device.session.transport.reflect, message)).text
     shown = [(case.example, case.feedback) for case in cases]
-    query = written_query(reflection_messages(work.run.task, slot, current, shown), _MAX_TOKENS)
+    query = written_query(
+        reflection.reflection_messages(work.run.task, slot, current, shown), _MAX_TOKENS
+    )
     return (await device.reflect.score(replace(query, payer=device.budget))).text
 
 
@@ -233,7 +235,7 @@ async def _may_leave(text: str, work: Work, vocabulary: Vocabulary) -> bool:
     public += [template for _, template in work.run.task.messages]
     if (description := work.run.task.description) is not None:
         public += [description.asked, description.text]
-    if shared := await asyncio.to_thread(quotes, text, rows, public):
+    if shared := await asyncio.to_thread(reflection.quotes, text, rows, public):
         # The log names the kind of quotation only, since its text is private.
         _log.warning("a candidate quotes a row", what=shared.partition(" ")[0])
         return False

@@ -15,25 +15,9 @@ from typing import Any, Self
 
 import structlog
 
+from fedone_sdk import errors
 from fedone_sdk.clock import answer_of
-from fedone_sdk.data.misfit import (
-    Misfit,
-    label_misfit,
-    misfit_of,
-    text_misfit,
-    text_problem,
-    unlabelled,
-)
-from fedone_sdk.errors import (
-    ArgumentError,
-    BackendBlocked,
-    BackendError,
-    BackendUnavailable,
-    BudgetError,
-    DataError,
-    FedOneError,
-    LabelWordError,
-)
+from fedone_sdk.data import row_checks
 from fedone_sdk.messages import MAX_TEXT_CHARS, MIN_SCORED_SHARE, RunTask, Scored
 from fedone_sdk.task import Example, TaskSpec, label_index, label_key, references_of
 
@@ -56,7 +40,7 @@ class Source:
         self._is_cut = False
         self._data = data if callable(data) else self._taken(data)
         if self._data == []:
-            raise DataError("data: this client has no examples; it needs at least one")
+            raise errors.DataError("data: this client has no examples; it needs at least one")
 
     async def rows(self) -> Sequence[Example]:
         """Return the current examples.
@@ -71,11 +55,13 @@ class Source:
     def _taken(self, data: Any) -> list[Example]:
         if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
             hint = "; load_examples reads a file" if isinstance(data, str) else ""
-            raise DataError(f"data: is {type(data).__name__}; it must be an iterable of rows{hint}")
+            raise errors.DataError(
+                f"data: is {type(data).__name__}; it must be an iterable of rows{hint}"
+            )
         rows = [*itertools.islice(data, _MAX_ROWS + 1)]
         for number, row in enumerate(rows, 1):
             if not isinstance(row, Mapping):
-                raise DataError(
+                raise errors.DataError(
                     f"data: row {number} is {type(row).__name__}; it must map fields to values, "
                     "such as {'text': ..., 'label': ...}"
                 )
@@ -85,7 +71,7 @@ class Source:
         return rows[:_MAX_ROWS]
 
 
-class Declining(FedOneError):
+class Declining(errors.FedOneError):
     """The work cannot be done well enough, and is declined.
 
     Attributes:
@@ -102,11 +88,11 @@ class Unfit(Declining):
 
 
 _KINDS: dict[type[Exception], str] = {
-    LabelWordError: "a label word is not one token of the client's model",
-    BackendBlocked: "the client's model cannot be queried until its configuration changes",
-    BackendUnavailable: "the client's model is not available now",
-    BackendError: "the client's model failed",
-    BudgetError: "the client's budget has nothing left for this",
+    errors.LabelWordError: "a label word is not one token of the client's model",
+    errors.BackendBlocked: "the client's model cannot be queried until its configuration changes",
+    errors.BackendUnavailable: "the client's model is not available now",
+    errors.BackendError: "the client's model failed",
+    errors.BudgetError: "the client's budget has nothing left for this",
 }
 """By error type; the first match counts."""
 
@@ -119,7 +105,7 @@ def reason_of(failure: Exception) -> str:
     if isinstance(failure, Declining):
         return failure.reason
     reason = str(failure)
-    if not isinstance(failure, FedOneError):
+    if not isinstance(failure, errors.FedOneError):
         reason = f"the client failed with {type(failure).__name__}"
     return next((words for kind, words in _KINDS.items() if isinstance(failure, kind)), reason)
 
@@ -171,13 +157,15 @@ class Consent:
     ) -> Self:
         """Return the consent of an app's arguments."""
         if private and (label is None or fields is None):
-            raise ArgumentError(
+            raise errors.ArgumentError(
                 "label, fields: policy.privacy needs both: the label column, and the columns "
                 "that may be rendered"
             )
         for name, given in (("fields", fields), ("labels", labels)):
             if given is not None and (isinstance(given, str) or not given):
-                raise ArgumentError(f"{name}: is {given!r}; it must be a collection of names")
+                raise errors.ArgumentError(
+                    f"{name}: is {given!r}; it must be a collection of names"
+                )
         return cls(
             label="label" if label is None else label,
             fields=None if fields is None else frozenset(fields),
@@ -191,16 +179,18 @@ class Consent:
         if refusal := self._refused(task, gateway=gateway):
             return Admitted(rows=(), reason=refusal, refusal=refusal)
         named = task.fields if self.fields is None else sorted(self.fields - {self.label})
-        misfits = [self._incomplete(task, row, named) for row in all_rows]
-        rows = tuple(row for row, misfit in zip(all_rows, misfits, strict=True) if misfit is None)
-        first = next(filter(None, misfits), None)
+        problems = [self._incomplete(task, row, named) for row in all_rows]
+        rows = tuple(
+            row for row, problem in zip(all_rows, problems, strict=True) if problem is None
+        )
+        first = next(filter(None, problems), None)
         reason = None if first is None else str(first)
         if not rows:
-            refusal = "no row is complete" if first is None else f"no row is complete: {first.kind}"
+            refusal = "no row is complete" + ("" if first is None else f": {first.public}")
             return Admitted(rows=(), reason=reason, refusal=refusal)
         for row in rows:
-            if misfit := label_misfit(task, row, MAX_TEXT_CHARS):
-                return Admitted(rows=(), reason=str(misfit), refusal=misfit.kind)
+            if problem := row_checks.label_problem(task, row, MAX_TEXT_CHARS):
+                return Admitted(rows=(), reason=str(problem), refusal=problem.public)
         return Admitted(rows=rows, reason=reason)
 
     def _refused(self, task: TaskSpec, *, gateway: bool) -> str | None:
@@ -217,14 +207,16 @@ class Consent:
             return "the run's labels do not cover the device's"
         return None
 
-    def _incomplete(self, task: TaskSpec, row: Example, named: Sequence[str]) -> Misfit | None:
+    def _incomplete(
+        self, task: TaskSpec, row: Example, named: Sequence[str]
+    ) -> row_checks.RowProblem | None:
         """Return why a row takes part in no run of these columns; None if it does."""
         for name in named:
-            if misfit := text_misfit(row, name, MAX_TEXT_CHARS):
-                return misfit
+            if problem := row_checks.field_problem(row, name, MAX_TEXT_CHARS):
+                return problem
         if task.generates and not self.private:
-            return label_misfit(task, row, MAX_TEXT_CHARS)
-        return unlabelled(row, self.label, self.labels)
+            return row_checks.label_problem(task, row, MAX_TEXT_CHARS)
+        return row_checks.own_label_problem(row, self.label, self.labels)
 
 
 BeforeSend = Callable[[str], "str | Awaitable[str | None] | None"]
@@ -272,7 +264,7 @@ class Minibatch:
             kept = dict(example)
             if before_send is not None:
                 kept |= {name: await passed(before_send, example[name]) for name in names}
-            if misfit_of(task, kept, most_chars=MAX_TEXT_CHARS) is None:
+            if row_checks.row_problem(task, kept, MAX_TEXT_CHARS) is None:
                 texts.append({name: kept[name] for name in task.fields})
                 kept_examples.append(kept)
         batch = cls(
@@ -317,7 +309,7 @@ async def passed(hook: BeforeSend, text: Any, name: str = "before_send") -> str 
         # Only the type of an app's exception: its text may quote private data.
         _log.warning(f"{name} failed", error=type(exc).__name__)
         return None
-    if passing is None or text_problem(passing, MAX_TEXT_CHARS) is None:
+    if passing is None or row_checks.text_problem(passing, MAX_TEXT_CHARS) is None:
         return passing
     # A single text that no message can carry must not end the client.
     _log.warning(f"{name} returned no text that can be sent", kind=type(passing).__name__)

@@ -8,30 +8,25 @@ from functools import partial
 
 import structlog
 
+from fedone_sdk import errors
 from fedone_sdk.client.device import Device, KnownRuns
-from fedone_sdk.client.journal import Journal, Unsent, unsent_updates
 from fedone_sdk.client.options import Turn
 from fedone_sdk.client.rows import WITHHELD, Unfit, reason_of
 from fedone_sdk.client.session import MAX_CALL_WAIT_S, Lease, Paused, retry_after_s
-from fedone_sdk.client.work import Assigned, Work, facts_of
-from fedone_sdk.errors import (
-    BudgetExhausted,
-    FedOneError,
-    LabelWordError,
-    MessageError,
-    MissingExtraError,
-    ProblemError,
-    RefusedBetween,
-    SpecError,
-    TransportError,
-    is_retryable,
-)
-from fedone_sdk.messages import Decline, RunTask
+from fedone_sdk.client.state import Journal, Unsent, unsent_updates
+from fedone_sdk.client.work import Work, facts_of
+from fedone_sdk.messages import Assignment, Decline, RunTask
 from fedone_sdk.task import Example
 
 _log = structlog.get_logger(__name__)
 
-_UNFIT = (BudgetExhausted, LabelWordError, MissingExtraError, SpecError, Unfit)
+_UNFIT = (
+    errors.BudgetExhausted,
+    errors.LabelWordError,
+    errors.MissingExtraError,
+    errors.SpecError,
+    Unfit,
+)
 """Failures that the next work of the same run would meet again."""
 
 _NOT_DECLINED = (
@@ -65,7 +60,7 @@ class Worker:
         self._unfit = {id: run for id, run in self._unfit.items() if not admit(run, all_rows).rows}
         return len(self._unfit) < before
 
-    async def work(self, assignment: Assigned, all_rows: Sequence[Example]) -> Turn:
+    async def work(self, assignment: Assignment, all_rows: Sequence[Example]) -> Turn:
         """Do one assignment and send its update, or decline it.
 
         Raises:
@@ -99,7 +94,7 @@ class Worker:
         for unsent in unsent_updates(self._device.state):
             await self._send(unsent)
 
-    async def _checked_run(self, assignment: Assigned, all_rows: Sequence[Example]) -> RunTask:
+    async def _checked_run(self, assignment: Assignment, all_rows: Sequence[Example]) -> RunTask:
         """Return an assignment's run after the checks that do not depend on rows."""
         device, run_id, journal = self._device, assignment.run_id, self._journal(assignment)
         journal.check()
@@ -114,7 +109,7 @@ class Worker:
         return run
 
     async def _done(
-        self, run: RunTask, assignment: Assigned, all_rows: Sequence[Example]
+        self, run: RunTask, assignment: Assignment, all_rows: Sequence[Example]
     ) -> Unsent:
         admitted = self._device.admit(run, all_rows)
         if admitted.refusal is not None:
@@ -151,7 +146,7 @@ class Worker:
         session, facts = self._device.session, facts_of(unsent)
         try:
             await session.call(session.transport.update, unsent.assignment_id, unsent.update)
-        except (ProblemError, RefusedBetween) as exc:
+        except (errors.ProblemError, errors.RefusedBetween) as exc:
             return await self._failed(unsent, exc)
         self._journal(unsent).delete(accepted=unsent)
         _log.info("updated", **facts)
@@ -159,7 +154,7 @@ class Worker:
         return Turn(outcome="worked", **facts)
 
     async def _failed(
-        self, work: Assigned | Unsent, failure: Exception, *, private: bool = False
+        self, work: Assignment | Unsent, failure: Exception, *, private: bool = False
     ) -> Turn:
         """Decline work that failed, unless it resumes later or the server has ended it.
 
@@ -171,12 +166,12 @@ class Worker:
             if _is_kept(failure):
                 raise failure
             return await self._decline(work, failure, private=private)
-        except ProblemError as refusal:
-            if is_retryable(refusal) or refusal.code == "unauthorized":
+        except errors.ProblemError as refusal:
+            if errors.is_retryable(refusal) or refusal.code == "unauthorized":
                 raise
             return self._refused(work, refusal)
 
-    def _refused(self, work: Assigned | Unsent, refusal: ProblemError) -> Turn:
+    def _refused(self, work: Assignment | Unsent, refusal: errors.ProblemError) -> Turn:
         """Drop work that the server has ended, unless its run may be resumed."""
         facts = facts_of(work)
         _log.warning("work refused", code=refusal.code, detail=refusal.detail, **facts)
@@ -187,14 +182,16 @@ class Worker:
         self._device.events.emit("refused", reason=str(refusal), **facts)
         return Turn(outcome="refused", reason=str(refusal), **facts)
 
-    async def _decline(self, work: Assigned | Unsent, failure: Exception, *, private: bool) -> Turn:
+    async def _decline(
+        self, work: Assignment | Unsent, failure: Exception, *, private: bool
+    ) -> Turn:
         """Return an assignment undone; the server then offers its seat to another client.
 
         With `private`, the reason may depend on rows, and stays on the device.
         """
         facts, session, journal = facts_of(work), self._device.session, self._journal(work)
         log = _log.bind(run_id=work.run_id, round=work.round)
-        if not isinstance(failure, FedOneError):
+        if not isinstance(failure, errors.FedOneError):
             # A bug, perhaps in the app's model. Raising would end the client again after each
             # restart, as long as it has the same seat.
             log.error("the work failed", traceback="".join(traceback.format_exception(failure)))
@@ -210,18 +207,18 @@ class Worker:
         self._device.events.emit("declined", reason=reason, **facts)
         return Turn(outcome="declined", reason=reason, **facts)
 
-    def _journal(self, work: Assigned | Unsent) -> Journal:
+    def _journal(self, work: Assignment | Unsent) -> Journal:
         return Journal(self._device.state, work.assignment_id)
 
 
 def _is_kept(failure: Exception) -> bool:
     """Return whether work that met this failure is gone or resumes later; else it is declined."""
-    if not isinstance(failure, ProblemError):
-        is_kept = isinstance(failure, (MessageError, Paused, TransportError))
-        return is_kept and not isinstance(failure, RefusedBetween)
+    if not isinstance(failure, errors.ProblemError):
+        is_kept = isinstance(failure, (errors.MessageError, Paused, errors.TransportError))
+        return is_kept and not isinstance(failure, errors.RefusedBetween)
     # A model that is unavailable for all attempts may stay so for long, unless the server says
     # how long.
     model_is_away = (
         failure.code == "backend_unavailable" and retry_after_s(failure) <= MAX_CALL_WAIT_S
     )
-    return (is_retryable(failure) and not model_is_away) or failure.code in _NOT_DECLINED
+    return (errors.is_retryable(failure) and not model_is_away) or failure.code in _NOT_DECLINED

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedone_sdk.data.misfit import text_problem
+from fedone_sdk.data.row_checks import text_problem
 from fedone_sdk.errors import DataError
 from fedone_sdk.task import label_key
 
@@ -119,7 +119,7 @@ def labelled(rows: _Rows, text: str, label: str) -> Labelled:
     usable = []
     for row in rows:
         words, value = row.get(text, ""), label_text(row.get(label))
-        if text_problem(words, None) is None and words.strip() and value:
+        if text_problem(words) is None and words.strip() and value:
             usable.append({"text": words, "label": value})
     if len(usable) < len(rows):
         notes.append(f"{len(rows) - len(usable)} of {len(rows)} rows lack a text or a label")

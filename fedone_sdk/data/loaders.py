@@ -1,4 +1,4 @@
-"""Labelled rows: reading and checking them."""
+"""Reading of labelled rows from files and from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import codecs
 import importlib
 import json
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from fedone_sdk.data.misfit import misfit_of
 from fedone_sdk.data.tables import read_table
 from fedone_sdk.errors import DataError, needs_extra, system_errors
-from fedone_sdk.task import Example, TaskSpec
 
 _HUB_NAME = re.compile(r"hf:([\w.-]+)/([\w.-]+)(?:/([\w.-]+))?")
 
@@ -43,20 +41,6 @@ def load_examples(source: str | Path, *, split: str = "train") -> list[dict[str,
     if not examples:
         raise DataError(f"{name}: has no rows")
     return examples
-
-
-def check_examples(task: TaskSpec, examples: Iterable[Example], source: str | Path) -> None:
-    """Check that every row has the fields of a task.
-
-    A label is compared as text, so that a CSV's ``"1"`` is the label 1.
-
-    Raises:
-        DataError: A text field is missing or not text, or a label is unknown; names the source, the
-            row (from 1), the field and the allowed values.
-    """
-    for number, example in enumerate(examples, 1):
-        if misfit := misfit_of(task, example):
-            raise DataError(f"{source}: row {number}: {misfit}")
 
 
 def _file_rows(path: Path) -> Iterator[_Row]:

@@ -11,14 +11,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedone_sdk.algorithms.calibration import fitted_bias
+from fedone_sdk.algorithms.label_bias import fitted_bias
 from fedone_sdk.backends.judge import Pair
 from fedone_sdk.budget import Price, Usage
 from fedone_sdk.evaluation.intervals import difference, interval
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.losses import label_loss, predicted
 from fedone_sdk.messages import Compared, Preference, PromptReport, Spread, Standing, Verdict
-from fedone_sdk.messages.verdict import Conclusion
+from fedone_sdk.messages.prompt_report import Conclusion
 from fedone_sdk.metrics import METRICS, MetricFunction, evaluate, metric_text
 from fedone_sdk.task import (
     LOG_ZERO,

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from fedone_sdk import assets
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.backends.label_words import spellings_of, valid_words
-from fedone_sdk.candidates import code_candidates, shipped_label_sets
-from fedone_sdk.candidates.label_sets import label_families
+from fedone_sdk.candidates import instructions, label_sets
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable
 from fedone_sdk.task import Filling, Rendered, TaskSpec, render
 
@@ -135,7 +134,7 @@ async def draft(
     form = _shipped()["forms"][reader.form]
     if reader.coded and reader.form != "cloze":
         said = words or {label: label for label in reader.labels}
-        slots["codes"] = [*code_candidates(said)]
+        slots["codes"] = [*instructions.code_candidates(said)]
         form = json.loads(json.dumps(form).replace("{text}", "{codes}{text}"))
     task = {**form, "description": {"text": noun, "aspect": about}, "labels": chosen.main}
     return Draft(task=task, slots=slots, several=chosen.several, char_s=reader.char_s)
@@ -151,7 +150,7 @@ def _named(column: str) -> str | None:
 
 
 def _aspect_of(words: Mapping[str, str]) -> str:
-    likely = {word.strip() for words in shipped_label_sets(words) for word in words}
+    likely = {word.strip() for words in label_sets.shipped_label_sets(words) for word in words}
     return "sentiment" if "good" in likely else "category"
 
 
@@ -252,7 +251,9 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
         by_place = {label: {w: -at for at, w in enumerate(own[label])} for label in labels}
         return _Words(_assigned(by_place) or await _codes(reader))
     telling = all(re.search(r"[^\W\d_]{2}", names[label]) for label in labels)
-    shipped = (f" {word}" for words in itertools.chain(*label_families()) for word in words)
+    shipped = (
+        f" {word}" for words in itertools.chain(*label_sets.label_families()) for word in words
+    )
     seen = await _Seen.of(reader, [*itertools.chain(*own.values()), *shipped, *_frequent(reader)])
     # Words of the names first, then any other.
     named = {
@@ -351,9 +352,12 @@ def _assigned(scores: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
 
 def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str, str]]:
     """Return shipped sets: those of the labels' own words, or every order of those that fit."""
-    sets: Iterable[Sequence[str]] = shipped_label_sets(main)
+    sets: Iterable[Sequence[str]] = label_sets.shipped_label_sets(main)
     if not main and len(labels) <= _MAX_PERMUTED:
-        every = [[f" {word}" for word in words] for words in itertools.chain(*label_families())]
+        every = [
+            [f" {word}" for word in words]
+            for words in itertools.chain(*label_sets.label_families())
+        ]
         fit = (words for words in every if len(words) == len(labels))
         sets = itertools.chain.from_iterable(map(itertools.permutations, fit))
     return (dict(zip(labels, words, strict=True)) for words in sets)

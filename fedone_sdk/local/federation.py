@@ -221,7 +221,7 @@ async def running(
             shards=federation.shards,
             task=spec.task,
             secret=secret,
-            score=service.charged(run, score),
+            score=service.charge_judge(run, score),
             state_dir=folder,
             between=between,
         )

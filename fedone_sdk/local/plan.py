@@ -24,21 +24,14 @@ from fedone_sdk.backends import (
 )
 from fedone_sdk.backends.judge import MAX_TOKENS, Judge
 from fedone_sdk.budget import NOTHING, Account, Usage
-from fedone_sdk.candidates import (
-    ScoredCandidate,
-    label_checks,
-    no_prompt,
-    prompt_of,
-    proposal_messages,
-    reflection_messages,
-)
+from fedone_sdk.candidates import label_checks, no_prompt, prompt_of, proposals, reflection
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
 from fedone_sdk.evaluation.outcomes import curve_examples, seeks_cheapest
 from fedone_sdk.local.federation import Federation
 from fedone_sdk.local.probe import Duration, timed
 from fedone_sdk.messages import Cap, Message
-from fedone_sdk.messages.bill import Bill, bill
+from fedone_sdk.messages.run import Bill, bill
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example, TextPrompt, references_of, target_of
 from fedone_sdk.vocabulary import CHARS_PER_TOKEN
@@ -370,12 +363,16 @@ class _Planner:
                 ({name: str(row[name]) for name in self.task.fields}, _FEEDBACK)
                 for row in self.federation.shards[0][:_CASES]
             ]
-            messages = reflection_messages(self.task, slot, max(candidates, key=len), cases)
+            messages = reflection.reflection_messages(
+                self.task, slot, max(candidates, key=len), cases
+            )
         else:
             count = proposer.count
             expected = min(calls, math.ceil(proposer.max_candidates / count))
-            scored = [ScoredCandidate(text=text, mean_loss=math.log(2)) for text in candidates]
-            messages = proposal_messages(self.task, slot, scored, count=count)
+            scored = [
+                proposals.ScoredCandidate(text=text, mean_loss=math.log(2)) for text in candidates
+            ]
+            messages = proposals.proposal_messages(self.task, slot, scored, count=count)
         text = count * (sum(map(len, candidates)) // max(len(candidates), 1))
         written = min(math.ceil(text / CHARS_PER_TOKEN) or 1, proposer.max_tokens)
         try:

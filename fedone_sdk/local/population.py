@@ -64,7 +64,7 @@ class MemoryTransport(Transport):
         """Call the service."""
         body, client = call.body, None
         if call.name != "enrol":
-            client = await self._service.access.client(call.secret)
+            client = await self._service.access.authenticate(call.secret)
         run = self._run(call, client)
         try:
             answer = await self._called(call, client, body)
@@ -223,7 +223,7 @@ class Population:
 
     async def record_identity(self, member: _Member, credential: str) -> None:
         """Record a client's identity."""
-        record = await self.service.access.client(credential)
+        record = await self.service.access.authenticate(credential)
         member.index = record.index
         self._by_index[record.index] = member
 

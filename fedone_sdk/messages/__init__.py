@@ -8,111 +8,18 @@ from fedone_sdk.imports import lazy
 
 # Lazy imports: an edge device only loads the modules that it uses.
 if TYPE_CHECKING:
-    from fedone_sdk.messages.assignment import (
-        AlphaAssignment,
-        Assignment,
-        Claim,
-        LossesAssignment,
-        Reflection,
-        Renewal,
-        RunTask,
-        Step,
-        VocabularyList,
-    )
-    from fedone_sdk.messages.base import (
-        MAX_MODEL_CHARS,
-        PROTOCOL_HEADER,
-        PROTOCOL_VERSION,
-        Message,
-        Problem,
-        check_protocol,
-        encode,
-        first_error,
-        is_sendable,
-    )
-    from fedone_sdk.messages.enrolment import (
-        ClientInfo,
-        ClientList,
-        CreatedToken,
-        Enrol,
-        Enrolled,
-        NewToken,
-        Rotated,
-        Secret,
-        TokenInfo,
-        TokenList,
-    )
-    from fedone_sdk.messages.prompt_report import PromptReport
-    from fedone_sdk.messages.run import (
-        CacheReport,
-        Cap,
-        CensoringReport,
-        ClientInfluence,
-        MetricReport,
-        PrivacyReport,
-        ProposerReport,
-        RoundReport,
-        RunDevices,
-        RunEvent,
-        RunResult,
-        RunStatus,
-        Traffic,
-        UnfitDevices,
-        Written,
-    )
-    from fedone_sdk.messages.score import (
-        MAX_CASES,
-        MAX_TEXT_CHARS,
-        MAX_WRITTEN_CHARS,
-        Judged,
-        Proposal,
-        Reflect,
-        Reflected,
-        Score,
-        Scores,
-    )
-    from fedone_sdk.messages.steering import (
-        About,
-        Check,
-        Health,
-        Quarantine,
-        Removal,
-        RollBack,
-        RunEntry,
-        RunSummary,
-    )
-    from fedone_sdk.messages.tensor import MAX_ELEMENTS, Tensor
-    from fedone_sdk.messages.update import (
-        MAX_LOSS,
-        MIN_SCORED_SHARE,
-        UPDATE,
-        AlphaUpdate,
-        Decline,
-        LossesUpdate,
-        Receipt,
-        Scored,
-        Update,
-    )
-    from fedone_sdk.messages.verdict import (
-        COMPARED,
-        Compared,
-        Preference,
-        Spread,
-        Standing,
-        Verdict,
-    )
-    from fedone_sdk.messages.watch import (
-        LostWork,
-        Me,
-        PositionProbabilities,
-        SeatReport,
-        Seats,
-        TokenProbabilities,
-        TokenProbability,
-    )
+    from fedone_sdk.messages.assignment import *
+    from fedone_sdk.messages.base import *
+    from fedone_sdk.messages.enrolment import *
+    from fedone_sdk.messages.monitoring import *
+    from fedone_sdk.messages.prompt_report import *
+    from fedone_sdk.messages.run import *
+    from fedone_sdk.messages.score import *
+    from fedone_sdk.messages.tensor import *
+    from fedone_sdk.messages.update import *
 else:
     __getattr__, __dir__ = lazy(
-        globals(), "base tensor assignment enrolment score update run verdict steering watch"
+        globals(), "base tensor assignment enrolment score update run prompt_report monitoring"
     )
 
 __all__ = [

@@ -1,9 +1,10 @@
-"""The report of a prompt."""
+"""Reports of prompts: a text with its label bias, its measurements, and the verdict on tuning."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -69,3 +70,149 @@ class PromptReport(Message):
         if self.slots is None:
             return self.text
         return Filling(tuple(slot.text for slot in self.slots), tuple((self.labels or {}).values()))
+
+
+Compared = Literal["chance", "no_prompt", "no_prompt_biased", "untrained", "cheapest", "tuned"]
+"""The compared prompts: the best constant answer, "no prompt", "no prompt" with its own label bias,
+the untrained prompt, the shortest one within the interval of the deployable one, the deployable
+prompt."""
+
+COMPARED: Mapping[Compared, str] = {
+    "chance": "One answer for everything",
+    "no_prompt": "No prompt",
+    "no_prompt_biased": "No prompt, with its own label bias",
+    "untrained": "Untrained prompt",
+    "cheapest": "Cheapest within the interval",
+    "tuned": "Tuned prompt",
+}
+"""Their display names."""
+
+Conclusion = Literal[
+    "worth_keeping", "no_prompt", "unclear", "worse", "guessing", "unknown", "not_measured"
+]
+"""Conclusion from the intervals.
+
+- ``no_prompt``: the deployable prompt is "no prompt", with its label bias if there is one; no other
+  prompt was found better.
+
+- ``worth_keeping``: better than the best baseline and than chance, both intervals above 0.
+- ``unclear``: one of these two intervals contains 0.
+- ``worse``: the interval against the best baseline is below 0.
+- ``guessing``: not above chance.
+- ``unknown``: there is no interval, because the metric is a user function.
+- ``not_measured``: there is no measurement on dev rows.
+"""
+
+
+class Spread(Message):
+    """A difference and its 95 % interval; positive is better.
+
+    Attributes:
+        value: The difference, in units of the metric.
+        error: Its standard error.
+        probability: Probability that it is positive, given the examples.
+    """
+
+    value: float
+    low: float
+    high: float
+    error: Annotated[float, Field(ge=0)]
+    probability: Annotated[float, Field(ge=0, le=1)]
+
+
+class Standing(Message):
+    """Measurement of one prompt on the dev split.
+
+    Attributes:
+        value: The metric; null if not measured.
+        interval: Bounds of its 95 % interval; null if there is none.
+        gain: The tuned prompt minus this one, paired by example; null if there is no interval.
+        tokens: Tokens that the prompt adds to each call, 4 characters each.
+        usd: Their price for a million calls; absent if it is not known.
+        prompt: The prompt, of ``cheapest``; else absent.
+    """
+
+    name: Compared
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    gain: Spread | None = None
+    tokens: int | None = Field(default=None, exclude_if=is_none)
+    usd: float | None = Field(default=None, exclude_if=is_none)
+    prompt: PromptReport | None = Field(default=None, exclude_if=is_none)
+
+
+class Preference(Message):
+    """A judge's comparison of the tuned prompt's texts with those of no prompt, in both orders.
+
+    Attributes:
+        rows: Rows that were compared.
+        wins: Share of the answers for the tuned prompt's text; a tie counts half.
+        low: Bounds of its 95 % interval, over the rows.
+        balanced: `wins` with equal weights of the rows where the tuned prompt's text is the longer
+            one and of those where it is the shorter one; null if there are none of one kind.
+        asked: Those with different texts; equal ones are a tie.
+        agreement: Share of the asked rows with the same answer in both orders; null if there are
+            none.
+        first: Share of the answers for the text that was shown first, without ties; null if all
+            are ties.
+    """
+
+    rows: int
+    asked: int
+    wins: float
+    low: float
+    high: float
+    balanced: float | None = None
+    agreement: float | None = None
+    first: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The comparison in one line."""
+        even = "" if self.balanced is None else f", {self.balanced:.1%} with lengths balanced"
+        first = (
+            "" if self.first is None else f", and prefer the text shown first in {self.first:.1%}"
+        )
+        orders = (
+            "all texts are equal"
+            if self.agreement is None
+            else f"the two orders agree on {self.agreement:.1%} of {self.asked} that differ"
+        )
+        return (
+            f"tuned preferred to no prompt in {self.wins:.1%} of {self.rows} rows (95 % "
+            f"{self.low:.1%} to {self.high:.1%}){even}; {orders}{first}"
+        )
+
+
+class Verdict(Message):
+    """Whether tuning improved the metric.
+
+    Attributes:
+        text: The verdict as a sentence, with the gain and the cost.
+        source: Source of the numbers: ``dev``, the rows of `data.dev`, scored by the server's
+            model. Null if there are none.
+        standings: The measurements, chance first and the tuned prompt last.
+        against: The best baseline: the better of "no prompt" with and without a label bias. For the
+            conclusion ``no_prompt`` it is "no prompt" without one.
+        bias: The label bias of ``no_prompt_biased``, nats; null if there is none, or one per fold.
+        bias_from: Data on which that bias was fitted: ``training``, the run's losses; ``dev``, the
+            other folds of the dev rows.
+        needed_examples: For ``unclear``, about how many rows show a gain of this size with 80 %
+            power; null if the gain is within one standard error, which says nothing of its size.
+        preference: What the judge of ``task.score`` prefers; absent without one.
+    """
+
+    conclusion: Conclusion
+    text: str = ""
+    source: Literal["dev"] | None = None
+    examples: int = 0
+    standings: tuple[Standing, ...] = ()
+    against: Compared | None = None
+    bias: tuple[float, ...] | None = None
+    bias_from: Literal["training", "dev"] | None = None
+    needed_examples: int | None = None
+    preference: Preference | None = Field(default=None, exclude_if=is_none)
+
+    def standing(self, name: Compared) -> Standing | None:
+        """Return the measurement of a prompt, if any."""
+        return next((one for one in self.standings if one.name == name), None)

@@ -1,19 +1,70 @@
-"""The result of a run as JSON."""
+"""Runs as JSON: entries of lists, results, and the requests that change a run."""
 
 from __future__ import annotations
 
 import operator
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema, field_serializer, model_validator
 
 from fedone_sdk.budget import NOTHING, Budget, Usage
-from fedone_sdk.messages.base import Message, is_none
-from fedone_sdk.messages.bill import Billed
-from fedone_sdk.messages.prompt_report import PromptReport
-from fedone_sdk.messages.verdict import Compared, Standing, Verdict
+from fedone_sdk.messages.base import ONE_LINE, Message, is_none
+from fedone_sdk.messages.prompt_report import Compared, PromptReport, Standing, Verdict
+from fedone_sdk.spec import RunName
 
 RunStatus = Literal["running", "completed", "budget_exhausted", "stopped", "failed"]
+
+_ACCOUNTS = ("spent", "leased", "evaluation")
+_COUNTS = ("queries", "requests", "prompt_tokens", "completion_tokens")
+
+# Not a separate model: pydantic 2.14 cannot build a message with several fields of it.
+Bill = Annotated[
+    dict[str, int | float | None],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                **{name: {"type": "integer", "minimum": 0} for name in _COUNTS},
+                "usd": {"anyOf": [{"type": "number", "minimum": 0}, {"type": "null"}]},
+            },
+            "required": [*_COUNTS, "usd"],
+            "additionalProperties": False,
+        }
+    ),
+]
+"""An amount in the five units as JSON; `usd` is null if a price is unknown."""
+
+
+def bill(usage: Usage, *, priced: bool) -> Bill:
+    """Return an amount as JSON values."""
+    found = usage.model_dump(mode="json")
+    return found if priced else {**found, "usd": None}
+
+
+class Billed(Message):
+    """A message with amounts, whose `usd` is null in JSON if a price is unknown.
+
+    Attributes:
+        priced: Whether all prices are known; otherwise `Usage.usd` is incomplete.
+    """
+
+    priced: bool = Field(default=True, exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_unknown(cls, document: Any) -> Any:
+        if not isinstance(document, dict):
+            return document
+        unknown = {
+            name: {**account, "usd": 0}
+            for name in _ACCOUNTS
+            if isinstance(account := document.get(name), dict) and account.get("usd", 0) is None
+        }
+        return {**document, **unknown, "priced": False} if unknown else document
+
+    @field_serializer(*_ACCOUNTS, when_used="json", check_fields=False)
+    def _bill(self, value: Usage) -> Bill:
+        return bill(value, priced=self.priced)
 
 
 class Cap(Message):
@@ -315,3 +366,81 @@ class RunResult(Billed):
 
 RunEvent = RoundReport | RunResult
 """An event of a run: a finished round, repeated once its metric is known; last, the result."""
+
+
+Reason = Annotated[str, Field(min_length=1, max_length=500), ONE_LINE]
+"""A reason for the log."""
+
+
+class RollBack(Message):
+    """``POST /v1/runs/{id}/rollback``: roll a run back to an earlier round.
+
+    Attributes:
+        to_round: The round to repeat first; it and later ones are discarded.
+    """
+
+    to_round: Annotated[int, Field(ge=0, le=2**31)]
+    reason: Reason
+
+
+class Quarantine(Message):
+    """``POST /v1/runs/{id}/clients/{client_id}/quarantine``: exclude a client from a run."""
+
+    reason: Reason
+
+
+class RunEntry(Message):
+    """An entry of ``GET /v1/runs`` for devices.
+
+    Attributes:
+        status: ``running``, or how it ended.
+        round: Number of rounds done.
+    """
+
+    run_id: RunName
+    status: RunStatus
+    round: int
+    rounds: int
+
+
+class RunSummary(RunEntry, Billed):
+    """An entry of ``GET /v1/runs`` for people.
+
+    Attributes:
+        spent: Usage of training and evaluation (`queries`: training only).
+        ended_at: Time of the end or pause, seconds since the epoch; null while it is running.
+        metric: Newest value of the metric on the dev split; null if not measured.
+        active_at: Time of the last update, seconds since the epoch; null for none since the server
+            started.
+        devices: Available devices while it is running, without reasons.
+    """
+
+    cap: Cap
+    spent: Usage
+    created_at: float | None = None
+    ended_at: float | None = None
+    metric: float | None = Field(default=None, exclude_if=is_none)
+    metric_name: str | None = Field(default=None, exclude_if=is_none)
+    active_at: float | None = Field(default=None, exclude_if=is_none)
+    devices: RunDevices | None = Field(default=None, exclude_if=is_none)
+
+    @property
+    def entry(self) -> RunEntry:
+        """The part that devices read."""
+        return RunEntry(**{name: getattr(self, name) for name in RunEntry.model_fields})
+
+
+class Removal(Message):
+    """``DELETE /v1/runs/{id}``: the deleted run, or the run that would be deleted.
+
+    Attributes:
+        status: How it ended.
+        spent: Usage of training and evaluation (`queries`: training only).
+        deleted: False for a dry run.
+    """
+
+    run_id: RunName
+    status: RunStatus
+    spent: Usage
+    ended_at: float | None = None
+    deleted: bool

@@ -21,7 +21,7 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.intervals import interval
 from fedone_sdk.losses import biased, predicted
 from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus, Verdict, first_error
-from fedone_sdk.messages.bill import Billed
+from fedone_sdk.messages.run import Billed
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.scores import SCORES
 from fedone_sdk.task import Example, LogProbs, Part, Rendered, TaskSpec, form_of, render

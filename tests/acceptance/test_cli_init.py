@@ -14,11 +14,12 @@ import typer
 
 from fedone_sdk import assets
 from fedone_sdk.backends.local_models import local_model, model_file
-from fedone_sdk.candidates import Description
 from fedone_sdk.cli import init
-from fedone_sdk.data import Splits, load_examples
+from fedone_sdk.data import load_examples
+from fedone_sdk.data.columns import Splits
 from fedone_sdk.errors import BackendError
 from fedone_sdk.spec import RunSpec
+from fedone_sdk.task import Description
 from tests.console import Fedone
 from tests.fake_openai.server import FakeOpenAI
 

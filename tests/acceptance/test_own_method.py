@@ -335,7 +335,7 @@ class TestContract:
     SPACE = Space.repeated(3, 4)
 
     def made(self, **flaws: Any) -> Any:
-        method = make_method("gs-bdpl", prompt_len=3, vocab_size=4, num_samples=4, seed=0)
+        method = make_method("gs-bdpl", space=self.SPACE, num_samples=4, seed=0)
 
         class Flawed:
             def __getattr__(self, name: str) -> Any:
@@ -363,7 +363,7 @@ class TestContract:
             check_algorithm(self.made(**flaw), space=self.SPACE, num_samples=4)
 
     def test_what_changes_from_call_to_call_is_refused(self) -> None:
-        method = make_method("random", prompt_len=3, vocab_size=4, num_samples=4, seed=0)
+        method = make_method("random", space=self.SPACE, num_samples=4, seed=0)
         rng = np.random.default_rng()
         flawed = self.made(ask=lambda state, _, count=None: method.ask(state, rng, count))
         with pytest.raises(MethodError, match="ask: gives other prompts for the same state"):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedone_sdk.data import label_columns, labelled, load_examples, split, text_columns
+from fedone_sdk.data import load_examples
+from fedone_sdk.data.columns import label_columns, labelled, split, text_columns
 from fedone_sdk.errors import DataError
 from fedone_sdk.spec import RunSpec
 from tests.acceptance.tables import COMBINED, DIALECTS, ENCODINGS, LABELS, write_table

@@ -41,8 +41,6 @@ def times(name: str, labels: int) -> tuple[list[float], list[float]]:
     effects = [rng.normal(0.0, 0.1, size) for size in SLOTS]
     method = make_method(
         name,
-        prompt_len=len(SLOTS),
-        vocab_size=max(SLOTS),
         num_samples=PROMPTS,
         seed=0,
         num_labels=labels,

@@ -29,7 +29,7 @@ import structlog
 from numpy.typing import NDArray
 
 from fedone_sdk import OnnxBackend, RunSpec, assets
-from fedone_sdk.algorithms import method_from_spec
+from fedone_sdk.algorithms import Space, method_from_spec
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.backends.asking import query_for
 from fedone_sdk.budget import Usage
@@ -252,11 +252,7 @@ async def outcome(setting: Setting, seed: int, backend: TableBackend) -> Outcome
     federation = federation_of(seed, setting)
     spec = federation.spec
     method = method_from_spec(
-        spec.method,
-        prompt_len=LENGTH,
-        vocab_size=WORDS,
-        blank=federation.vocabulary.blank,
-        seed=seed,
+        spec.method, Space.repeated(LENGTH, WORDS, federation.vocabulary.blank), seed=seed
     )
     attackers = set(random.Random(seed).sample(range(CLIENTS), round(setting.share * CLIENTS)))
     bad = worst_prompt(federation, backend)

@@ -25,7 +25,7 @@ from fedone_paper.queries import interval_text, queries_text
 from fedone_paper.statistics import compared, median_interval
 from fedone_sdk.algorithms import make_method, stream, stream_seed
 from fedone_sdk.algorithms.method import PlainAlgorithm
-from fedone_sdk.algorithms.state import State
+from fedone_sdk.algorithms.method_state import State
 from tests.benchmarks.slot_runs import TABLES, Table
 
 CLIENTS = 12
@@ -108,8 +108,6 @@ class Bench:
         table = self._table
         method = make_method(
             name,
-            prompt_len=len(table.sizes),
-            vocab_size=max(table.sizes),
             num_samples=SAMPLES,
             seed=seed,
             learning_rate=rate,

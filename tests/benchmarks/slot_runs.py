@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedone_sdk.algorithms import ClassLosses, make_method, method_options, stream, stream_seed
-from fedone_sdk.algorithms.calibration import fitted_bias
+from fedone_sdk.algorithms import ClassLosses, make_method, stream, stream_seed
+from fedone_sdk.algorithms.label_bias import fitted_bias
 from fedone_sdk.algorithms.method import Algorithm, Candidates, Holder, PlainAlgorithm
+from fedone_sdk.algorithms.method_state import State
+from fedone_sdk.algorithms.registry import method_options
 from fedone_sdk.algorithms.space import Space
-from fedone_sdk.algorithms.state import State
 from fedone_sdk.data import draw_minibatch
-from fedone_sdk.data.partition import dirichlet, iid
+from fedone_sdk.data.draws import dirichlet, iid
 from fedone_sdk.losses import num_groups
 from tests.benchmarks.attacks import ATTACKS
 
@@ -245,16 +246,13 @@ class Contestant:
             return Once(table, self.num_samples)
         allowed = method_options(self.name)
         options = dict(self.options)
-        if "space" in allowed:
-            options["space"] = table.space
         halving = math.floor(HALVING * asks) if self.halves else 0
         options |= {"halving": halving, "search": asks - halving if halving else None}
         if self.calibrates:
             options |= {"num_labels": table.num_labels, "num_groups": table.num_groups}
         return make_method(
             self.name,
-            prompt_len=len(table.sizes),
-            vocab_size=max(table.sizes),
+            space=table.space,
             num_samples=self.num_samples,
             seed=seed,
             **{key: value for key, value in options.items() if key in allowed},

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedone_sdk.algorithms import METHODS
+from fedone_sdk.algorithms.registry import METHODS
 from fedone_sdk.backends.local_models import local_model, model_file
 from tests.benchmarks.slot_cells import CELLS, Place
 from tests.benchmarks.slot_report import report

@@ -27,8 +27,7 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.authority import Authority
 from fedone_sdk.backends import Answer, Query
 from fedone_sdk.client import RequiredPrivacy, noise
-from fedone_sdk.client.journal import Journal
-from fedone_sdk.client.state import DeviceState
+from fedone_sdk.client.state import DeviceState, Journal
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import Message, encode
 from fedone_sdk.spec import RunSpec
@@ -37,7 +36,7 @@ from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
 from tests.power import Disk, Left
-from tests.runs import PROMPT, run_spec
+from tests.runs import PROMPT, run_spec, start
 
 Kind = Literal["kill", "nothing", "names", "half", "chance"]
 """``kill`` ends the process; the others cut the power, and keep that part of the cache."""
@@ -273,7 +272,7 @@ async def play(scenario: Scenario, deaths: Sequence[Death]) -> Figures:
         authority=Authority(enrolment_tokens=[_TOKEN]),
         backend=None if scenario.own else model,
     )
-    await service.start()
+    await start(service)
     await service.add_run(scenario.spec, _WORDS)
     try:
         with tempfile.TemporaryDirectory(prefix="fedone-device-", dir=_FOLDER) as name:

@@ -6,7 +6,7 @@ import asyncio
 
 from fedone_flower.task import POSITIONS, TASK, WORDS, shard
 
-from fedone_sdk.algorithms import Algorithm, alpha_sha256, make_method, stream, stream_seed
+from fedone_sdk.algorithms import Algorithm, Space, alpha_sha256, make_method, stream, stream_seed
 from fedone_sdk.backends import predict
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.testing import ScriptedBackend
@@ -16,9 +16,8 @@ QUERIES, BATCH, SAMPLES = 21, 4, 4
 
 def search(name: str) -> Algorithm:
     """A search over the example's candidates."""
-    return make_method(
-        name, prompt_len=POSITIONS, vocab_size=len(WORDS), num_samples=SAMPLES, seed=0
-    )
+    space = Space.repeated(POSITIONS, len(WORDS))
+    return make_method(name, space=space, num_samples=SAMPLES, seed=0)
 
 
 def without_flower(name: str) -> str:

@@ -65,7 +65,7 @@ async def test_a_token_is_made_used_and_revoked(fedone: Fedone) -> None:
     assert enrolled.credential not in clients
     await fedone("clients", "revoke", enrolled.client_id)
     with pytest.raises(ProblemError, match="this client was revoked"):
-        await fedone.aggregator.service.access.client(enrolled.credential)
+        await fedone.aggregator.service.access.authenticate(enrolled.credential)
     (client,) = await fedone.json("clients", "list")
     assert client["revoked_at"] is not None
 

@@ -521,13 +521,13 @@ class TestEnds:
         async with serving(*stores) as (one, two):
             await one.replicas.tick()
             enrolled = await one.access.enrol(TOKEN, Enrol())
-            await one.access.client(enrolled.credential)
+            await one.access.authenticate(enrolled.credential)
             hub.deaf = True
             await two.access.revoke_client(enrolled.client_id)
             stores[1].alive_now = False
             await one.replicas.tick()
             with pytest.raises(ProblemError, match="revoked"):
-                await one.access.client(enrolled.credential)
+                await one.access.authenticate(enrolled.credential)
 
     async def test_clients_gone_long_before_a_restart_are_not_waited_for(self) -> None:
         store, clock = MemoryStore(), ManualClock()

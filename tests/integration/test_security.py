@@ -180,7 +180,7 @@ class TestReasons:
             run = aggregator.service.runs["acme-1"]
             # As another replica, whose model answers, resumes it.
             await run.apply(resume)
-            client = await aggregator.service.access.client(credential)
+            client = await aggregator.service.access.authenticate(credential)
             with pytest.raises(ProblemError) as caught:
                 await aggregator.service.work.claim(client, Claim(num_examples=5, wait_s=0))
         assert caught.value.code == "backend_unavailable"
@@ -578,7 +578,7 @@ async def test_no_secret_is_ever_shown(caplog: pytest.LogCaptureFixture) -> None
                 broken.setattr(server.store, "enrol", failing)
                 answers.append(repr(await server.update(credential, work)))
                 assert await server.refused("POST", "/v1/clients", {}, token=FLEET) == "internal"
-            client = await server.aggregator.service.access.client(credential)
+            client = await server.aggregator.service.access.authenticate(credential)
             await server.ok("POST", "/v1/runs/acme-1/stop", token=ROOT)
             await server.ok("POST", f"/v1/clients/{client_id}/revoke", token=ROOT)
             await server.call("GET", "/v1/runs", token=credential)

@@ -287,18 +287,18 @@ class TestRestart:
             await service.add_run(spec_of(), WORDS)
             identity = await service.access.enrol(TOKEN, Enrol())
             client, work = await working(
-                service, [await service.access.client(identity.credential)]
+                service, [await service.access.authenticate(identity.credential)]
             )
         async with serving(store=store) as service:
             run = service.runs["run"]
-            client = await service.access.client(identity.credential)
+            client = await service.access.authenticate(identity.credential)
             assert run.state.account.leased == Usage(queries=4)
             assert await claim(service, client) == work
             await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
         async with serving(store=store) as service:
             run = service.runs["run"]
             assert [report.client_id for report in run.history] == [identity.client_id]
-            client = await service.access.client(identity.credential)
+            client = await service.access.authenticate(identity.credential)
             again = await service.work.update(
                 client, work.assignment_id, update_for(work), "a" * 64
             )

@@ -21,7 +21,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, SqlStore, Store
 from fedone_sdk.vocabulary import Vocabulary
 from tests.postgres import Cluster
-from tests.runs import TOKEN, run_spec, serving
+from tests.runs import TOKEN, run_spec, serving, start
 
 WORDS = Vocabulary(candidates=("x", "y"))
 ROUNDS = 12
@@ -67,7 +67,7 @@ class Device:
     async def claim(self, wait_s: float = 5.0) -> LossesAssignment | None:
         service = self.service
         claim = Claim(num_examples=5, wait_s=wait_s)
-        found = await service.work.claim(await service.access.client(self.credential), claim)
+        found = await service.work.claim(await service.access.authenticate(self.credential), claim)
         assert not isinstance(found, RetryLater) or found.retry_after_s == 0
         return found if isinstance(found, LossesAssignment) else None
 
@@ -78,7 +78,7 @@ class Device:
             num_examples=5, scored=Scored(scored=2), usage=Usage(), model="scripted", losses=losses
         )
         service = self.service
-        client = await service.access.client(self.credential)
+        client = await service.access.authenticate(self.credential)
         receipt = await service.work.update(client, work.assignment_id, update, body * 32)
         assert receipt.round == work.round
 
@@ -163,7 +163,7 @@ async def test_a_client_remembers_what_it_did_last_and_not_what_was_read_before(
     method = spec.method.model_copy(update={"optimizer": "adamw"})
     async with AsyncExitStack() as stack:
         for service in (here, there):
-            await service.start()
+            await start(service)
             stack.push_async_callback(service.stop)
         await here.add_run(spec.model_copy(update={"method": method}), WORDS)
         (device,) = await devices_of([here], 1)
@@ -176,7 +176,7 @@ async def test_a_client_remembers_what_it_did_last_and_not_what_was_read_before(
         await work_here()
         await there.registry.refresh()
         meanwhile.append(work_here)
-        client = await there.access.client(device.credential)
+        client = await there.access.authenticate(device.credential)
         work = await there.work.claim(client, Claim(num_examples=5, wait_s=0))
         assert isinstance(work, LossesAssignment)
         assert work.round == 2

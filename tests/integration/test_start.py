@@ -154,7 +154,7 @@ class TestWhoWaits:
             run = await service.add_run(spec_of("live"), WORDS)
             for _ in range(3):
                 credential = (await service.access.enrol(runs.TOKEN, Enrol())).credential
-                await service.work.claim(await service.access.client(credential), claim)
+                await service.work.claim(await service.access.authenticate(credential), claim)
             before = dict(service.dispatcher.available(run))
         assert len(before) == 3
         seen = []
@@ -166,7 +166,7 @@ class TestWhoWaits:
 
         monkeypatch.setattr(ServedRun, "apply", watched)
         service = service_of(store, Looked())
-        await service.start()
+        await runs.start(service)
         assert seen[0] == before
         await service.stop()
 
@@ -179,7 +179,7 @@ class TestTheModel:
         service = service_of(store, backend)
         await service.open()
         service.admit_devices()
-        device = await service.access.client(
+        device = await service.access.authenticate(
             (await service.access.enrol(runs.TOKEN, Enrol())).credential
         )
         claim = asyncio.create_task(service.work.claim(device, Claim(num_examples=5, wait_s=30)))

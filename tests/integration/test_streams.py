@@ -157,5 +157,5 @@ class TestClients:
     async def test_clients_are_counted_and_not_read(self, server: Server) -> None:
         access = server.aggregator.service.access
         await access.open()
-        await access.reload()
+        await access.reload_all()
         assert access.num_clients == 2

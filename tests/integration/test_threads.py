@@ -11,7 +11,7 @@ import pytest
 
 from fedone_sdk.aggregator import RoundMachine
 from fedone_sdk.aggregator.concurrency import in_thread, in_thread_if_large
-from fedone_sdk.algorithms.search import PromptSearch
+from fedone_sdk.algorithms.prompt_search import PromptSearch
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend

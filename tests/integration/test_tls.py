@@ -45,7 +45,7 @@ class Setting:
 
     def tls(self, **changes: Any) -> ServerTls:
         config = {"certificate": "server.pem", "key": "server.key", **changes}
-        return TlsConfig.model_validate(config).open(self.folder)
+        return ServerTls(TlsConfig.model_validate(config), self.folder)
 
     def trust(self, device: Issued | None = None) -> ssl.SSLContext:
         """What a device connects with."""
@@ -224,9 +224,12 @@ class TestChangedFiles:
             assert tls.reload()
             assert await serial(url, setting.trust()) == second.certificate.serial_number
 
-    async def test_changes_are_seen_without_a_signal(self, setting: Setting) -> None:
+    async def test_changes_are_seen_without_a_signal(
+        self, setting: Setting, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fedone_sdk.aggregator.http.guards._TLS_CHECK_S", 0.01)
         tls = setting.tls()
-        async with serving(tls) as url, tls.watching(every_s=0.01):
+        async with serving(tls) as url, tls.watching():
             setting.replace(second := issue("localhost", setting.authority))
             async with asyncio.timeout(10):
                 while await serial(url, setting.trust()) != second.certificate.serial_number:

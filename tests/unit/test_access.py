@@ -11,8 +11,8 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from fedone_sdk.aggregator import authority as tokens
-from fedone_sdk.aggregator.access import Access, may_see
-from fedone_sdk.aggregator.authority import AdminToken, Authority, EnrolmentToken, digest
+from fedone_sdk.aggregator.access import Access
+from fedone_sdk.aggregator.authority import AdminToken, Authority, EnrolmentToken, digest, may_see
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Enrol, NewToken
 from fedone_sdk.stores import ClientRecord, MemoryStore, TokenRecord
@@ -66,7 +66,7 @@ async def access_of(
 
 async def refused(access: Access, credential: str | None) -> str:
     with pytest.raises(ProblemError) as caught:
-        await access.client(credential)
+        await access.authenticate(credential)
     assert caught.value.code == "unauthorized"
     return caught.value.detail
 
@@ -106,7 +106,7 @@ class TestTokens:
         for access in (here, there, again):
             with pytest.raises(ProblemError, match="was revoked"):
                 await access.enrol("old", Enrol())
-            assert (await access.client(enrolled.credential)).client_id == enrolled.client_id
+            assert (await access.authenticate(enrolled.credential)).client_id == enrolled.client_id
 
     async def test_limits_follow_the_configuration(self) -> None:
         store = MemoryStore()
@@ -114,7 +114,7 @@ class TestTokens:
         await (await access_of(store, token)).enrol("t", Enrol())
         access = await access_of(store, token.model_copy(update={"runs": ("acme-*",), "uses": 9}))
         enrolled = await access.enrol("t", Enrol())
-        assert (await access.client(enrolled.credential)).runs == ("acme-*",)
+        assert (await access.authenticate(enrolled.credential)).runs == ("acme-*",)
         assert access.changes["token_changed"] == 1
         with pytest.raises(ProblemError, match="used up"):
             await access.enrol("t", Enrol())
@@ -162,7 +162,7 @@ class TestClients:
         access = await access_of(clock=clock)
         access.on_revoked.append(events.append)
         enrolled = await access.enrol("fleet-secret", Enrol())
-        await access.client(enrolled.credential)
+        await access.authenticate(enrolled.credential)
         revoked = await access.revoke_client(enrolled.client_id)
         assert revoked.revoked_at == clock.now()
         assert events == [revoked]
@@ -176,7 +176,7 @@ class TestClients:
         here, there = await access_of(store), await access_of(store)
         here.on_revoked.append(events.append)
         enrolled = await there.enrol("fleet-secret", Enrol())
-        client = await here.client(enrolled.credential)
+        client = await here.authenticate(enrolled.credential)
         await there.revoke_client(enrolled.client_id)
         assert store.published == ['{"kind":"client","client_index":0}'] * 2  # enrolled, revoked
         await here.reload(client.index)
@@ -194,7 +194,7 @@ class TestClients:
         access = await access_of(store, capacity=1)
         enrolled = await access.enrol("fleet-secret", Enrol())
         await access.enrol("fleet-secret", Enrol())  # takes its place at hand
-        reading = asyncio.create_task(access.client(enrolled.credential))
+        reading = asyncio.create_task(access.authenticate(enrolled.credential))
         await asyncio.sleep(0)
         await access.revoke_client(enrolled.client_id)
         passed.set()
@@ -212,7 +212,7 @@ class TestClients:
             True
         ] * 2
         for number, credential in enumerate(credentials):
-            assert (await access.client(credential)).name == str(number)
+            assert (await access.authenticate(credential)).name == str(number)
         assert [(await access.record(number)).name for number in range(5)] == list("01234")
         assert access.num_clients == 5
 
@@ -230,21 +230,21 @@ class TestRotation:
         store = MemoryStore()
         access = await access_of(store)
         enrolled = await access.enrol("fleet-secret", Enrol())
-        client = await access.client(enrolled.credential)
+        client = await access.authenticate(enrolled.credential)
         new = (await access.rotate(client, enrolled.credential)).credential
         for _ in range(2):  # The answer may be lost on its way.
-            assert (await access.client(enrolled.credential)).index == client.index
-        assert (await access.client(new)).index == client.index
+            assert (await access.authenticate(enrolled.credential)).index == client.index
+        assert (await access.authenticate(new)).index == client.index
         await refused(access, enrolled.credential)
-        assert (await access.client(new)).previous_sha256 is None
+        assert (await access.authenticate(new)).previous_sha256 is None
 
     async def test_lost_answers_lock_no_client_out(self) -> None:
         access = await access_of()
         old = (await access.enrol("fleet-secret", Enrol())).credential
-        client = await access.client(old)
+        client = await access.authenticate(old)
         lost = [(await access.rotate(client, old)).credential for _ in range(3)]
-        kept = (await access.rotate(await access.client(old), old)).credential
-        await access.client(kept)
+        kept = (await access.rotate(await access.authenticate(old), old)).credential
+        await access.authenticate(kept)
         for credential in [old, *lost]:
             await refused(access, credential)
 
@@ -253,9 +253,9 @@ class TestRotation:
         store.several = True
         here, there = await access_of(store), await access_of(store)
         old = (await here.enrol("fleet-secret", Enrol())).credential
-        new = (await here.rotate(await here.client(old), old)).credential
-        await there.client(old)
-        await here.client(new)
+        new = (await here.rotate(await here.authenticate(old), old)).credential
+        await there.authenticate(old)
+        await here.authenticate(new)
         assert len(store.published) == 3  # enrolled, renewed, the old one retired
         await there.reload(0)
         await refused(there, old)
@@ -263,13 +263,13 @@ class TestRotation:
     async def test_what_was_replaced_cannot_be_rotated(self) -> None:
         access = await access_of()
         old = (await access.enrol("fleet-secret", Enrol())).credential
-        client = await access.client(old)
+        client = await access.authenticate(old)
         new = (await access.rotate(client, old)).credential
-        await access.client(new)
+        await access.authenticate(new)
         with pytest.raises(ProblemError) as caught:
             await access.rotate(replace(client), old)
         assert caught.value.code == "unauthorized"
-        await access.client(new)
+        await access.authenticate(new)
 
 
 class TestPeople:

@@ -25,7 +25,7 @@ from fedone_sdk.client.noise import (
     private_step,
     private_terms,
 )
-from fedone_sdk.data.splitmix import SplitMix64
+from fedone_sdk.data.draws import SplitMix64
 from fedone_sdk.messages import MAX_LOSS
 from fedone_sdk.spec.sections import PrivacySpec
 

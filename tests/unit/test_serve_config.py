@@ -112,8 +112,8 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("FEDONE_LISTN", "is no key; did you mean FEDONE_LISTEN?"),
-            ("FEDONE_ATUH__ADMIN_TOKEN", "is no key; did you mean FEDONE_AUTH?"),
+            ("FEDONE_LISTN", "unknown key; did you mean FEDONE_LISTEN?"),
+            ("FEDONE_ATUH__ADMIN_TOKEN", "unknown key; did you mean FEDONE_AUTH?"),
             ("FEDONE_DATABASE__URL", "unknown key (allowed: "),
         ],
     )

@@ -402,7 +402,7 @@ class TestBias:
 
     @pytest.mark.parametrize("loss", ["nll", "score"])
     def test_without_labels_there_is_none(self, loss: str) -> None:
-        with pytest.raises(ValidationError, match=f"loss {loss} has no labels to add it to"):
+        with pytest.raises(ValidationError, match=f"loss {loss} has no labels"):
             generation(loss, bias=(0.0, 1.0))
 
 

@@ -88,7 +88,7 @@ def test_wanted_candidates_are_there_and_count() -> None:
     assert built(spec, "Say:", " b", "Say:") == ("", " a", " b", "Say:")
     assert built(spec, " d", "Say:") == ("", " a", " d", "Say:")
     assert built(PmiVocabulary(size=9), "Say:") == (" a", " b", " c", " d", "Say:")
-    with pytest.raises(DataError, match="size: 4 leaves no room for 3 tokens to begin with"):
+    with pytest.raises(DataError, match="size: 4 is too small for the 3 tokens"):
         built(spec, "1", "2", "3")
 
 

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedone_flower.strategy import FedOneStrategy
 from fedone_flower.task import POSITIONS, TASK, WORDS, split
 from fedone_sdk import OnnxBackend
-from fedone_sdk.algorithms import make_method
+from fedone_sdk.algorithms import Space, make_method
 from fedone_sdk.backends import predict
 
 app = ServerApp()
@@ -20,9 +20,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Tune the prompt, and print it with its accuracy."""
     config = context.run_config
-    method = make_method(
-        "thompson", prompt_len=POSITIONS, vocab_size=len(WORDS), num_samples=8, seed=0
-    )
+    space = Space.repeated(POSITIONS, len(WORDS))
+    method = make_method("thompson", space=space, num_samples=8, seed=0)
     strategy = FedOneStrategy(
         method, WORDS, max_queries=int(config["queries"]), min_nodes=int(config["nodes"])
     )

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from fedone_paper.glue import glue_task
 from fedone_paper.settings import Settings
-from fedone_sdk.algorithms import method_from_spec
+from fedone_sdk.algorithms import Space, method_from_spec
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.evaluation.engine import Result, Trial, TrialFunction, Workspace, write_whole
 from fedone_sdk.local import Federation, simulate
@@ -175,9 +175,7 @@ def untrained_prompt(federation: Federation) -> str:
     spec, vocabulary = federation.spec, federation.vocabulary
     method = method_from_spec(
         spec.method,
-        prompt_len=spec.prompt.length,
-        vocab_size=len(vocabulary),
-        blank=vocabulary.blank,
+        Space.repeated(spec.prompt.length, len(vocabulary), vocabulary.blank),
         start=spec.prompt.warm_start(vocabulary),
         seed=spec.seed,
     )

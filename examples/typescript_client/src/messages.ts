@@ -200,15 +200,15 @@ export interface RunTask {
  */
 export interface TaskSpec {
   /**
-   * Text with `{prompt}`, one `{field}` per text column, and (for masked models) one `{mask}`; a causal model answers at the end. `{field:.400}` is the first 400 characters of a text. Null if there is a `chat`.
+   * Text with `{prompt}`, one `{field}` per text column, and for masked models one `{mask}`; a causal model answers at the end. `{field:.400}` is the first 400 characters of a text. Null with a `chat`.
    */
   template?: string | null;
   /**
-   * Alternative to a template: messages for an instruct model, rendered through its own chat template. Together they have `{prompt}` once, and no `{mask}`.
+   * Instead of a template: messages for an instruct model, rendered through its chat template. Together they have `{prompt}` once, and no `{mask}`.
    */
   chat?: ChatSpec | null;
   /**
-   * The prompt's slots that the template or the messages name, each once, instead of `{prompt}`; empty if `{prompt}` represents all of them. A run sets it.
+   * The prompt's slots that the templates name, each once, instead of `{prompt}`. The run sets it; empty for `{prompt}`.
    */
   slots?: string[];
   /**
@@ -216,27 +216,27 @@ export interface TaskSpec {
    */
   labels?: Label[];
   /**
-   * The metric of evaluation: `accuracy`, `f1`, `matthews`; `loss`, the mean loss, where lower is better, and the only one for generation; or a user's function, `package.module:function`, called with the true and the predicted label indices (`MetricFunction`) and imported like `score`.
+   * The metric of evaluation: `accuracy`, `f1`, `matthews`; `loss`, the mean loss, which is the only one for generation; or a `MetricFunction`, `package.module:function`, imported like `score`.
    */
   metric?: string;
   /**
-   * The training loss: `cross_entropy` or the `brier` score over the label words, a multi-class `hinge` with margin 1 on their log-probabilities, `zero_one` for a wrong label (for models without log-probabilities), `nll`, the negative log-likelihood of the reference text in nats, or `score`, 1 minus a user's score of the generated text.
+   * The training loss: `cross_entropy` or the `brier` score over the label words, a multi-class `hinge` with margin 1 on their log-probabilities, `zero_one` for a wrong label (for models without log-probabilities), `nll`, the negative log-likelihood of the reference text in nats, or `score`, 1 minus the score of the generated text.
    */
   loss?: "cross_entropy" | "brier" | "hinge" | "zero_one" | "nll" | "score";
   /**
-   * The column with the label or the reference text. A user's score function gets the whole example.
+   * The column with the label or the reference text.
    */
   label_field?: string;
   /**
-   * The task's description, for shipped instructions and for a proposer.
+   * Words for the built-in instructions and for a proposer.
    */
   description?: Description | null;
   /**
-   * The longest text to generate for `score`, tokens.
+   * Maximum length of a generated text for `score`, tokens.
    */
   max_tokens?: number;
   /**
-   * For `score`: a name of `scores.SCORES`, `package.module:function`, or an entry point of the group `fedone.scores`; or a name of `scores.SCORES` with its options, `{number: {tolerance: 0.01}}`. A local run imports it, never a message.
+   * For loss `score`: a name of `scores.SCORES`, `package.module:function`, or an entry point of the group `fedone.scores`; or a name with options, `{number: {tolerance: 0.01}}`. Imported from local files, never from a message.
    */
   score?:
     | string
@@ -251,7 +251,7 @@ export interface TaskSpec {
       }
     | null;
   /**
-   * Added to the label words' log-probabilities before losses and predictions, one number per label, nats. A label that the model did not write stays impossible. Null for none.
+   * Added to the label words' log-probabilities before losses and predictions, one number per label, nats. A label that the model did not write stays impossible.
    */
   bias?: number[] | null;
 }
@@ -260,7 +260,7 @@ export interface TaskSpec {
  */
 export interface ChatSpec {
   /**
-   * The system message. If null or empty, the model's chat template uses its default.
+   * The system message; null or empty is the default of the model's chat template.
    */
   system?: string | null;
   /**
@@ -268,7 +268,7 @@ export interface ChatSpec {
    */
   user: string;
   /**
-   * The prefix of the answer, which the model continues; null for no prefix.
+   * The beginning of the answer, which the model continues.
    */
   assistant?: string | null;
 }
@@ -280,7 +280,7 @@ export interface Label {
   word: string;
 }
 /**
- * What is classified, and by what, in the words of the shipped instructions.
+ * Words for the task in the built-in instructions.
  */
 export interface Description {
   /**
@@ -298,7 +298,7 @@ export interface Description {
 }
 export interface JsonValue {}
 /**
- * The paper's methods: a gradient in a distribution over tokens.
+ * The paper's methods: gradient descent on a distribution over tokens.
  */
 export interface GradientSpec {
   /**
@@ -314,7 +314,7 @@ export interface GradientSpec {
    */
   batch_size?: number;
   /**
-   * `gs-bdpl` is Gumbel-Softmax black-box discrete prompt learning, `bdpl` the same on the simplex (Diao et al. 2022).
+   * `gs-bdpl` is Gumbel-Softmax black-box discrete prompt learning, `bdpl` its form on the simplex (Diao et al. 2022).
    */
   name: "gs-bdpl" | "bdpl";
   /**
@@ -335,7 +335,7 @@ export interface GradientSpec {
   alpha_min?: number;
 }
 /**
- * Searches over whole prompts, with one evaluator and successive halving at the end.
+ * Searches over whole prompts, which end with successive halving.
  */
 export interface SearchSpec {
   /**
@@ -351,16 +351,16 @@ export interface SearchSpec {
    */
   batch_size?: number;
   /**
-   * `thompson` samples from a Gaussian process over the prompts' shared candidates, `random` tries random prompts, and `tpe` is Optuna's Tree-structured Parzen Estimator (extra `optuna`).
+   * `thompson` is Thompson sampling on a Gaussian process, in which prompts share candidates; `random` tries random prompts; `tpe` is Optuna's Tree-structured Parzen Estimator (extra `optuna`).
    */
   name: "thompson" | "random" | "tpe";
   /**
-   * Fraction of the run for successive halving. With 0, `tpe` deploys the prompt with the least mean loss.
+   * Fraction of the run for successive halving. With 0, `tpe` deploys the prompt with the lowest mean loss.
    */
   halving?: number;
 }
 /**
- * An algorithm of your own (`Algorithm`), which runs on the server alone.
+ * Your own `Algorithm`, which runs on the server. Devices receive neither key.
  */
 export interface OwnMethodSpec {
   /**
@@ -377,11 +377,11 @@ export interface OwnMethodSpec {
   batch_size?: number;
   name: "own";
   /**
-   * The class or function that makes it: `package.module:object`, also from a module next to the file, or the name of an entry point of the group `fedone.methods`. Devices receive null.
+   * The class or function that makes it: `package.module:object`, also from a module next to the file, or the name of an entry point of the group `fedone.methods`.
    */
   object?: string | null;
   /**
-   * Its keyword arguments, in addition to those that the run gives (`fedone_sdk.algorithms.load_method`). Devices receive none.
+   * Its keyword arguments, besides those of `fedone_sdk.algorithms.load_method`.
    */
   options?: {
     [k: string]: JsonValue;
@@ -389,8 +389,6 @@ export interface OwnMethodSpec {
 }
 /**
  * Clipping and Gaussian noise on the device (docs/explanation/privacy.md).
- *
- * The bounds keep the noise between a tenth of the sensitivity and what a message can carry.
  */
 export interface PrivacySpec {
   /**
@@ -410,16 +408,16 @@ export interface PrivacySpec {
    */
   delta?: number;
   /**
-   * A device that has spent this epsilon gets no more work; null only counts.
+   * A device that has spent this epsilon gets no more work.
    */
   max_epsilon?: number | null;
 }
 /**
- * Correction of label bias (docs/explanation/calibration.md); may be written as its kind.
+ * Correction of label bias (docs/explanation/calibration.md); also written as its kind.
  */
 export interface CalibrationSpec {
   /**
-   * `auto` is `labels` if the run supports it, else `none`. `labels`: updates have the derivatives of the losses over the label bias, at no further query, and the method fits a bias for each prompt; it needs a method with a pool of prompts and a cross-entropy over label words.
+   * `labels` fits a bias for each prompt, from derivatives of the losses in the updates, without further queries; it needs a method with a pool of prompts, and a cross-entropy over label words. `auto` is `labels` if the run supports it, else `none`.
    */
   kind?: "auto" | "none" | "labels";
 }
@@ -472,7 +470,7 @@ export interface Slot {
    */
   candidates: string[];
   /**
-   * Its number of positions. Their candidates are concatenated.
+   * Its number of positions, whose candidates are concatenated.
    */
   repeat?: number;
 }

@@ -172,16 +172,17 @@ class ClientPool:
         )
         waiting = _Waiting(member, patterns)
         known = self._members.get(client)
-        may = [r for r in self._places if waiting.may(r) and r not in closed_runs]
+        may = self._open_to(waiting, closed_runs)
         if known is None:
             returned = self._away.pop(client, None) is not None
-            has_worked = client in self._just_worked
-            self._just_worked.pop(client, None)
-            free = [r for r in may if self._has_place(r, has_worked and not returned)]
+            has_worked = self._just_worked.pop(client, None) is not None
+            # A client that has just worked gives others precedence, unless too few are waiting.
+            yields = has_worked and not returned and self._num_outside > 0
+            free = [r for r in may if self._has_place(r, share=0.5 if yields else 1.0)]
             if not free and (may or len(self._members) >= _MAX_IDLE):
                 return self._turn_away(client, now)
         else:
-            free = [r for r in may if client in self._places[r] or self._has_place(r, False)]
+            free = [r for r in may if client in self._places[r] or self._has_place(r)]
             for place in free:
                 self._places[place][client] = num_examples
             before = known.member
@@ -191,11 +192,12 @@ class ClientPool:
         self._add_to_runs(waiting, free)
         return member
 
-    def _has_place(self, run_id: str, has_worked: bool) -> bool:
-        # A client that has just worked gives others precedence, unless too few are waiting.
-        capacity = self._capacities.get(run_id, 0)
-        room = capacity - len(self._places.get(run_id, ()))
-        return room > (capacity // 2 if has_worked and self._num_outside else 0)
+    def _open_to(self, waiting: _Waiting, closed_runs: Container[str]) -> list[str]:
+        return [run for run in self._places if run not in closed_runs and waiting.may(run)]
+
+    def _has_place(self, run_id: str, share: float = 1.0) -> bool:
+        """Whether fewer clients wait for a run than this share of its capacity."""
+        return len(self._places[run_id]) < math.ceil(share * self._capacities[run_id])
 
     def _add_to_runs(self, waiting: _Waiting, run_ids: Iterable[str]) -> None:
         client = waiting.member.client_index
@@ -210,8 +212,7 @@ class ClientPool:
     ) -> None:
         """Add a member that the store or another replica reported."""
         waiting = _Waiting(member, patterns)
-        may = [r for r in self._places if waiting.may(r) and r not in closed_runs]
-        self._add_to_runs(waiting, may)
+        self._add_to_runs(waiting, self._open_to(waiting, closed_runs))
 
     def remove(self, clients: Iterable[int]) -> None:
         """Remove clients from the pool."""

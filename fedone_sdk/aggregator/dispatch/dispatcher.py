@@ -24,14 +24,12 @@ from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.signals import MAX_NAMED, MemberJoined, MembersLeft, encode_signals
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import AlphaAssignment, Claim, LossesAssignment, RunDevices, UnfitDevices
+from fedone_sdk.messages import Assignment, Claim, RunDevices, UnfitDevices
 from fedone_sdk.stores import ClientRecord, Member, Store
 
 _log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
-Work = AlphaAssignment | LossesAssignment
-
 _MIN_PLACES = 64
 _PLACES_PER_SEAT = 4
 _MAX_REASONS = 5
@@ -83,7 +81,7 @@ class Dispatcher:
 
     async def claim(
         self, client: ClientRecord, message: Claim, run: ServedRun | None = None
-    ) -> Work | RetryLater:
+    ) -> Assignment | RetryLater:
         """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 
         A client's new claim ends its previous one. Without `run`, it claims work of any run that it
@@ -136,7 +134,9 @@ class Dispatcher:
             # A live one was added or resumed by another replica, and is being loaded.
             if (runs or stored) and not any(one.live for one in stored):
                 raise ProblemError("run_ended", "all runs that you could work for have ended")
-        admitting = [one for one in runs if one.machine.admits(own_model=message.own_model)]
+        admitting = runs
+        if message.own_model:
+            admitting = [one for one in runs if one.machine.admits(own_model=True)]
         if runs and not admitting:
             raise ProblemError(
                 "forbidden",
@@ -166,7 +166,7 @@ class Dispatcher:
 
     async def _wait_in_pool(
         self, client: ClientRecord, message: Claim, runs: Sequence[ServedRun]
-    ) -> Work | RetryLater | None:
+    ) -> Assignment | RetryLater | None:
         """Add a client to the pool and fill vacant seats; return its work if it is drawn."""
         entered = self.pool.enter(
             client.index,
@@ -222,7 +222,7 @@ class Dispatcher:
     def _vacant(self, runs: Sequence[ServedRun]) -> list[ServedRun]:
         # Starts with a different run each time, so that no run takes all clients.
         self._rotation += 1
-        vacant = [run for run in runs if run.machine.needs_seating(run.state)]
+        vacant = [run for run in runs if run.needs_seating]
         first = self._rotation % max(len(vacant), 1)
         return [*vacant[first:], *vacant[:first]]
 
@@ -238,7 +238,7 @@ class Dispatcher:
 
     async def _claim_any(
         self, runs: Iterable[ServedRun], client: int, message: Claim
-    ) -> Work | None:
+    ) -> Assignment | None:
         for run in runs:
             with self._may_end():
                 work = await self._claim_seat(run, client, message)
@@ -246,13 +246,13 @@ class Dispatcher:
                     return work
         return None
 
-    async def _claim_seat(self, run: ServedRun, client: int, message: Claim) -> Work | None:
+    async def _claim_seat(self, run: ServedRun, client: int, message: Claim) -> Assignment | None:
         await run.model_checked.wait()
         await run.catch_up()
         if not run.machine.admits(own_model=message.own_model):
             return None
         seat = run.state.seat_of(client)
-        if seat is None and not run.machine.needs_seating(run.state):
+        if seat is None and not run.needs_seating:
             self._offers.get(client, set()).discard(run.run_id)
             return None
         if not run.state.running:
@@ -302,7 +302,7 @@ class Dispatcher:
             for run_id, run in self._runs.items()
             if client in run.state.unfit
             or run.state.is_aside(client, now)
-            or not run.machine.admits(own_model=own_model)
+            or (own_model and not run.machine.admits(own_model=True))
         )
 
     async def add_member(self, member: Member, *, join: bool = False) -> None:
@@ -424,4 +424,6 @@ class Dispatcher:
 
 
 def _visible(client: ClientRecord, runs: Mapping[str, R]) -> list[R]:
+    if client.runs is None:
+        return [*runs.values()]
     return [run for run_id, run in runs.items() if may_see(client.runs, run_id)]

@@ -34,8 +34,8 @@ async def enrol(context: RequestContext) -> web.Response:
     """
     context.set_run()
     message = await context.message(messages.Enrol.model_validate)
-    enrolled = await context.service.access.enrol(bearer_token(context.request), message)
-    return answer(enrolled, status=201)
+    token = bearer_token(context.request) or ""
+    return answer(await context.service.access.enrol(token, message), status=201)
 
 
 @route("POST /v1/clients/me/credential", "device", messages.Rotated)

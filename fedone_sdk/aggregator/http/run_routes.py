@@ -26,7 +26,7 @@ from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.budget import Budget
-from fedone_sdk.candidates import InstructionsSource, LabelsSource
+from fedone_sdk.candidates import instructions, label_sets
 from fedone_sdk.errors import BackendError, DataError, MissingExtraError, ProblemError, SpecError
 from fedone_sdk.spec import OwnMethodSpec, RunSpec, validate_spec
 from fedone_sdk.vocabulary import ListVocabulary, Vocabulary
@@ -37,7 +37,7 @@ _INFLUENCES = TypeAdapter(list[messages.ClientInfluence])
 _JSON = TypeAdapter(dict[str, Any])
 _LISTED = TypeAdapter(Sequence[messages.RunSummary | messages.RunEntry])
 
-_POSTABLE = (ListVocabulary, InstructionsSource, LabelsSource)
+_POSTABLE = (ListVocabulary, instructions.InstructionsSource, label_sets.LabelsSource)
 """Sources of candidates that read no files and no training texts."""
 
 _RESUMING = ("run_conflict", "backend_blocked", "backend_unavailable")
@@ -283,7 +283,7 @@ async def quarantine(context: RequestContext) -> web.Response:
 async def release(context: RequestContext) -> web.Response:
     """Release a client from quarantine."""
     client_id = context.path["client_id"]
-    await context.service.release(await context.find_run(), client_id)
+    await context.service.lift_quarantine(await context.find_run(), client_id)
     return web.Response(status=204)
 
 

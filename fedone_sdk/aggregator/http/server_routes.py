@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,6 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 _FOLDER = Path(__file__).parent / "dashboard"
-
 _PAGE = _FOLDER / "index.html"
 
 FILES = {
@@ -50,13 +48,12 @@ _HEADERS_OF_PAGE = {
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
 
 
 def _file_response(path: Path) -> web.FileResponse:
-    headers: Mapping[str, str] = {
+    headers = {
         # Revalidated each time: a page must not mix files of two versions.
         "Cache-Control": "no-cache",
         "Content-Type": f"{_TYPES[path.suffix]}; charset=utf-8",
@@ -68,9 +65,8 @@ def _file_response(path: Path) -> web.FileResponse:
 class Readiness:
     """Checks that the store is available and that the service is neither starting nor stopping.
 
-    The response also reports the gateway's model, which does not affect readiness: updates and
-    devices with their own models are served without it, and all replicas share it. Simultaneous
-    probes share one check of the store, because probes need no token.
+    The gateway's model is reported too, but does not affect readiness: all replicas share it, and
+    devices with their own models do not need it.
     """
 
     def __init__(self, service: Service) -> None:
@@ -78,8 +74,9 @@ class Readiness:
         self._was_ok = self._model_was_ok = True
         self._checking: asyncio.Task[messages.Check] | None = None
 
-    async def look(self) -> messages.Health:
+    async def check(self) -> messages.Health:
         """Run all checks; the result is public, so details are only logged."""
+        # Probes need no token, so simultaneous ones share a check of the store.
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._store(), name="store check")
         checks = {"serving": self._serving(), "store": await asyncio.shield(self._checking)}
@@ -168,7 +165,7 @@ async def readyz(context: RequestContext) -> web.Response:
 
     `checks.model` reports the gateway's model and does not affect the status.
     """
-    health = await context.request.app[READINESS].look()
+    health = await context.request.app[READINESS].check()
     return answer(health, status=200 if health.status == "ok" else 503)
 
 

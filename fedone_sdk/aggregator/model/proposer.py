@@ -22,15 +22,7 @@ from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.algorithms.observations import standings
 from fedone_sdk.backends import LLMBackend, Query, written_query
-from fedone_sdk.candidates import (
-    ScoredCandidate,
-    merge_messages,
-    proposal_messages,
-    read_proposals,
-    read_reflection,
-    reflection_messages,
-    texts_in,
-)
+from fedone_sdk.candidates import proposals, reflection
 from fedone_sdk.errors import BackendError, BudgetExhausted, FedOneError, ProblemError, SpecError
 from fedone_sdk.messages import MAX_WRITTEN_CHARS, Reflect, Reflected
 from fedone_sdk.spec.prompt import ProposerSpec
@@ -93,14 +85,14 @@ class Proposer(Companion):
             if asked is None:
                 return
             written = await self._write(asked.query)
-            texts = read_proposals(
+            texts = proposals.read_proposals(
                 written,
                 known=run.vocabulary.candidates_of(self._slot),
                 count=asked.most,
                 labels=run.spec.task.labels,
             )
             texts = tuple([text for text in texts if not await self._model.special_tokens(text)])
-            dropped = len(texts_in(written)) - len(texts)
+            dropped = len(proposals.texts_in(written)) - len(texts)
             await run.apply(
                 propose, slot=self._slot, texts=texts, dropped=dropped, parents=asked.parents
             )
@@ -114,7 +106,7 @@ class Proposer(Companion):
     async def _next(self) -> Asked | None:
         """Return what the model is asked now."""
         task, count = self._run.spec.task, self._spec.count
-        messages = proposal_messages(task, self._slot, self._scored(), count=count)
+        messages = proposals.proposal_messages(task, self._slot, self._scored(), count=count)
         return Asked(written_query(messages, self._spec.max_tokens), count)
 
     async def _write(self, query: Query) -> str:
@@ -134,7 +126,7 @@ class Proposer(Companion):
             await persist(self._run, partial(self._run.apply, count_call, failure=failure))
         return answer.text
 
-    def _scored(self) -> Iterator[ScoredCandidate]:
+    def _scored(self) -> Iterator[proposals.ScoredCandidate]:
         run = self._run
         position = run.machine.proposed_position
         candidates = run.vocabulary.of_position(position)
@@ -147,12 +139,14 @@ class Proposer(Companion):
                     if len(classes) == len(labels) and np.isfinite(classes).all()
                     else {}
                 )
-                yield ScoredCandidate(text=text, mean_loss=float(loss), class_losses=by_class)
+                yield proposals.ScoredCandidate(
+                    text=text, mean_loss=float(loss), class_losses=by_class
+                )
 
 
 async def is_proposable(run: ServedRun, text: str, model: LLMBackend | None) -> bool:
     """Return whether a device's text can become a candidate: new, plain and short enough."""
-    read = read_reflection(
+    read = reflection.read_reflection(
         json.dumps([text]),
         known=run.vocabulary.candidates_of(run.spec.prompt.proposed_slot or ""),
         labels=run.spec.task.labels,
@@ -192,7 +186,7 @@ class Reflections(Proposer):
         texts = [candidates[parent] for parent in parents if candidates[parent]]
         if len(texts) < 2:
             return None
-        messages = merge_messages(run.spec.task, self._slot, texts)
+        messages = reflection.merge_messages(run.spec.task, self._slot, texts)
         return Asked(written_query(messages, self._spec.max_tokens), 1, parents)
 
     async def reflect(self, seat: Seat, message: Reflect) -> Reflected:
@@ -219,7 +213,7 @@ class Reflections(Proposer):
         parent = run.machine.candidates(run.state, seat).prompts[message.parent].tolist()
         current = run.vocabulary.by_slot(parent)[self._slot]
         cases = [(case.example, case.feedback) for case in message.cases]
-        messages = reflection_messages(run.spec.task, self._slot, current, cases)
+        messages = reflection.reflection_messages(run.spec.task, self._slot, current, cases)
         query = written_query(messages, self._spec.max_tokens)
         try:
             text = await self._write(query)

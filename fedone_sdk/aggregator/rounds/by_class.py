@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedone_sdk.algorithms import ClassLosses
-from fedone_sdk.algorithms.calibration import UNKNOWN_TRACE
+from fedone_sdk.algorithms.label_bias import UNKNOWN_TRACE
 from fedone_sdk.messages import MAX_LOSS, Tensor
 from fedone_sdk.messages.tensor import from_wire
 

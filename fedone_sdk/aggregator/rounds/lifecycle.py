@@ -215,8 +215,7 @@ def roll_back(
     if not 0 <= to_round <= state.round:
         raise ProblemError("run_conflict", f"the run has done {state.round} rounds, not {to_round}")
     result = _release_all(machine, state, "the run was rolled back")
-    state = replace(
-        result.state.without_draw(),
+    state = result.state.without_draw(
         round=to_round,
         # Candidates that were added since then stay.
         method=machine.with_new_candidates(method),
@@ -332,7 +331,8 @@ def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tu
 def close_seat(machine: RoundMachine, state: RunState, seat: Seat, now: float) -> Result[None]:
     """Store a finished seat; the last one ends the round."""
     # Appended last: the log keeps the order in which seats were finished.
-    state = replace(state, seats=(*state.without_seat(seat).seats, seat))
+    others = (other for other in state.seats if other.place != seat.place)
+    state = replace(state, seats=(*others, seat))
     if machine.vacancies(state) or any(s.phase != "done" for s in state.seats):
         return Result(state=state)
     return finish_round(machine, state, now)
@@ -374,8 +374,7 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         ]
         record["quarantined"] = [{"client": c, "reason": why} for c, why in banned.items()]
     memories = {seat.client: seat.local.memory for seat in done if seat.local is not None}
-    state = replace(
-        state.without_draw(),
+    state = state.without_draw(
         round=state.round + 1,
         method=method,
         defence=defence,
@@ -383,8 +382,9 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         proposed=(*state.proposed, *state.waiting),
         waiting=(),
     )
-    machine = machine.at(state)
-    state = replace(state, method=machine.with_new_candidates(state.method))
+    if state.proposed:
+        machine = machine.at(state)
+        state = replace(state, method=machine.with_new_candidates(state.method))
     record["alpha_sha256"] = alpha_sha256(state.method.alpha)
     # In the alpha exchange the memory comes from a client, so it cannot end the run.
     over_itself = machine.losses_exchange and machine.method.finished(state.method)

@@ -11,18 +11,11 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_type_hi
 
 from pydantic import BaseModel, TypeAdapter
 
+from fedone_sdk import messages
 from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.algorithms import Memory, State, alpha_sha256, dump_memory, load_memory
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import (
-    MetricReport,
-    ProposerReport,
-    Receipt,
-    RoundReport,
-    RunStatus,
-    Verdict,
-)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -79,6 +72,11 @@ class Seat:
     renewals: int = 0
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Slot and client, which identify the seat in its round."""
+        return self.slot, self.client
+
+    @property
     def num_queries(self) -> int:
         """Number of queries of its prompts, without the trial of a proposal."""
         return self.num_samples * self.num_steps
@@ -88,8 +86,8 @@ class Seat:
         """Upper bound on the cost of pending gateway calls, without queries."""
         return sum(self.sent.values(), NOTHING)
 
-    def settled(self, phase: Literal["offered", "done"], spent: Usage) -> Seat:
-        """Return the seat after its assignment has ended, at a cost."""
+    def settled(self, phase: Literal["offered", "done"], spent: Usage, **changes: Any) -> Seat:
+        """Return the seat after its assignment has ended, at a cost, with other changes."""
         return replace(
             self,
             phase=phase,
@@ -99,6 +97,7 @@ class Seat:
             sent={},
             used=NOTHING,
             reflects=False,
+            **changes,
         )
 
 
@@ -165,7 +164,7 @@ class RunState:
             it from the spec.
     """
 
-    status: RunStatus = "running"
+    status: messages.RunStatus = "running"
     reason: str | None = None
     summary: str | None = None
     round: int = 0
@@ -188,13 +187,13 @@ class RunState:
     models: tuple[str, ...] = ()
     started_at: float | None = None
     ended_at: float | None = None
-    metric: MetricReport
-    verdict: Verdict | None = None
+    metric: messages.MetricReport
+    verdict: messages.Verdict | None = None
     proposed: tuple[tuple[str, str], ...] = ()
     waiting: tuple[tuple[str, str], ...] = ()
     lineage: tuple[Lineage, ...] = ()
     merged_at: int = 0
-    proposer: ProposerReport | None = None
+    proposer: messages.ProposerReport | None = None
     judge: Usage | None = None
     planned: int | None = None
 
@@ -255,30 +254,31 @@ class RunState:
         """Whether all prompts of a seat are answered: only the update is missing."""
         return bool(seat.num_queries) and not seat.sent and seat.used.queries >= seat.num_queries
 
-    def with_seat(self, seat: Seat) -> RunState:
-        """Return the state with the seat of the same slot and client replaced."""
-        seats = tuple(seat if _is_same(s, seat) else s for s in self.seats)
-        return replace(self, seats=seats)
+    def with_seat(self, seat: Seat, **changes: Any) -> RunState:
+        """Return the state with the seat of the same place replaced, and other changes."""
+        seats = tuple(seat if s.place == seat.place else s for s in self.seats)
+        return replace(self, seats=seats, **changes)
 
     def without_seat(self, seat: Seat) -> RunState:
         """Return the state without this seat."""
-        return replace(self, seats=tuple(s for s in self.seats if not _is_same(s, seat)))
+        return replace(self, seats=tuple(s for s in self.seats if s.place != seat.place))
 
-    def without_draw(self) -> RunState:
-        """Return the state before the draw of its round."""
-        return replace(self, seats=(), passed=frozenset(), fills=0)
+    def without_draw(self, **changes: Any) -> RunState:
+        """Return the state before the draw of its round, with other changes."""
+        return replace(self, seats=(), passed=frozenset(), fills=0, **changes)
 
     def end(
-        self, status: RunStatus, reason: str | None, now: float, *, summary: str | None = None
+        self,
+        status: messages.RunStatus,
+        reason: str | None,
+        now: float,
+        *,
+        summary: str | None = None,
     ) -> RunState:
         """Return the state of the ended run; it has ended for good unless it is resumed."""
         return replace(
             self, status=status, reason=reason, summary=summary, ended_at=now, paused=False
         )
-
-
-def _is_same(one: Seat, other: Seat) -> bool:
-    return (one.slot, one.client) == (other.slot, other.client)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +294,7 @@ class Closed:
     client: int
     reason: str
     said: str | None = None
-    receipt: Receipt | None = None
+    receipt: messages.Receipt | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +307,7 @@ class FinishedRound:
         record: The log record.
     """
 
-    report: RoundReport
+    report: messages.RoundReport
     clients: tuple[int, ...]
     record: Mapping[str, Any]
 

@@ -14,7 +14,7 @@ from fedone_sdk.aggregator.rounds.spending import release
 from fedone_sdk.algorithms import Memory, State, select, stream
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import AlphaAssignment, LossesAssignment, Renewal, Step
+from fedone_sdk.messages import AlphaAssignment, Assignment, LossesAssignment, Renewal, Step
 from fedone_sdk.messages.tensor import prompts_to_wire, to_wire
 
 T = TypeVar("T")
@@ -151,7 +151,7 @@ def assign(
     memory: Memory | None = None,
     available: Mapping[int, int] | None = None,
     enrolled: int | None = None,
-) -> Result[AlphaAssignment | LossesAssignment | None]:
+) -> Result[Assignment | None]:
     """Assign the work of a client's seat, under a lease; a client without a seat may be drawn now.
 
     A repeated claim gets the same assignment and no second lease. `memory` is the method memory
@@ -191,8 +191,8 @@ def assign(
             local=seat.local or _saved_local(machine, state, client, memory or {}),
         )
         lease = worst + machine.worst_query * reflects
-        state = replace(
-            state.with_seat(seat),
+        state = state.with_seat(
+            seat,
             account=state.account.reserve(assignment_id, lease),
             releases=count_releases(machine.releases, state.releases, seat),
             started_at=now if state.started_at is None else state.started_at,
@@ -200,7 +200,7 @@ def assign(
     elif own_model and not seat.own_model:  # The client restarted with a model.
         seat = replace(seat, own_model=True)
         state = state.with_seat(seat)
-    return replace(drawn, state=state).replying(assignment(machine, state, seat, now))
+    return replace(drawn, state=state, reply=assignment(machine, state, seat, now))
 
 
 def _saved_local(
@@ -213,9 +213,7 @@ def _saved_local(
     return replace(state.method, memory=memory) if memory else None
 
 
-def assignment(
-    machine: RoundMachine, state: RunState, seat: Seat, now: float
-) -> AlphaAssignment | LossesAssignment:
+def assignment(machine: RoundMachine, state: RunState, seat: Seat, now: float) -> Assignment:
     """Return the assignment of a working seat."""
     common: dict[str, Any] = {
         "assignment_id": seat.assignment_id,
@@ -363,7 +361,9 @@ def count_update(machine: RoundMachine, state: RunState, client: int, now: float
             strikes[other] = after
         if after.until > max(known.until, now):
             log.append(("aside", {"client": other, "losses": after.proven, "until": after.until}))
-    return Result(state=replace(state, lost=0, strikes=strikes), log=tuple(log))
+    if state.lost or state.strikes:
+        state = replace(state, lost=0, strikes=strikes)
+    return Result(state=state, log=tuple(log))
 
 
 def _pause_s(machine: RoundMachine, count: int) -> float:

@@ -30,9 +30,9 @@ def release(
         return seat, Result(state=state)
     closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason, said=said)
     spent = lease_cost(machine, state, seat, reported, answered=False)
-    state = replace(state, account=state.account.settle(seat.assignment_id, spent))
+    account = state.account.settle(seat.assignment_id, spent)
     seat = seat.settled("offered", spent)
-    return seat, Result(state=state.with_seat(seat), closed=(closed,))
+    return seat, Result(state=state.with_seat(seat, account=account), closed=(closed,))
 
 
 def through_gateway(machine: RoundMachine, seat: Seat) -> bool:
@@ -105,7 +105,7 @@ def reserve_call(
         account = state.account.add(assignment_id, missing)
     except BudgetExhausted as exc:
         raise ProblemError("lease_exhausted", str(exc)) from exc
-    return Result(state=replace(state.with_seat(seat), account=account))
+    return Result(state=state.with_seat(seat, account=account))
 
 
 def begin_reflection(
@@ -158,7 +158,7 @@ def settle_call(
     sent = {other: worst for other, worst in seat.sent.items() if other != attempt}
     seat = replace(seat, sent=sent, used=seat.used + used)
     account = state.account.owe(assignment_id, seat.used + seat.max_pending)
-    return Result(state=replace(state.with_seat(seat), account=account))
+    return Result(state=state.with_seat(seat, account=account))
 
 
 def return_queries(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -62,8 +62,9 @@ def accept(
         assignment_id=assignment_id, client=seat.client, reason="accepted", receipt=receipt
     )
     steps_done = seat.step + seat.num_steps
-    seat = replace(
-        seat.settled("done", spent),
+    seat = seat.settled(
+        "done",
+        spent,
         step=steps_done,
         local=step.local,
         losses=seat.losses + step.losses,
@@ -77,9 +78,12 @@ def accept(
         later: Result[None] = Result(state=state.with_seat(seat))
     else:
         later = close_seat(machine, state, seat, now)
-    counted = replace(counted, log=(*counted.log, *proposed.log))
-    accepted: Result[None] = counted.then(Result(state=state, closed=(closed,)))
-    return accepted.then(later).replying(receipt)
+    return replace(
+        cast(Result[Any], later),
+        closed=(closed, *later.closed),
+        log=(*counted.log, *proposed.log, *later.log),
+        reply=receipt,
+    )
 
 
 def _proposed(

@@ -17,7 +17,7 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.run_state import Lineage, RunState, decode
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.algorithms.observations import standings
-from fedone_sdk.algorithms.search import PromptSearch
+from fedone_sdk.algorithms.prompt_search import PromptSearch
 from fedone_sdk.backends import price_of
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import no_prompt, prompt_of
@@ -88,8 +88,8 @@ class RunView:
     """A copy of a run, and the reports that are made from it.
 
     Attributes:
-        base: The machine of the run's initial candidates. Another one of the same run replaces it
-            once the gateway's model is known.
+        base: The machine of the run's initial candidates.
+        machine: The machine of the current candidates and plan.
         described: The initial candidates, as the run's file describes them.
         vocabulary: The current candidates.
         state: This replica's copy of the state.
@@ -99,7 +99,7 @@ class RunView:
     """
 
     def __init__(self, machine: RoundMachine, vocabulary: Vocabulary, clock: Clock) -> None:
-        self.base = machine
+        self.base = self.machine = machine
         self.described = vocabulary
         self._proposed: tuple[tuple[str, str], ...] = ()
         self.vocabulary = vocabulary
@@ -122,11 +122,6 @@ class RunView:
     def spec(self) -> RunSpec:
         """Spec of the run."""
         return self.base.spec
-
-    @property
-    def machine(self) -> RoundMachine:
-        """The machine of the current candidates."""
-        return self.base.at(self.state)
 
     @property
     def live(self) -> bool:
@@ -157,6 +152,7 @@ class RunView:
         self._add_lines(lines)
 
     def _on_new_state(self) -> None:
+        self.machine = self.base.at(self.state)
         if self._proposed != self.state.proposed:
             self._proposed = self.state.proposed
             self.vocabulary = self.described.with_candidates(self._proposed)

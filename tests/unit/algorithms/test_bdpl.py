@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 
-from fedone_sdk.algorithms import BDPL, State, stream
-from fedone_sdk.algorithms.gradient import drawn_advantage
+from fedone_sdk.algorithms import Space, State, stream
+from fedone_sdk.algorithms.gradient import BDPL, drawn_advantage
 from fedone_sdk.algorithms.method import Candidates
 from fedone_sdk.algorithms.sampling import draw_prompts
 
@@ -13,7 +13,7 @@ RNG = np.random.default_rng(0)
 
 
 def method(**options: object) -> BDPL:
-    sizes = {"prompt_len": 4, "vocab_size": 6, "num_samples": 5}
+    sizes = {"space": Space.repeated(4, 6), "num_samples": 5}
     settings = {"learning_rate": 3e-4, "optimizer": "adamw"}
     kept = {"alpha_min": 1e-5}
     return BDPL(**(sizes | settings | kept | options))  # type: ignore[arg-type]

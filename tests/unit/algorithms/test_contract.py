@@ -7,26 +7,25 @@ import pytest
 from pydantic import TypeAdapter
 
 from fedone_sdk.algorithms import (
-    METHODS,
-    TPE,
     Algorithm,
     Candidates,
-    RandomSearch,
+    Space,
     State,
-    ThompsonSampling,
     dump_memory,
     dump_state,
     load_memory,
     load_state,
     make_method,
     method_from_spec,
-    method_options,
     stream,
     stream_seed,
 )
+from fedone_sdk.algorithms.registry import METHODS, method_options
+from fedone_sdk.algorithms.search_methods import TPE, RandomSearch, ThompsonSampling
 from fedone_sdk.spec import MethodSpec
 
 N_POSITIONS, N_TOKENS, N_SAMPLES = 5, 10, 8
+SPACE, BLANK = (Space.repeated(N_POSITIONS, N_TOKENS, blank) for blank in (None, 3))
 VARIANTS = {
     "gs-bdpl/adamw": ("gs-bdpl", {"tau": 0.5, "learning_rate": 0.01}),
     "gs-bdpl/sgd": ("gs-bdpl", {"tau": 0.5, "learning_rate": 1e-3, "optimizer": "sgd",
@@ -34,11 +33,11 @@ VARIANTS = {
     "bdpl/adamw": ("bdpl", {"learning_rate": 0.01}),
     "bdpl/sgd": ("bdpl", {"learning_rate": 1e-3, "optimizer": "sgd", "alpha_min": 1e-2}),
     "random": ("random", {}),
-    "random/blank": ("random", {"blank": 3, "elite": 2, "pool_size": 6}),
+    "random/blank": ("random", {"space": BLANK}),
     "thompson": ("thompson", {}),
-    "thompson/blank": ("thompson", {"blank": 3}),
+    "thompson/blank": ("thompson", {"space": BLANK}),
     "tpe": ("tpe", {}),
-    "tpe/halving": ("tpe", {"halving": 4, "search": 16, "blank": 3}),
+    "tpe/halving": ("tpe", {"halving": 4, "search": 16, "space": BLANK}),
 }  # fmt: skip
 COSTS = np.random.default_rng(7).normal(size=(N_POSITIONS, N_TOKENS))
 # A random prompt has mean 0 and standard deviation 2.2 here; the best costs about -7.
@@ -48,9 +47,7 @@ BEST_TOKENS = COSTS.min(axis=1).sum()
 @pytest.fixture(params=VARIANTS)
 def method(request: pytest.FixtureRequest) -> Algorithm:
     name, options = VARIANTS[request.param]
-    return make_method(
-        name, prompt_len=N_POSITIONS, vocab_size=N_TOKENS, num_samples=N_SAMPLES, seed=1, **options
-    )
+    return make_method(name, **({"space": SPACE} | options), num_samples=N_SAMPLES, seed=1)
 
 
 def cost(prompts: np.ndarray) -> np.ndarray:
@@ -157,8 +154,7 @@ def test_prompt_is_a_prompt(method: Algorithm) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_untrained_prompt_is_one_seeded_random_prompt(name: str) -> None:
     def prompt(seed: int) -> bytes:
-        sizes = {"prompt_len": 20, "vocab_size": 50, "num_samples": 4}
-        method = make_method(name, seed=seed, **sizes)
+        method = make_method(name, space=Space.repeated(20, 50), num_samples=4, seed=seed)
         prompt = method.prompt(method.init())
         assert len(set(prompt.tolist())) > 10
         return prompt.tobytes()
@@ -233,11 +229,10 @@ def test_someone_elses_memory_is_refused(method: Algorithm) -> None:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
     "wrong",
-    [{"prompt_len": 0}, {"vocab_size": 1}, {"num_samples": 1}, {"prompt_len": 2.5},
-     {"num_samples": True}, {"seed": -1}, {"seed": "x"}],
+    [{"num_samples": 1}, {"num_samples": True}, {"seed": -1}, {"seed": "x"}],
 )  # fmt: skip
 def test_bad_sizes(name: str, wrong: dict[str, object]) -> None:
-    sizes = {"prompt_len": 4, "vocab_size": 5, "num_samples": 3, "seed": 0} | wrong
+    sizes = {"space": SPACE, "num_samples": 3, "seed": 0} | wrong
     with pytest.raises(ValueError, match=next(iter(wrong))):
         make_method(name, **sizes)  # type: ignore[arg-type]
 
@@ -249,25 +244,22 @@ def test_bad_sizes(name: str, wrong: dict[str, object]) -> None:
      ("gs-bdpl", {"alpha_min": 0.0}), ("gs-bdpl", {"alpha_min": 0.5}),
      ("gs-bdpl", {"alpha_min": 1e-60}), ("gs-bdpl", {"alpha_init": -1}),
      ("gs-bdpl", {"weight_decay": -0.1}), ("gs-bdpl", {"weight_decay": 0.1, "optimizer": "sgd"}),
-     ("bdpl", {"alpha_min": 0.2}), ("bdpl", {"optimizer": None}), ("random", {"elite": 0}),
-     ("random", {"pool_size": 3}), ("random", {"blank": 5}), ("random", {"search": -1}),
+     ("bdpl", {"alpha_min": 0.2}), ("bdpl", {"optimizer": None}), ("random", {"search": -1}),
      ("random", {"halving": 0.2}), ("random", {"biases": ((0.0,), (1.0,))})],
 )  # fmt: skip
 def test_bad_options(name: str, options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
-        make_method(name, prompt_len=4, vocab_size=5, num_samples=3, seed=0, **options)
+        make_method(name, space=SPACE, num_samples=3, seed=0, **options)
 
 
 def test_unknown_names_say_what_is_allowed() -> None:
-    sizes = {"prompt_len": 4, "vocab_size": 5, "num_samples": 3, "seed": 0}
+    sizes = {"space": SPACE, "num_samples": 3, "seed": 0}
     with pytest.raises(ValueError, match=r"bdpl, gs-bdpl, random, thompson, tpe, not 'cma'"):
         make_method("cma", **sizes)
     with pytest.raises(ValueError, match=r"gs-bdpl takes learning_rate, .*, not temperature"):
         make_method("gs-bdpl", temperature=1.0, **sizes)
-    assert method_options("random") == (
-        *("elite", "pool_size", "search", "halving", "blank", "space"),
-        *("num_labels", "num_groups", "start"),
-    )
+    options = ("search", "halving", "num_labels", "num_groups", "start")
+    assert method_options("random") == options
 
 
 def test_its_state_can_be_resumed(method: Algorithm) -> None:
@@ -303,7 +295,7 @@ def test_other_states_are_refused(method: Algorithm) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_default_is_the_same_in_the_class_and_in_run_yaml(name: str) -> None:
     spec = TypeAdapter(MethodSpec).validate_python({"name": name})
-    described = method_from_spec(spec, prompt_len=3, vocab_size=12, blank=None)
-    made = make_method(name, prompt_len=3, vocab_size=12, num_samples=spec.num_samples, seed=0)
-    for option in set(method_options(name)) - {"space"}:
+    described = method_from_spec(spec, SPACE)
+    made = make_method(name, space=SPACE, num_samples=spec.num_samples, seed=0)
+    for option in method_options(name):
         assert getattr(made, option) == getattr(described, option), option

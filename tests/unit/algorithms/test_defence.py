@@ -16,7 +16,7 @@ from fedone_sdk.algorithms.defence import (
     Influence,
     ledger,
 )
-from fedone_sdk.algorithms.state import Memory
+from fedone_sdk.algorithms.method_state import Memory
 
 SHAPE = (3, 8)
 ALPHA = np.full(SHAPE, 1 / 8, dtype=np.float32)

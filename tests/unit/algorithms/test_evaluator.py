@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedone_sdk.algorithms import ClassLosses
-from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.algorithms.evaluator import Estimates, Evaluator, updated
 from fedone_sdk.algorithms.gaussian_process import PRIOR, Features, Hyperparameters
+from fedone_sdk.algorithms.label_bias import fitted_bias
 from fedone_sdk.algorithms.method import Holder
 from fedone_sdk.algorithms.observations import Observations
 from fedone_sdk.algorithms.space import Space

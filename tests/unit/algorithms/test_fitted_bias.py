@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedone_sdk.algorithms import ClassLosses
-from fedone_sdk.algorithms.calibration import Expansions, fitted_bias, lowest
 from fedone_sdk.algorithms.evaluator import updated
 from fedone_sdk.algorithms.gaussian_process import PRIOR, Features
+from fedone_sdk.algorithms.label_bias import Expansions, fitted_bias, lowest
 from fedone_sdk.algorithms.observations import Observations
 from fedone_sdk.algorithms.space import Space
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.algorithms import TPE, State, stream
+from fedone_sdk.algorithms import State, stream
 from fedone_sdk.algorithms.gaussian_process import (
     PRIOR,
     Comparisons,
@@ -20,6 +20,7 @@ from fedone_sdk.algorithms.gaussian_process import (
     typical_length,
     unit_covariance,
 )
+from fedone_sdk.algorithms.search_methods import TPE
 from fedone_sdk.algorithms.space import Space
 from fedone_sdk.errors import MissingExtraError
 
@@ -120,8 +121,8 @@ SPACE_OF_TWO = Space.of([(1, 4, 0), (1, 3, None)])
 
 
 def method(**options: Any) -> TPE:
-    sizes = {"prompt_len": 2, "vocab_size": 4, "num_samples": 4, "space": SPACE_OF_TWO}
-    return TPE(**(sizes | {"elite": 4, "pool_size": 256} | options))
+    sizes = {"num_samples": 4, "space": SPACE_OF_TWO}
+    return TPE(**(sizes | options))
 
 
 def play(tpe: TPE, asks: int, *, noise: float = 0.0) -> tuple[State, list[np.ndarray]]:

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedone_sdk.algorithms import TPE, ClassLosses, RandomSearch, State, ThompsonSampling, stream
-from fedone_sdk.algorithms.search import FINALISTS, PromptSearch
+from fedone_sdk.algorithms import ClassLosses, State, prompt_search, stream
+from fedone_sdk.algorithms.prompt_search import FINALISTS, PromptSearch
+from fedone_sdk.algorithms.search_methods import TPE, RandomSearch, ThompsonSampling
 from fedone_sdk.algorithms.space import Space
 
-POOL = {"elite": 4, "pool_size": 256}
-SIZES = {"prompt_len": 4, "vocab_size": 30, "num_samples": 10, "blank": 0, **POOL}
+SIZES = {"space": Space.repeated(4, 30, blank=0), "num_samples": 10}
 WORTH = np.random.default_rng(1).normal(0.0, 0.3, 30) * (np.arange(30) > 0)
 KINDS = [RandomSearch, ThompsonSampling]
 
@@ -62,8 +62,7 @@ def test_the_incumbent_is_measured_on_every_client() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_prompt_is_sent_twice_to_one_client(kind: type[PromptSearch]) -> None:
     """Single tokens are every second new prompt, and there are nine of them."""
-    few = {**SIZES, "vocab_size": 10}
-    method = kind(**few)
+    method = kind(space=Space.repeated(4, 10, blank=0), num_samples=10)
     state = method.init()
     for step in range(10):
         candidates = method.ask(state, stream(step))
@@ -72,7 +71,7 @@ def test_no_prompt_is_sent_twice_to_one_client(kind: type[PromptSearch]) -> None
 
 
 def test_more_prompts_than_there_are_can_be_asked() -> None:
-    method = ThompsonSampling(**{**SIZES, "prompt_len": 1, "vocab_size": 3})
+    method = ThompsonSampling(space=Space.repeated(1, 3, blank=0), num_samples=10)
     state = method.init()
     for step in range(3):
         candidates = method.ask(state, stream(step))
@@ -100,7 +99,7 @@ def test_thompson_sampling_needs_few_queries() -> None:
 def test_new_prompts_differ_from_no_prompt_in_few_slots(kind: type[PromptSearch]) -> None:
     """One of five slots in half of the prompts; a repeated slot without a blank is not limited."""
     space = Space.of([(1, 9, 0), (1, 9, None), (1, 9, 4), (1, 9, 0), (1, 9, 8), (3, 9, None)])
-    method = kind(**{**SIZES, "prompt_len": 8, "vocab_size": 9, "blank": None}, space=space)
+    method = kind(space=space, num_samples=10)
     asked = method.ask(method.init(), stream(0), 1000).prompts
     changes = (asked[1:, :5] != np.array([0, 0, 4, 0, 8])).sum(axis=1)
     assert (changes <= 1).mean() == pytest.approx(0.55, abs=0.1)
@@ -112,14 +111,14 @@ def test_new_prompts_differ_from_no_prompt_in_few_slots(kind: type[PromptSearch]
 
 
 def test_without_a_blank_every_position_has_a_token() -> None:
-    method = ThompsonSampling(**{**SIZES, "blank": None})
+    method = ThompsonSampling(space=Space.repeated(4, 30), num_samples=10)
     state, _ = play(method, 60)
     candidates = method.ask(state, stream(99))
     known = {prompt.tobytes() for prompt in state.memory["prompts"]}
     new = [prompt for prompt in candidates.prompts if prompt.tobytes() not in known]
     assert len(new) > 3
     assert np.mean([len(set(prompt.tolist())) == 4 for prompt in new]) > 0.5
-    tiny = ThompsonSampling(prompt_len=4, vocab_size=2, num_samples=4, **POOL)
+    tiny = ThompsonSampling(space=Space.repeated(4, 2), num_samples=4)
     prompts = tiny.ask(tiny.init(), stream(0))
     state = tiny.tell(tiny.init(), prompts, prompts.prompts.sum(axis=1))
     assert tiny.ask(state, stream(1)).prompts.shape == (4, 4)
@@ -206,13 +205,29 @@ def test_blanks_are_at_the_end_so_that_equal_texts_are_one_prompt() -> None:
             assert prompt == tokens + [0] * (4 - len(tokens))
 
 
-def test_a_pool_beyond_its_size_is_refused() -> None:
+def test_a_pool_beyond_its_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     method = RandomSearch(**SIZES)
     state, _ = play(method, 100)
     method.check(state)
-    small = RandomSearch(**{**SIZES, "pool_size": len(state.memory["prompts"]) - 1})
+    monkeypatch.setattr(prompt_search, "POOL_SIZE", len(state.memory["prompts"]) - 1)
     with pytest.raises(ValueError, match=r"prompts and \d+ losses at most"):
-        small.check(state)
+        method.check(state)
+
+
+def test_a_full_pool_keeps_the_best_prompts_and_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prompt_search, "POOL_SIZE", 6)
+    method = RandomSearch(**SIZES)
+    state = method.init()
+    for step in range(6):
+        candidates = method.ask(state, stream(step))
+        state = method.tell(state, candidates, cost(candidates.prompts))
+        pool = state.memory["prompts"]
+        assert len(pool) == 6
+        assert (pool == 0).all(axis=1).any()
+        assert method.prompt(state).tolist() == pool[0].tolist()
+        method.check(state)
 
 
 def class_losses(means: np.ndarray, counts: list[float], **more: np.ndarray) -> ClassLosses:
@@ -257,8 +272,7 @@ SLOTS = Space.of([(1, 6, 0), (1, 4, None), (3, 5, 4)])
 
 @pytest.mark.parametrize("kind", [*KINDS, TPE])
 def test_slots_have_their_own_candidates(kind: type[PromptSearch]) -> None:
-    sizes = {"prompt_len": 5, "vocab_size": 6, "num_samples": 6, **POOL}
-    method = kind(**sizes, space=SLOTS, search=6, halving=2)
+    method = kind(space=SLOTS, num_samples=6, search=6, halving=2)
     state = method.init()
     assert (state.alpha[~SLOTS.mask] == 0).all()
     assert state.alpha[1, :4] == pytest.approx(0.25)
@@ -273,14 +287,12 @@ def test_slots_have_their_own_candidates(kind: type[PromptSearch]) -> None:
     assert method.project(state.alpha).tobytes() == state.alpha.tobytes()
     with pytest.raises(ValueError, match="no such candidate"):
         method.check(state.evolve(alpha=state.alpha + 0.01))
-    with pytest.raises(ValueError, match="space"):
-        kind(prompt_len=4, vocab_size=6, num_samples=6, **POOL, space=SLOTS)
 
 
 def test_slots_that_matter_together_are_found_together() -> None:
     """Neither of the two candidates is any good without the other."""
     space = Space.of([(1, 5, 0), (1, 5, 0), (1, 5, 0)])
-    method = ThompsonSampling(prompt_len=3, vocab_size=5, num_samples=6, space=space, **POOL)
+    method = ThompsonSampling(space=space, num_samples=6)
     together = 0
     for seed in range(5):
         rng, state = np.random.default_rng(seed), method.init()

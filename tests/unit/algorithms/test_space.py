@@ -10,17 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from fedone_sdk.algorithms import State, make_method, project_to_simplex, stream
-from fedone_sdk.algorithms.space import Space, is_warm_started, warm_start
+from fedone_sdk.algorithms import State, make_method, stream
+from fedone_sdk.algorithms.space import Space, is_warm_started, project_to_simplex, warm_start
 
 SPACE = Space.of([(1, 3, 0), (2, 5, None), (1, 2, 1)])
 
 
 def method_of(name: str, space: Space = SPACE, **options: Any) -> Any:
-    rows, columns = space.shape
-    return make_method(
-        name, prompt_len=rows, vocab_size=columns, num_samples=6, seed=1, space=space, **options
-    )
+    return make_method(name, space=space, num_samples=6, seed=1, **options)
 
 
 def test_a_space_lists_its_positions() -> None:
@@ -139,7 +136,8 @@ def test_bad_input(rows: object, floor: float) -> None:
         project_to_simplex(rows, floor=floor)  # type: ignore[arg-type]
 
 
-SIZES: dict[str, Any] = {"prompt_len": 3, "vocab_size": 6, "num_samples": 8, "seed": 5}
+PLAIN = Space.repeated(3, 6)
+SIZES: dict[str, Any] = {"num_samples": 8, "seed": 5}
 START = (((4, 0.5),), ((0, 0.5),), ((0, 0.25), (2, 0.75)))
 TOKENS = ("bdpl", "gs-bdpl")
 POOLS = ("random", "thompson")
@@ -147,11 +145,11 @@ POOLS = ("random", "thompson")
 
 class TestBegun:
     def test_shares_and_what_they_leave(self) -> None:
-        found = warm_start((3, 6), START)
+        found = warm_start(PLAIN, START)
         assert found.sum(axis=1) == pytest.approx([1, 1, 1])
         assert found[0] == pytest.approx([1 / 12] * 4 + [0.5 + 1 / 12, 1 / 12])
         assert found[2] == pytest.approx([0.25, 0, 0.75, 0, 0, 0])
-        assert (warm_start((3, 6), None) == 1 / 6).all()
+        assert (warm_start(PLAIN, None) == 1 / 6).all()
 
     @pytest.mark.parametrize(
         ("start", "line"),
@@ -165,26 +163,27 @@ class TestBegun:
     )
     def test_what_is_none(self, start: Any, line: str) -> None:
         with pytest.raises(ValueError, match=line):
-            warm_start((3, 6), start)
+            warm_start(PLAIN, start)
 
 
 @pytest.mark.parametrize("name", [*TOKENS, *POOLS])
 def test_the_untrained_prompt_is_the_initial_one(name: str) -> None:
-    method = make_method(name, **SIZES, start=START)
+    method = make_method(name, space=PLAIN, **SIZES, start=START)
     state = method.init()
     assert is_warm_started(state.alpha)
     assert method.prompt(state).tolist() == [4, 0, 2]
     method.check(state)
     assert (method.project(state.alpha) == state.alpha).all()
-    assert state.alpha == pytest.approx(warm_start((3, 6), START), abs=0.1)
+    assert state.alpha == pytest.approx(warm_start(PLAIN, START), abs=0.1)
 
 
 @pytest.mark.parametrize("name", POOLS)
 def test_a_search_evaluates_it_first(name: str) -> None:
-    method = make_method(name, **SIZES, blank=0, start=START)
+    space = Space.repeated(3, 6, blank=0)
+    method = make_method(name, space=space, **SIZES, start=START)
     asked = method.ask(method.init(), stream(1)).prompts.tolist()
     assert asked[0] == [0, 0, 0]  # no prompt
     assert [4, 2, 0] in asked  # blanks at the end
     # What is not known of the method is in alpha: a device begins alike.
-    device = make_method(name, **SIZES, blank=0)
+    device = make_method(name, space=space, **SIZES)
     assert device.ask(State(alpha=method.init().alpha), stream(1)).prompts.tolist() == asked

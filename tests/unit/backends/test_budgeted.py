@@ -24,8 +24,7 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.task import Part
 
-PRICE = Price(prompt=Decimal("2.50"), completion=Decimal("10.00"), request=Decimal("0.001"))
-PER_REQUEST = Price(prompt=Decimal(0), completion=Decimal(0), request=Decimal(1))
+PRICE = Price(prompt=Decimal("2.50"), completion=Decimal("10.00"))
 QUOTE = Usage(queries=1, requests=1, prompt_tokens=400, completion_tokens=2)
 USED = Usage(requests=1, prompt_tokens=300, completion_tokens=1)
 ALL = frozenset({"queries", "requests", "tokens", "prompt_tokens", "completion_tokens"})
@@ -73,7 +72,7 @@ def guard_of(**caps: Any) -> BudgetGuard:
 
 def usd(usage: Usage) -> Decimal:
     tokens = usage.prompt_tokens * PRICE.prompt + usage.completion_tokens * PRICE.completion
-    return tokens / 10**6 + usage.requests * PRICE.request
+    return tokens / 10**6
 
 
 def priced(usage: Usage) -> Usage:
@@ -84,7 +83,7 @@ async def test_quotes_have_their_money() -> None:
     backend = ModelClient(Model(), price=PRICE)
     assert backend.metered
     assert await backend.quote(ask()) == priced(QUOTE)
-    assert backend.worst_case(3).usd == Decimal("0.00402")  # (1200 * 2.5 + 2 * 10) / 1e6 + 0.001
+    assert backend.worst_case(3).usd == Decimal("0.00302")  # (1200 * 2.5 + 2 * 10) / 1e6
     assert isinstance(backend.worst_case(3).usd, Decimal)
 
 
@@ -116,7 +115,7 @@ async def test_the_worst_case_is_held_while_the_request_is_pending() -> None:
 @pytest.mark.parametrize("short", ["guard", "payer"])
 async def test_what_does_not_fit_is_not_sent_and_costs_nothing(short: str) -> None:
     model = Model()
-    tight, wide = guard_of(usd="0.00201"), guard_of(usd=1)  # it takes 0.00202
+    tight, wide = guard_of(usd="0.00101"), guard_of(usd=1)  # it takes 0.00102
     guard, payer = (tight, wide) if short == "guard" else (wide, tight)
     with pytest.raises(BudgetExhausted, match="usd"):
         await ModelClient(model, price=PRICE, guard=guard).score(ask(payer))
@@ -179,7 +178,7 @@ async def test_a_cancelled_request_is_charged_in_full() -> None:
 
 async def test_a_bill_above_the_quote_is_charged_and_logged() -> None:
     more = Usage(requests=1, prompt_tokens=500, completion_tokens=2)
-    payer = guard_of(usd="0.00202")
+    payer = guard_of(usd="0.00102")
     with structlog.testing.capture_logs() as logs:
         answer = await ModelClient(Model(more), price=PRICE).score(ask(payer))
     assert answer.usage == priced(more)
@@ -207,7 +206,6 @@ async def test_without_a_price_the_models_own_money_is_kept() -> None:
         # Tokens cost money, but their number has no bound.
         ({"queries", "requests"}, PRICE, False),
         ({"queries", "requests", "usd"}, PRICE, False),
-        ({"queries", "requests"}, PER_REQUEST, True),
     ],
 )
 def test_money_is_bounded_where_all_that_costs_money_is(

@@ -82,10 +82,10 @@ def test_cached_tokens_and_flex_cost_less_and_never_more_than_the_quote(
 
 
 def test_money_is_counted_exactly() -> None:
-    price = Price(prompt=Decimal("0.15"), completion=Decimal("0.60"), request=Decimal("0.001"))
+    price = Price(prompt=Decimal("0.15"), completion=Decimal("0.60"))
     usage = Usage(queries=2, requests=3, prompt_tokens=7, completion_tokens=1)
-    # (7 * 0.15 + 1 * 0.60) / 1e6 + 3 * 0.001
-    assert price.priced(usage) == usage.model_copy(update={"usd": Decimal("0.00300165")})
+    # (7 * 0.15 + 1 * 0.60) / 1e6
+    assert price.priced(usage) == usage.model_copy(update={"usd": Decimal("0.00000165")})
 
 
 def test_the_money_that_was_there_is_replaced() -> None:
@@ -174,5 +174,4 @@ def test_units_that_cost_money() -> None:
     assert FREE.units == frozenset()
     assert tiered(prompt="0", completion="0").units == frozenset()
     assert tiered((9, "1", "0"), prompt="0", completion="0").units == {"prompt_tokens"}
-    fee = Price(prompt=Decimal(0), completion=Decimal(1), request=Decimal(1))
-    assert fee.units == {"completion_tokens", "requests"}
+    assert tiered(prompt="0", completion="1").units == {"completion_tokens"}

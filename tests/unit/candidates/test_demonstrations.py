@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedone_paper.glue import glue_task
-from fedone_sdk.candidates import demonstration_candidates, fill
+from fedone_sdk.candidates import fill
+from fedone_sdk.candidates.demonstrations import demonstration_candidates
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.task import ChatSpec, TaskSpec, render
 from fedone_sdk.vocabulary import MAX_CANDIDATE_CHARS

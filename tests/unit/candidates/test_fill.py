@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, TypeAdapter, ValidationError
 
-from fedone_sdk.candidates import (
-    DemonstrationsSource,
-    InstructionsSource,
-    LabelsSource,
-    fill,
-    label_placeholder,
-)
+from fedone_sdk.candidates import fill
+from fedone_sdk.candidates.demonstrations import DemonstrationsSource
+from fedone_sdk.candidates.instructions import InstructionsSource
+from fedone_sdk.candidates.label_sets import LabelsSource
+from fedone_sdk.candidates.placeholders import label_placeholder
 
 WORDS = {"0": " terrible", "1": " great"}
 

@@ -8,7 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from fedone_paper.glue import GLUE_TASKS, glue_task
-from fedone_sdk.candidates import Description, code_candidates, fill, instruction_candidates
+from fedone_sdk.candidates import fill
+from fedone_sdk.candidates.instructions import code_candidates, instruction_candidates
+from fedone_sdk.task import Description
 
 SST2 = glue_task("sst2").description
 

@@ -11,18 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.candidates import (
-    Description,
-    ScoredCandidate,
-    proposal_messages,
-    quotes,
-    read_proposals,
-    read_reflection,
-    reflection_messages,
-)
+from fedone_sdk.candidates.proposals import ScoredCandidate, proposal_messages, read_proposals
+from fedone_sdk.candidates.reflection import quotes, read_reflection, reflection_messages
 from fedone_sdk.losses import feedback
 from fedone_sdk.scores import graded
-from fedone_sdk.task import ChatSpec, Score, TaskSpec
+from fedone_sdk.task import ChatSpec, Description, Score, TaskSpec
 
 WORDS = {"0": " terrible", "1": " great"}
 TASK = TaskSpec(

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.data import Partition, SplitMix64, dirichlet, draw_minibatch, iid, partition_clients
-from fedone_sdk.data.partition import _dirichlet_draw, _round_shares
+from fedone_sdk.data import SplitMix64, dirichlet, draw_minibatch, iid, partition_clients
+from fedone_sdk.data.draws import Partition, _dirichlet_draw, _round_shares
 from fedone_sdk.errors import DataError
 
 SEEDS = st.integers(0, 2**53 - 1)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedone_sdk.errors import needs_extra
 
-from .search import Known, PromptSearch
+from .prompt_search import Known, PromptSearch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class TPE(PromptSearch):
         optuna = _optuna()
         distributions = {
             f"{position:04d}": optuna.distributions.CategoricalDistribution(range(size))
-            for position, size in enumerate(self._space.sizes)
+            for position, size in enumerate(self.space.sizes)
         }
         observed = known.evaluator.observed
         trials = [
@@ -103,7 +103,7 @@ class TPE(PromptSearch):
         study.add_trials(trials)
         asked = [study.ask(distributions).params for _ in range(count)]
         prompts = np.array([list(params.values()) for params in asked], dtype=np.int64)
-        return self._space.compact(prompts)
+        return self.space.compact(prompts)
 
     def _incumbent(self, known: Known) -> int:
         if self.halving:

@@ -15,13 +15,16 @@ from . import _checks
 from .evaluator import Estimates, Evaluator, updated
 from .gaussian_process import LARGEST, PRIOR, Features, Hyperparameters
 from .method import Candidates, ClassLosses, Holder
+from .method_state import State
 from .observations import EVALUATIONS_PER_PROMPT, Observations
 from .sampling import argmax_prompt, draw_prompts, stream, stream_seed
 from .space import Space, Start, is_warm_started, nearest_probabilities, warm_start
-from .state import State
 
 POOL_SIZE = 256
 """Prompts that a search remembers: its Gaussian process takes a second with 1,000 of them."""
+
+ELITE = 4
+"""How many of the best prompts are always remembered, and start local changes."""
 
 REVISITED = 0.3
 """The fraction of an ask that re-evaluates known prompts."""
@@ -85,29 +88,18 @@ class PromptSearch(ABC):
 
     Attributes:
         num_samples: I, at least 2.
-        elite: How many of the best prompts are always remembered.
-        pool_size: How many prompts are remembered, with `EVALUATIONS_PER_PROMPT` losses each on
-            average.
         search: Asks before the halving; None never ends the search.
         halving: Asks of the successive halving.
-        blank: The index of the blank token, if the vocabulary has one. "No prompt" is then among
-            the first candidates, and the reference. A `space` has its own blanks.
-        space: Which candidates each position has; by default, the same N for all n.
         num_labels: C, the labels of the biases that are fitted; 1 disables calibration.
         num_groups: K, the groups of examples that losses are reported for: C, or 1.
         start: The warm start of the first ask (`warm_start`); None disables.
         seed: Breaks ties of the untrained prompt, and seeds the draws behind alpha.
     """
 
-    prompt_len: int
-    vocab_size: int
+    space: Space
     num_samples: int
-    elite: int = 4
-    pool_size: int = POOL_SIZE
     search: int | None = None
     halving: int = 0
-    blank: int | None = None
-    space: Space | None = None
     num_labels: int = 1
     num_groups: int = 1
     start: Start | None = None
@@ -116,24 +108,11 @@ class PromptSearch(ABC):
 
     def __post_init__(self) -> None:
         """Refuse impossible options."""
-        _checks.sizes(
-            prompt_len=self.prompt_len,
-            vocab_size=self.vocab_size,
-            num_samples=self.num_samples,
-            seed=self.seed,
-        )
-        _checks.integer("elite", self.elite, minimum=1)
-        if _checks.integer("pool_size", self.pool_size) < max(self.elite, 2):
-            raise ValueError(f"pool_size must be at least 2 and at least elite = {self.elite}")
+        _checks.samples_and_seed(self.num_samples, self.seed)
         if self.search is not None:
             _checks.integer("search", self.search)
         _checks.integer("halving", self.halving)
-        if self.blank is not None and _checks.integer("blank", self.blank) >= self.vocab_size:
-            raise ValueError(f"blank must lie in [0, {self.vocab_size}), not {self.blank}")
-        space = _checks.space(
-            self.space, prompt_len=self.prompt_len, vocab_size=self.vocab_size, blank=self.blank
-        )
-        object.__setattr__(self, "_features", Features(space))
+        object.__setattr__(self, "_features", Features(self.space))
         _checks.integer("num_labels", self.num_labels, minimum=1)
         if _checks.integer("num_groups", self.num_groups) not in (1, self.num_labels):
             raise ValueError(f"num_groups must be 1 or num_labels = {self.num_labels}")
@@ -141,7 +120,7 @@ class PromptSearch(ABC):
     @property
     def shape(self) -> tuple[int, int]:
         """Positions and tokens, (n, N)."""
-        return self.prompt_len, self.vocab_size
+        return self.space.shape
 
     @property
     def shares_memory(self) -> bool:
@@ -150,7 +129,7 @@ class PromptSearch(ABC):
 
     def init(self) -> State:
         """Return the uniform alpha or the warm start, with an empty memory."""
-        return State(alpha=self.project(warm_start(self.shape, self.start, self._space.mask)))
+        return State(alpha=self.project(warm_start(self.space, self.start)))
 
     def check(self, state: State) -> None:
         """Raise for an alpha without logarithms, or a malformed memory."""
@@ -201,9 +180,7 @@ class PromptSearch(ABC):
         progress = self._further(state)
         kept = self._kept(known, incumbent)
         memory = {
-            **evaluator.observed.remembering(
-                kept, EVALUATIONS_PER_PROMPT * self.pool_size
-            ).memory(),
+            **evaluator.observed.remembering(kept, EVALUATIONS_PER_PROMPT * POOL_SIZE).memory(),
             "hyperparameters": np.array(variances),
             "progress": progress,
         }
@@ -213,8 +190,8 @@ class PromptSearch(ABC):
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Project each row on the simplex, above the smoothed probability of an unseen one."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
-        floor = float(np.float32(1.0 / self.vocab_size / (DRAWS + 1)))
-        return nearest_probabilities(checked, floor=floor, mask=self._space.mask)
+        floor = float(np.float32(1.0 / self.space.vocab_size / (DRAWS + 1)))
+        return nearest_probabilities(checked, floor=floor, mask=self.space.mask)
 
     def prompt(self, state: State) -> NDArray[np.int64]:
         """Return the incumbent; before any losses, a random prompt."""
@@ -230,7 +207,7 @@ class PromptSearch(ABC):
     def plain_bias(self, state: State) -> NDArray[np.float64] | None:
         """Return the best label bias of "no prompt", shape (C,); None if it was not evaluated."""
         observed = self._observed(state)
-        row = observed.row(self._space.reference)
+        row = observed.row(self.space.reference)
         return observed.biases[row].copy() if self._calibrates and row is not None else None
 
     def cheapest(
@@ -283,27 +260,23 @@ class PromptSearch(ABC):
     def _calibrates(self) -> bool:
         return self.num_labels > 1
 
-    @property
-    def _space(self) -> Space:
-        return self._features.space
-
     def _first(self, state: State, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return the first ask: "no prompt", prompts near it, the warm start and draws from it."""
         indices = self._near(count, rng)
         if is_warm_started(state.alpha):
             known = draw_prompts(state.alpha.astype(np.float64), (count + 1) // 2, rng)
             known[0] = argmax_prompt(state.alpha, self.seed)
-            indices[-len(known) :] = self._space.compact(known)
-        if self._space.reference is not None:
-            indices[0] = self._space.reference
+            indices[-len(known) :] = self.space.compact(known)
+        if self.space.reference is not None:
+            indices[0] = self.space.reference
         return indices
 
     def _near(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return random prompts that differ from "no prompt" in few positions, shape (count, n)."""
-        prompts = self._space.random(count, rng)
-        if self._space.reference is not None:
-            prompts = np.where(self._changed(count, rng), prompts, self._space.reference)
-        return self._space.compact(prompts)
+        prompts = self.space.random(count, rng)
+        if self.space.reference is not None:
+            prompts = np.where(self._changed(count, rng), prompts, self.space.reference)
+        return self.space.compact(prompts)
 
     def _distinct(self, prompts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """Return the prompts with repetitions, which add no information, replaced at random."""
@@ -321,12 +294,12 @@ class PromptSearch(ABC):
         These are random slots of one position, and the first positions of a repeated slot with a
         blank; their number is geometrically distributed. Other positions may always differ.
         """
-        order = np.zeros((count, self.prompt_len), dtype=np.int64)
-        if self._space.reference is not None:
-            single = [group[0] for group in self._space.groups() if len(group) == 1]
+        order = np.zeros((count, self.space.prompt_len), dtype=np.int64)
+        if self.space.reference is not None:
+            single = [group[0] for group in self.space.groups() if len(group) == 1]
             order[:, single] = rng.random((count, len(single))).argsort(axis=1)
-            for group in self._space.groups():
-                if len(group) > 1 and self._space.blanks[group[0]] is not None:
+            for group in self.space.groups():
+                if len(group) > 1 and self.space.blanks[group[0]] is not None:
                     order[:, group] = np.arange(len(group))
         changed: NDArray[np.bool_] = order < rng.geometric(1.0 / CHANGES, size=(count, 1))
         return changed
@@ -355,17 +328,17 @@ class PromptSearch(ABC):
         order = np.argsort(known.estimates.pessimistic, kind="stable")
         first = np.array([incumbent], dtype=np.int64)
         ranked: NDArray[np.int64] = np.concatenate([first, order[order != incumbent]])
-        if len(ranked) <= self.pool_size:
+        if len(ranked) <= POOL_SIZE:
             return ranked
         # The elite and the reference stay, then the most recently evaluated. Ranking by loss would
         # keep only the lucky losses of a poor candidate.
         reference = known.evaluator.reference
         stays = np.zeros(len(ranked), dtype=bool)
-        stays[ranked[: self.elite - (self.elite == self.pool_size)]] = True
+        stays[ranked[:ELITE]] = True
         if reference is not None:
             stays[reference] = True
         last = np.where(stays, np.iinfo(np.int64).max, known.evaluator.observed.last_met())
-        kept = np.argsort(-last, kind="stable")[: self.pool_size]
+        kept = np.argsort(-last, kind="stable")[:POOL_SIZE]
         remembered: NDArray[np.int64] = ranked[np.isin(ranked, kept)]
         return remembered
 
@@ -373,8 +346,8 @@ class PromptSearch(ABC):
         """Return alpha, shape (n, N)."""
         rng = stream(stream_seed(self.seed, "alpha", asks))
         best = self._lowest(known, DRAWS, rng)
-        frequency = (best[:, :, None] == np.arange(self.vocab_size)).sum(axis=0)
-        alpha: NDArray[np.float64] = (frequency + self._space.uniform) / (DRAWS + 1)
+        frequency = (best[:, :, None] == np.arange(self.space.vocab_size)).sum(axis=0)
+        alpha: NDArray[np.float64] = (frequency + self.space.uniform) / (DRAWS + 1)
         return alpha
 
     def _lowest(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -383,15 +356,15 @@ class PromptSearch(ABC):
         A draw is of the observed prompts, and of new prompts near "no prompt" or near one of the
         best. It has a limit of its own for new prompts (`_changed`).
         """
-        best = known.prompts[rng.integers(min(len(known.prompts), self.elite), size=NEAR)]
+        best = known.prompts[rng.integers(min(len(known.prompts), ELITE), size=NEAR)]
         changes = rng.geometric(1.0 / CHANGES, size=(NEAR, 1))
         moved = rng.random(best.shape).argsort(axis=1) < changes
-        near_best = self._space.compact(np.where(moved, self._space.random(NEAR, rng), best))
+        near_best = self.space.compact(np.where(moved, self.space.random(NEAR, rng), best))
         new = np.unique(np.concatenate([self._near(NEAR, rng), near_best]), axis=0)
         new = new[~(new[:, None] == known.prompts).all(axis=2).any(axis=1)]
         values = known.evaluator.draws(new, count, rng)
-        if self._space.reference is not None:
-            differs = new != self._space.reference
+        if self.space.reference is not None:
+            differs = new != self.space.reference
             beyond = (differs & ~self._changed(count, rng)[:, None]).any(axis=2)
             values[:, len(known.prompts) :][beyond] = np.inf
         every = np.concatenate([known.prompts, new])
@@ -400,14 +373,12 @@ class PromptSearch(ABC):
 
     def _observed(self, state: State) -> Observations:
         observed = Observations.remembered(
-            state.memory, self._space, self.num_groups, self.num_labels
+            state.memory, self.space, self.num_groups, self.num_labels
         )
         # The memory may come from a client, and the cost of a posterior grows faster than its size.
-        size = self.pool_size
-        if len(observed.prompts) > size or len(observed.rows) > EVALUATIONS_PER_PROMPT * size:
-            raise ValueError(
-                f"a memory holds {size} prompts and {EVALUATIONS_PER_PROMPT * size} losses at most"
-            )
+        most = EVALUATIONS_PER_PROMPT * POOL_SIZE
+        if len(observed.prompts) > POOL_SIZE or len(observed.rows) > most:
+            raise ValueError(f"a memory holds {POOL_SIZE} prompts and {most} losses at most")
         return observed
 
     def _values(self, state: State) -> Hyperparameters:
@@ -419,7 +390,7 @@ class PromptSearch(ABC):
         return Hyperparameters(*values.tolist())
 
     def _alpha_of(self, state: State) -> NDArray[np.float64]:
-        return _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._space.mask)
+        return _checks.positive_alpha(state.alpha, mask=self.space.mask)
 
     def _as_losses(self, candidates: Candidates, losses: ArrayLike | ClassLosses) -> ClassLosses:
         if isinstance(losses, ClassLosses):
@@ -463,7 +434,7 @@ class PromptSearch(ABC):
         stage = int((asks - halving_start) * stages / self.halving) if self.halving else 0
         running = max(2, entered >> min(stage, stages - 1))
         rows = list(range(min(running, len(observed.prompts))))
-        reference = observed.row(self._space.reference)
+        reference = observed.row(self.space.reference)
         if reference is not None and reference not in rows:
             rows[-1] = reference
         return observed.prompts[rows]

@@ -1,4 +1,4 @@
-"""Messages for monitoring: the caller's token, seats, token probabilities."""
+"""Messages for monitoring: health, the caller's token, seats, token probabilities."""
 
 from __future__ import annotations
 
@@ -105,3 +105,33 @@ class TokenProbabilities(Message):
     vocab_size: int
     positions: tuple[PositionProbabilities, ...]
     labels: tuple[str, ...] = ()
+
+
+class Check(Message):
+    """Check of a dependency of the service.
+
+    Attributes:
+        detail: The problem, without private details, since the response is public.
+    """
+
+    ok: bool
+    detail: str | None = None
+
+
+class Health(Message):
+    """``GET /healthz`` and ``GET /readyz``.
+
+    Attributes:
+        status: ``ok``, or ``unavailable`` if a check other than ``model`` failed.
+    """
+
+    status: Literal["ok", "unavailable"]
+    checks: dict[str, Check] = Field(default_factory=dict)
+
+
+class About(Message):
+    """``GET /``: name and version of the server, and the path of its OpenAPI document."""
+
+    name: str
+    version: str
+    openapi: str
