@@ -11,7 +11,7 @@ import structlog
 
 from fedone_sdk.aggregator.authority import AdminToken, Authority, EnrolmentToken
 from fedone_sdk.aggregator.http.application import build_app, build_metrics_app, listening
-from fedone_sdk.aggregator.http.guards import NO_LIMITS, NO_PAGES, CorsConfig, Limits
+from fedone_sdk.aggregator.http.guards import NO_LIMITS, NO_ORIGINS, CorsConfig, Limits
 from fedone_sdk.aggregator.replicas import Retention
 from fedone_sdk.aggregator.runs.changes import Feed
 from fedone_sdk.aggregator.runs.served_run import ServedRun
@@ -65,7 +65,7 @@ class Aggregator:
         admin_token: str | None = None,
         admin_tokens: Iterable[AdminToken] = (),
         limits: Limits = NO_LIMITS,
-        cors: CorsConfig = NO_PAGES,
+        cors: CorsConfig = NO_ORIGINS,
         clock: Clock | None = None,
         observers: Observers = NO_OBSERVERS,
         drain_s: float = 1.0,
