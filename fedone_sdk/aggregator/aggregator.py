@@ -1,4 +1,4 @@
-"""The Aggregator: the service, its store and its HTTP server as one thing to start and stop."""
+"""The `Aggregator`: a service, its store and its HTTP server, started and stopped together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 import structlog
+from pydantic import SecretStr
 
 from fedone_sdk.aggregator.authority import AdminToken, Authority, EnrolmentToken
 from fedone_sdk.aggregator.http.application import build_app, build_metrics_app, listening
-from fedone_sdk.aggregator.http.guards import NO_LIMITS, NO_PAGES, CorsConfig, Limits
+from fedone_sdk.aggregator.http.guards import NO_LIMITS, NO_ORIGINS, CorsConfig, Limits
 from fedone_sdk.aggregator.replicas import Retention
 from fedone_sdk.aggregator.runs.changes import Feed
 from fedone_sdk.aggregator.runs.served_run import ServedRun
@@ -22,7 +23,7 @@ from fedone_sdk.backends import LLMBackend
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.messages import RunEvent, RunResult
 from fedone_sdk.metrics import MetricFunction
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
@@ -43,19 +44,17 @@ class Aggregator:
         ```
 
     Args:
-        backend: The gateway's model, which the caller closes; None if clients bring their own.
-        store: Keeps runs and clients. By default in memory: a restart loses runs, clients and what
+        backend: The gateway's model, which the caller closes; None if clients have their own.
+        store: Store of runs and clients; by default in memory, so a restart loses them and what
             they have spent.
         enrolment_tokens: Tokens that devices enrol with: secrets, or tokens with limits.
-        admin_token: Secret of a person in role admin. Without any such person, the routes for
-            people are closed.
-        admin_tokens: More people, in their roles.
+        admin_token: Secret of an admin. Without `admin_token` and `admin_tokens`, the users' routes
+            are closed (``forbidden``).
+        admin_tokens: Tokens of more users, with their roles.
         limits: Rate limits of callers; none by default.
         cors: Origins of web pages that may take part as devices; none by default.
-        clock: Returns the time.
-        observers: Metrics and traces.
-        drain_s: How long requests in progress may take at the end, seconds.
-        retention: How long ended runs, logs and revoked clients are kept; for ever by default.
+        drain_s: Time for pending requests to finish at the end, seconds.
+        retention: How long ended runs, logs and idle clients are kept; for ever by default.
     """
 
     def __init__(
@@ -64,26 +63,25 @@ class Aggregator:
         backend: LLMBackend | None = None,
         store: Store | None = None,
         enrolment_tokens: Iterable[str | EnrolmentToken] = (),
-        admin_token: str | None = None,
+        admin_token: str | SecretStr | None = None,
         admin_tokens: Iterable[AdminToken] = (),
         limits: Limits = NO_LIMITS,
-        cors: CorsConfig = NO_PAGES,
+        cors: CorsConfig = NO_ORIGINS,
         clock: Clock | None = None,
         observers: Observers = NO_OBSERVERS,
         drain_s: float = 1.0,
         retention: Retention = KEEP_ALL,
     ) -> None:
+        tokens = {
+            "enrolment_tokens": tuple(enrolment_tokens),
+            "admin_token": admin_token,
+            "admin_tokens": tuple(admin_tokens),
+        }
         self._is_default_store = store is None
-        store = store or MemoryStore()
-        self._is_durable = not isinstance(store, MemoryStore)
         self.service = Service(
-            store=store,
+            store=store or MemoryStore(),
             clock=clock or SystemClock(),
-            authority=Authority(
-                enrolment_tokens=enrolment_tokens,
-                admin_token=admin_token,
-                admin_tokens=admin_tokens,
-            ),
+            authority=validate_spec(Authority, tokens, source="Aggregator"),
             backend=backend,
             retention=retention,
             observe_commit=observers.commit,
@@ -98,7 +96,8 @@ class Aggregator:
 
     def __repr__(self) -> str:
         """Return the runs, and what a restart would lose."""
-        lost = "" if self._is_durable else ", store in memory: not durable"
+        in_memory = isinstance(self.service.store, MemoryStore)
+        lost = ", store in memory: not durable" if in_memory else ""
         return f"Aggregator({len(self.service.runs)} runs served{lost})"
 
     async def __aenter__(self) -> Self:
@@ -113,8 +112,8 @@ class Aggregator:
     async def open(self) -> None:
         """Open the store, and start to load the stored runs that are running or paused.
 
-        Entering ``async with`` does this and `admit_devices`. A server that listens during the
-        load calls both itself, with `listen` in between, and ends with `__aexit__`.
+        Entering ``async with`` does this and `admit_devices`. To listen while runs are loaded, call
+        `open`, `listen`, `admit_devices` and, at the end, `__aexit__` instead.
         """
         if self._is_default_store:
             _log.warning(
@@ -139,24 +138,15 @@ class Aggregator:
         await self._stack.aclose()
 
     def drain(self) -> None:
-        """Begin the shutdown: ``/readyz`` is 503, and long polls and event streams end.
-
-        Requests are answered until the end of the ``async with``.
-        """
+        """Begin the shutdown: ``/readyz`` is 503, and long polls and event streams end."""
         self.service.drain()
 
     async def listen(
         self, *, host: str = "127.0.0.1", port: int = 0, ssl_context: ssl.SSLContext | None = None
     ) -> str:
-        """Start to accept requests.
+        """Start to accept requests, over ``https`` with `ssl_context`; return the base URL.
 
-        Args:
-            host: Address to listen on.
-            port: 0 picks a free one.
-            ssl_context: Serves ``https``.
-
-        Returns:
-            The base URL.
+        Port 0 selects a free one.
         """
         return await self._stack.enter_async_context(
             listening(
@@ -197,22 +187,14 @@ class Aggregator:
     ) -> RunHandle:
         """Add a run under its spec's name, or continue the stored one.
 
-        Example:
-            ```python
-            run = await aggregator.add_run(spec)
-            async for event in run.events():
-                print(event)
-            result = await run.wait()
-            ```
-
         Args:
-            spec: The run. Its own method, if it has one, is imported, unless `load_method` did it.
-            vocabulary: Its candidates; by default those of `spec.prompt`, with files relative to
-                the working directory. Sources that count training text must be built before
-                (`PromptSpec.build`).
+            spec: The run. A method of your own (``method.name: own``) is imported.
+            vocabulary: The candidates; by default those of `spec.prompt`, with files relative to
+                the working directory. Candidates that depend on training texts must be built before
+                the call (`PromptSpec.build`).
             dev: Held-out examples to measure prompts on.
-            score: The user's function that measures them, for loss ``score``.
-            measure: The user's function, for a custom metric.
+            score: Your score function, for loss ``score``.
+            measure: Your metric function, for a custom metric.
             proposer: The model of ``prompt.proposer``, open; without it nothing is proposed.
 
         Raises:
@@ -241,22 +223,19 @@ class RunHandle:
         return self._run.result()
 
     async def wait_ended(self) -> None:
-        """Wait until the run has ended; its final prompt may not be measured yet."""
+        """Wait until the run has ended; `wait` also waits for the metric of its final prompt."""
         await self._run.ended.wait()
 
     async def wait(self) -> RunResult:
         """Return the result once the run has ended and its final prompt is measured.
 
-        A run that is stopped, paused or failed has ended too, until it is resumed.
+        A run that is stopped, paused or failed has ended, until it is resumed.
         """
         await self._service.wait(self._run)
         return self.result()
 
     async def stop(self, reason: str | None = None) -> RunResult:
-        """Stop the run; its result is that of the rounds so far.
-
-        Args:
-            reason: Why, for people.
+        """Stop the run, and return the result of the rounds so far.
 
         Raises:
             ProblemError: ``run_conflict`` if it has ended.
@@ -265,9 +244,9 @@ class RunHandle:
         return self.result()
 
     async def events(self) -> AsyncIterator[RunEvent]:
-        """Stream each finished round from the first one on, then the result.
+        """Stream a report of each round from the first one on, then the result.
 
-        A round is repeated once its metric is known. The last event is a `RunResult`.
+        The report of a round is sent again when its metric is known.
 
         Example:
             ```python

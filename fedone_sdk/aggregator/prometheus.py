@@ -29,16 +29,15 @@ _AN_HOUR_S = 3600.0
 
 Labels = tuple[str, ...]
 
-
 _WAITING = ("/v1/assignments/claim", "/v1/runs/{run_id}/events")
-"""Routes whose requests are held open with nothing to do."""
+"""Routes whose requests stay open without work for the server."""
 
 
 class Metrics:
-    """The metrics of one aggregator process, in their own registry.
+    """The metrics of one aggregator process, in a registry of their own.
 
-    Labels are bounded: declared routes, problem codes, and runs that are running or ended within
-    the last hour. No label names a client.
+    Labels are bounded: declared routes, problem codes, and runs that are running or have ended
+    within the last hour. No label names a client.
     """
 
     def __init__(self) -> None:
@@ -83,7 +82,7 @@ class Metrics:
             ("outcome",),
             buckets=_FAST_S,
         )
-        self._asked = histogram(
+        self._model_requests = histogram(
             "fedone_llm_request_duration_seconds",
             "One request to the language model, by outcome: ok, unavailable, blocked, refused or "
             "cancelled",
@@ -132,10 +131,10 @@ class Metrics:
 
     def model_request(self) -> AbstractContextManager[None]:
         """Measure the duration of a request to the model."""
-        return _measured(self._asked, _OF_MODEL, "cancelled")
+        return _measured(self._model_requests, _MODEL_OUTCOMES, "cancelled")
 
 
-_OF_MODEL = {
+_MODEL_OUTCOMES = {
     BackendUnavailable: "unavailable",
     BackendBlocked: "blocked",
     BudgetExhausted: "blocked",
@@ -147,7 +146,7 @@ _OF_MODEL = {
 def _measured(
     histogram: Histogram, outcomes: Mapping[type[Exception], str], otherwise: str
 ) -> Iterator[None]:
-    """Measure the duration of the body, by its outcome: ok, or that of its exception."""
+    """Measure the duration of the body, by its outcome: ok, or the outcome of its exception."""
     began, outcome = time.perf_counter(), otherwise
     try:
         yield
@@ -185,19 +184,17 @@ class _ServiceFigures(Collector):
         yield from self._of_runs()
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
-        service, pool = self._service, self._service.dispatcher.pool
-        enrolled = service.access.num_clients
-        yield "clients_enrolled", "Enrolled devices known to this replica", enrolled
-        yield "clients_waiting", "Devices that wait for work", len(pool)
-        away = "Devices that got a Retry-After and have not returned"
-        yield "clients_away", away, pool.num_away
-        yield "long_polls", "Open long polls on this replica", service.dispatcher.num_polls
-        replicas = service.replicas
-        alive = "Replicas on this store, including this one"
-        yield "replicas", alive, replicas.num_alive
+        service, replicas = self._service, self._service.replicas
+        dispatcher, access = service.dispatcher, service.access
+        yield "clients_enrolled", "Enrolled devices known to this replica", access.num_clients
+        yield "clients_waiting", "Devices that wait for work", len(dispatcher.pool)
+        text = "Devices that got a Retry-After and have not returned"
+        yield "clients_away", text, dispatcher.pool.num_away
+        yield "long_polls", "Open long polls on this replica", dispatcher.num_polls
+        yield "replicas", "Replicas on this store, including this one", replicas.num_alive
         yield "leader", "Whether this replica is the leader", replicas.is_leader
-        model = "Whether the gateway's model is available; 0 while its circuit breaker is open"
-        yield "model_available", model, service.trouble is None
+        text = "Whether the gateway's model is available; 0 while its circuit breaker is open"
+        yield "model_available", text, service.trouble is None
 
     def _of_runs(self) -> Iterator[Metric]:
         runs = list(self._service.runs.values())
@@ -259,8 +256,8 @@ def _figures_of(run: ServedRun, devices: RunDevices) -> Iterator[tuple[str, Labe
         # Unit of a cap on prompt and completion tokens together.
         yield name, ("tokens",), float(usage.prompt_tokens + usage.completion_tokens)
     if account.cap is not None:
-        for unit, cap, held in account.cap.pairs(account.held):
-            yield "run_left", (unit,), float(cap - held)
+        for unit, cap, committed in account.cap.pairs(account.held):
+            yield "run_left", (unit,), float(cap - committed)
     yield "run_label_values", (), counters.values
     yield "run_label_values_censored", (), counters.censored
     yield "run_cache_hits", (), counters.cache_hits
@@ -268,9 +265,9 @@ def _figures_of(run: ServedRun, devices: RunDevices) -> Iterator[tuple[str, Labe
         yield "run_mean_loss", (), run.history[-1].mean_loss
     if not counters.unpriced:
         yield "run_spent_usd", (), float(account.spent.usd)
-    for one in run.standings:
-        if one.value is not None:
-            yield "run_metric", (one.name,), one.value
+    for standing in run.standings:
+        if standing.value is not None:
+            yield "run_metric", (standing.name,), standing.value
     verdict = run.state.verdict
     base = None if verdict is None or verdict.against is None else verdict.standing(verdict.against)
     if base is not None and base.gain is not None:

@@ -31,8 +31,6 @@ _POLL_S = 1.0
 """Interval at which a replica checks the leader lock and the other replicas, seconds."""
 _MAX_SIGNALS = 10_000
 """Maximal number of queued signals; beyond it, a full reload is cheaper."""
-
-
 _DAY_S = 86_400.0
 _CLIENTS_AT_ONCE = 500
 _SWEEP_INTERVAL_S = 3600.0
@@ -44,11 +42,10 @@ class Retention(Spec):
     """Retention periods in days. Null, the default, keeps data for ever.
 
     Attributes:
-        ended_runs_days: Runs, counted from their end. A run is deleted with all its data; its name
-            stays reserved.
-        logs_days: Logs of runs that have ended for good. The result and the prompt stay.
-        closed_work_days: Receipts of ended runs. Afterwards a repeated update gets 404.
-        idle_clients_days: Clients without a request. Their index and public id stay.
+        ended_runs_days: Runs after their end, with all their data; the names stay reserved.
+        logs_days: Logs of runs that have ended for good; the result and the prompt stay.
+        closed_work_days: Receipts of ended runs; afterwards a repeated update gets 404.
+        idle_clients_days: Clients after their last request; the index and the public id stay.
     """
 
     ended_runs_days: Days | None = None
@@ -64,16 +61,14 @@ class Retention(Spec):
 
 @dataclass(kw_only=True, eq=False)
 class Replicas:
-    """One of the replicas that serve a store.
+    """This replica among those that serve a store.
 
-    Every replica follows the commits of the others. The leader applies deadlines, charges the
-    pending calls of replicas that have exited, and removes data whose retention period is over.
+    Every replica follows the commits of the others. The leader, which has the store's leader lock,
+    applies deadlines, charges the pending calls of replicas that have exited, and removes data
+    whose retention period is over.
 
     Args:
         delete: Deletes a run at a version.
-
-    Attributes:
-        is_leader: Whether this replica holds the leader lock.
     """
 
     store: Store
@@ -136,9 +131,9 @@ class Replicas:
         ]
 
     def start_sweeps(self) -> None:
-        """Start to remove data whose retention period is over, if there is any."""
+        """Start to remove data whose retention period is over, if a period is set."""
         if self.retention.active:
-            sweeps = asyncio.create_task(self._sweep_now_and_then(), name="retention")
+            sweeps = asyncio.create_task(self._sweep_hourly(), name="retention")
             self._tasks.append(sweeps)
 
     async def stop(self) -> None:
@@ -163,8 +158,6 @@ class Replicas:
         await self._apply_all_due()
 
     async def _apply_deadlines(self) -> None:
-        if not self.store.shared:
-            self.is_leader = await self.store.lead()
         if self.is_leader:
             await self._apply_all_due()
 
@@ -185,15 +178,15 @@ class Replicas:
         self, runs: Iterable[ServedRun], work: Callable[[ServedRun], Awaitable[object]]
     ) -> None:
         """Process runs concurrently, then raise all failures: no run delays the others."""
-        done = await asyncio.gather(*map(work, runs), return_exceptions=True)
-        failed = [result for result in done if isinstance(result, Exception)]
-        if failed:
-            raise ExceptionGroup("runs that could not be worked on", failed)
+        results = await asyncio.gather(*map(work, runs), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, Exception)]
+        if failures:
+            raise ExceptionGroup("failures of runs", failures)
 
     async def _poll_store(self) -> None:
         """Check the leader lock, the other replicas, and commits without a signal."""
         now = asyncio.get_running_loop().time()
-        # At intervals: it costs the store more than an event.
+        # At intervals: the check costs the store more than a change of a run.
         if not self.store.shared or now < self._polled_at + _POLL_S:
             return
         self._polled_at = now
@@ -223,16 +216,16 @@ class Replicas:
         load = pool.num_away, round(pool.rate(self.clock.now()), 3)
         before, self._published_load = self._published_load, load
         if (before, load) != ((0, 0.0), (0, 0.0)):
-            signal = signals.PoolLoad(replica=self.store.replica, away=load[0], rate=load[1])
+            signal = signals.PoolLoad(replica=self.store.replica, num_away=load[0], rate=load[1])
             await signals.publish(self.store, signal)
 
     async def _watch(self) -> None:
         while True:
             self._changed.clear()
-            # A failure of one must not prevent the other.
+            # If the first fails, the second is called all the same.
             works = self._poll_store, self._apply_deadlines
-            tried = [await self._try(work, "deadlines could not be applied") for work in works]
-            if not all(tried):
+            succeeded = [await self._try(work, "deadlines could not be applied") for work in works]
+            if not all(succeeded):
                 await asyncio.sleep(1)
                 continue
             wait = self._until_due() if self.is_leader else None
@@ -245,12 +238,12 @@ class Replicas:
             except TimeoutError:
                 continue
 
-    async def _try(self, work: Callable[[], Awaitable[None]], failed: str) -> bool:
+    async def _try(self, work: Callable[[], Awaitable[None]], failure: str) -> bool:
         try:
             await work()
         except Exception:
             # The store may recover, so the loop continues.
-            _log.error(failed, traceback=traceback.format_exc())
+            _log.error(failure, traceback=traceback.format_exc())
             return False
         return True
 
@@ -302,7 +295,7 @@ class Replicas:
                 self.dispatcher.on_members_left(signal.client_indices)
             case signals.PoolLoad():
                 self.dispatcher.pool.record_replica(
-                    signal.replica, signal.away, signal.rate, self.clock.now()
+                    signal.replica, signal.num_away, signal.rate, self.clock.now()
                 )
             case signals.ClientChanged():
                 await self.access.reload(signal.client_index)
@@ -318,13 +311,13 @@ class Replicas:
             self.dispatcher.wake()
         else:
             self.dispatcher.offer(run.run_id, changed.offered)
-        # Event streams need these changes now; others are loaded on the next access.
+        # Event streams show these changes at once; others are loaded on the next access.
         if changed.finished or changed.offered is None or changed.status != run.state.status:
             await run.catch_up()
 
     async def _reload_all(self) -> None:
         for run in self.registry.served.values():
-            run.may_be_stale = True  # First: a later check reloads them if the store fails now.
+            run.may_be_stale = True  # First: if the store fails now, a later check reloads them.
         try:
             await self.access.reload_all()
             await self.registry.refresh()
@@ -336,7 +329,7 @@ class Replicas:
 
     # Retention
 
-    async def _sweep_now_and_then(self) -> None:
+    async def _sweep_hourly(self) -> None:
         while True:
             if self.is_leader:
                 await self._try(self.sweep, "retention sweep failed")
@@ -356,31 +349,31 @@ class Replicas:
                     "a run cannot be removed", run_id=run_id, traceback=traceback.format_exc()
                 )
         if self.retention.idle_clients_days is not None:
-            # Not clients of live runs: re-enrolled they would have a new ledger and epsilon.
-            known = {client for run in runs.values() if not run.final for client in run.clients}
-            await self._sweep_clients(now - self.retention.idle_clients_days * _DAY_S, known)
+            # Clients of live runs stay: enrolled again they would have a new ledger and epsilon.
+            spared = {client for run in runs.values() if not run.final for client in run.clients}
+            await self._sweep_clients(now - self.retention.idle_clients_days * _DAY_S, spared)
 
     async def _sweep_run(self, run_id: str, run: StoredRun, age_s: float) -> None:
-        kept = self.retention
-        if _is_older(age_s, kept.ended_runs_days):
+        periods = self.retention
+        if _is_older(age_s, periods.ended_runs_days):
             await self.delete(run_id, run.version)
             self._trimmed.pop(run_id, None)
             return
-        log = run.final and _is_older(age_s, kept.logs_days)
-        closed = _is_older(age_s, kept.closed_work_days)
+        log = run.final and _is_older(age_s, periods.logs_days)
+        closed = _is_older(age_s, periods.closed_work_days)
         trimmed = run.version, log, closed
         if (log or closed) and self._trimmed.get(run_id) != trimmed:
             await self.store.trim(run_id, log=log, closed=closed)
             self._trimmed[run_id] = trimmed
             _log.info("run trimmed", run_id=run_id, log=log, closed=closed)
 
-    async def _sweep_clients(self, before: float, known: Set[int]) -> None:
+    async def _sweep_clients(self, before: float, spared: Set[int]) -> None:
         num_spared = 0
         while True:
             # The query returns spared clients again, so the limit grows by their number.
             limit = num_spared + _CLIENTS_AT_ONCE
             idle = await self.store.idle_clients(before, limit)
-            retired = [index for index in idle if index not in known]
+            retired = [index for index in idle if index not in spared]
             for index in retired:
                 await self.access.retire(index)
             num_spared = len(idle) - len(retired)

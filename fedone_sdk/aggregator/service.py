@@ -287,12 +287,7 @@ class Service:
             await companion.wait_idle()  # The cost of the evaluation is part of the result.
 
     async def query_model(self, run: ServedRun, queries: Sequence[Query]) -> list[Answer]:
-        """Query the model outside training; the queries count as the run's evaluation.
-
-        Raises:
-            BackendError: The model refused a query.
-            ProblemError: The run's caps do not cover the queries, or there is no model.
-        """
+        """Query the model outside training; the queries count as the run's evaluation."""
         if self._backend is None:
             raise ProblemError("backend_unavailable", "this server has no model")
         answers = await calls.query_as_evaluation(run, self._backend, queries)
@@ -342,7 +337,7 @@ class Service:
         for companion in self._companions.pop(run_id, ()):
             await companion.aclose()
 
-    # What operators do with a run
+    # Control of a run
 
     async def stop_run(
         self, run: ServedRun, reason: str | None = None, *, gently: bool = False, keep: bool = False
@@ -391,12 +386,8 @@ class Service:
         model = run.state.model
         await run.apply(lifecycle.resume)
         if model is not None and run.state.model != model:
-            _log.warning(
-                "run resumed with another model",
-                run_id=run.run_id,
-                before=model,
-                now=run.state.model,
-            )
+            models = {"before": model, "now": run.state.model}
+            _log.warning("run resumed with another model", run_id=run.run_id, **models)
         self._on_restart(run)
 
     async def raise_caps(self, run: ServedRun, caps: Budget) -> None:
@@ -404,8 +395,7 @@ class Service:
 
         Raises:
             ProblemError: ``run_conflict`` if a cap would not be higher or the run cannot continue;
-                ``backend_blocked`` or ``backend_unavailable`` if it would continue and the model is
-                unavailable.
+                ``backend_blocked`` or ``backend_unavailable`` as for `resume_run`.
         """
         await run.catch_up()
         ended = not (run.state.running or run.state.can_resume)
@@ -432,8 +422,7 @@ class Service:
         """Roll a run back to its state after `to_round` rounds; its spending stays counted.
 
         Raises:
-            ProblemError: ``run_conflict`` if it has done fewer rounds, has no snapshot of that
-                round, or has ended for good.
+            ProblemError: ``run_conflict`` if it has no snapshot of the round or has ended for good.
         """
         # The method's initial state is for round 0; else the snapshot's replaces it.
         initial = run.base.initial_state().method

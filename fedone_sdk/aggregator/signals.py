@@ -1,7 +1,7 @@
 """Signals between the replicas of an aggregator. A lost signal causes delay, never inconsistency.
 
-Signals about waiting clients are part of the write's transaction, so that all replicas draw from
-the same clients. Signals about commits follow the commit; versions reveal a missing one.
+Signals about waiting clients are sent in the transaction of the write, so that all replicas draw
+from the same clients. Signals about commits are sent after it; versions reveal a lost one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ class RunChanged(_Signal):
     """A run was changed by a commit.
 
     Attributes:
-        version: Its new version.
-        due: Its next deadline, seconds since the epoch; None for no deadline.
+        due: Its next deadline, seconds since the epoch.
         offered: Clients that were offered a seat; None if more than `MAX_NAMED`.
-        finished: Whether a round was finished.
+        finished: Whether a round ended.
     """
 
     kind: Literal["run"] = "run"
@@ -68,17 +67,16 @@ class ClientChanged(_Signal):
 
 
 class PoolLoad(_Signal):
-    """The load of a replica's client pool; `rate` counts finished assignments per second."""
+    """The load of a replica: clients that poll again later, and finished assignments per second."""
 
-    kind: Literal["crowd"] = "crowd"
+    kind: Literal["load"] = "load"
     replica: str
-    away: int
+    num_away: int
     rate: float
 
 
-_Any = RunChanged | RunsChanged | MemberJoined | MembersLeft | ClientChanged | PoolLoad
-Signal = Annotated[_Any, Field(discriminator="kind")]
-SIGNAL: TypeAdapter[_Any] = TypeAdapter(Signal)
+Signal = RunChanged | RunsChanged | MemberJoined | MembersLeft | ClientChanged | PoolLoad
+SIGNAL: TypeAdapter[Signal] = TypeAdapter(Annotated[Signal, Field(discriminator="kind")])
 
 
 async def publish(store: Store, signal: Signal) -> None:

@@ -9,26 +9,10 @@ from urllib.parse import quote
 
 import aiohttp
 
+from fedone_sdk import messages
 from fedone_sdk.budget import Budget
 from fedone_sdk.client.transport import Connection, Network, parsed, token_of
 from fedone_sdk.errors import ArgumentError, TransportError
-from fedone_sdk.messages import (
-    ClientInfluence,
-    ClientInfo,
-    ClientList,
-    CreatedToken,
-    NewToken,
-    PromptReport,
-    Removal,
-    RollBack,
-    RoundReport,
-    RunEvent,
-    RunResult,
-    RunSummary,
-    TokenInfo,
-    TokenList,
-    encode,
-)
 from fedone_sdk.spec import RunSpec, validate_spec
 
 T = TypeVar("T")
@@ -84,7 +68,7 @@ class AdminClient:
 
     # Runs
 
-    async def create(self, spec: RunSpec) -> RunResult:
+    async def create(self, spec: RunSpec) -> messages.RunResult:
         """Create a run; its data are the devices', and its backend is the server's.
 
         Args:
@@ -94,19 +78,19 @@ class AdminClient:
             ProblemError: ``invalid_run``, or ``run_conflict`` if the name is taken.
         """
         body = spec.model_dump_json().encode()
-        return await self._call(RunResult, "POST", "/v1/runs", body=body)
+        return await self._call(messages.RunResult, "POST", "/v1/runs", body=body)
 
-    async def list(self) -> tuple[RunSummary, ...]:
+    async def list(self) -> tuple[messages.RunSummary, ...]:
         """Return the runs that the token may see, in the order they were created."""
-        return await self._call(tuple[RunSummary, ...], "GET", "/v1/runs")
+        return await self._call(tuple[messages.RunSummary, ...], "GET", "/v1/runs")
 
-    async def get(self, run_id: str) -> RunResult:
+    async def get(self, run_id: str) -> messages.RunResult:
         """Return the current or final state of a run."""
-        return await self._call(RunResult, "GET", _run(run_id))
+        return await self._call(messages.RunResult, "GET", _run(run_id))
 
-    async def prompt(self, run_id: str) -> PromptReport:
+    async def prompt(self, run_id: str) -> messages.PromptReport:
         """Return the prompt that would be deployed now."""
-        return await self._call(PromptReport, "GET", _run(run_id, "prompt"))
+        return await self._call(messages.PromptReport, "GET", _run(run_id, "prompt"))
 
     async def log(self, run_id: str) -> bytes:
         """Return a run as JSON lines: its description, its log, its result."""
@@ -115,28 +99,28 @@ class AdminClient:
             parsed(dict[str, Any], line)
         return content
 
-    async def stop(self, run_id: str) -> RunResult:
+    async def stop(self, run_id: str) -> messages.RunResult:
         """End a run with what it has learnt."""
-        return await self._call(RunResult, "POST", _run(run_id, "stop"))
+        return await self._call(messages.RunResult, "POST", _run(run_id, "stop"))
 
-    async def resume(self, run_id: str) -> RunResult:
+    async def resume(self, run_id: str) -> messages.RunResult:
         """Resume a stopped, paused or failed run.
 
         Raises:
             ProblemError: ``run_conflict`` if it runs or has ended for good.
         """
-        return await self._call(RunResult, "POST", _run(run_id, "resume"))
+        return await self._call(messages.RunResult, "POST", _run(run_id, "resume"))
 
-    async def raise_caps(self, run_id: str, caps: Budget) -> RunResult:
+    async def raise_caps(self, run_id: str, caps: Budget) -> messages.RunResult:
         """Raise caps of a run, those that are not None; a run that its budget has ended resumes.
 
         Raises:
             ProblemError: ``run_conflict`` if a cap would not be higher.
         """
         body = caps.model_dump_json(exclude_none=True).encode()
-        return await self._call(RunResult, "POST", _run(run_id, "budget"), body=body)
+        return await self._call(messages.RunResult, "POST", _run(run_id, "budget"), body=body)
 
-    async def roll_back(self, run_id: str, to_round: int, reason: str) -> RunResult:
+    async def roll_back(self, run_id: str, to_round: int, reason: str) -> messages.RunResult:
         """Roll a run back to the start of a round; its spending is unchanged.
 
         Args:
@@ -149,23 +133,27 @@ class AdminClient:
             SpecError: An argument is out of range.
         """
         asked = {"to_round": to_round, "reason": reason}
-        message = validate_spec(RollBack, asked, source="arguments")
-        return await self._call(RunResult, "POST", _run(run_id, "rollback"), body=encode(message))
+        message = validate_spec(messages.RollBack, asked, source="arguments")
+        return await self._call(
+            messages.RunResult, "POST", _run(run_id, "rollback"), body=messages.encode(message)
+        )
 
-    async def delete(self, run_id: str, *, dry_run: bool = False) -> Removal:
+    async def delete(self, run_id: str, *, dry_run: bool = False) -> messages.Removal:
         """Delete an ended run with its log for good; its name stays taken.
 
         Raises:
             ProblemError: ``run_conflict`` if the run has not ended.
         """
         params = {"dry_run": str(dry_run).lower()}
-        return await self._call(Removal, "DELETE", _run(run_id), params=params)
+        return await self._call(messages.Removal, "DELETE", _run(run_id), params=params)
 
-    async def clients_of(self, run_id: str) -> tuple[ClientInfluence, ...]:
+    async def clients_of(self, run_id: str) -> tuple[messages.ClientInfluence, ...]:
         """Return what each client has contributed to a run, as far as it is counted."""
-        return await self._call(tuple[ClientInfluence, ...], "GET", _run(run_id, "clients"))
+        return await self._call(
+            tuple[messages.ClientInfluence, ...], "GET", _run(run_id, "clients")
+        )
 
-    async def events(self, run_id: str) -> AsyncIterator[RunEvent]:
+    async def events(self, run_id: str) -> AsyncIterator[messages.RunEvent]:
         """Stream a run: each finished round from the first one on, then the result.
 
         A round is repeated once its metric is known. The last event is a `RunResult`.
@@ -177,40 +165,42 @@ class AdminClient:
         async with self._request("GET", _run(run_id, "events")) as response:
             async for name, data in _server_sent(response.content):
                 if name == "end":
-                    yield parsed(RunResult, data)
+                    yield parsed(messages.RunResult, data)
                     return
-                yield parsed(RoundReport, data)
+                yield parsed(messages.RoundReport, data)
         raise TransportError(f"{self._connection.base}: closed the stream before the run ended")
 
     # Clients and tokens
 
-    async def clients(self) -> tuple[ClientInfo, ...]:
+    async def clients(self) -> tuple[messages.ClientInfo, ...]:
         """Return all enrolled clients."""
-        clients, params = list[ClientInfo](), {"limit": str(_PAGE)}
+        clients, params = list[messages.ClientInfo](), {"limit": str(_PAGE)}
         while True:
-            page = await self._call(ClientList, "GET", "/v1/clients", params=params)
+            page = await self._call(messages.ClientList, "GET", "/v1/clients", params=params)
             clients += page.clients
             if page.next is None:
                 return tuple(clients)
             params["after"] = str(page.next)
 
-    async def revoke_client(self, client_id: str) -> ClientInfo:
+    async def revoke_client(self, client_id: str) -> messages.ClientInfo:
         """Revoke a client for good."""
         path = f"/v1/clients/{quote(client_id, safe='')}/revoke"
-        return await self._call(ClientInfo, "POST", path)
+        return await self._call(messages.ClientInfo, "POST", path)
 
-    async def tokens(self) -> tuple[TokenInfo, ...]:
+    async def tokens(self) -> tuple[messages.TokenInfo, ...]:
         """Return the enrolment tokens, without their secrets."""
-        return (await self._call(TokenList, "GET", "/v1/enrolment-tokens")).tokens
+        return (await self._call(messages.TokenList, "GET", "/v1/enrolment-tokens")).tokens
 
-    async def create_token(self, token: NewToken) -> CreatedToken:
+    async def create_token(self, token: messages.NewToken) -> messages.CreatedToken:
         """Create an enrolment token; only this answer has its secret."""
-        return await self._call(CreatedToken, "POST", "/v1/enrolment-tokens", body=encode(token))
+        return await self._call(
+            messages.CreatedToken, "POST", "/v1/enrolment-tokens", body=messages.encode(token)
+        )
 
-    async def revoke_token(self, name: str) -> TokenInfo:
+    async def revoke_token(self, name: str) -> messages.TokenInfo:
         """Revoke an enrolment token for good; clients that enrolled with it stay."""
         path = f"/v1/enrolment-tokens/{quote(name, safe='')}"
-        return await self._call(TokenInfo, "DELETE", path)
+        return await self._call(messages.TokenInfo, "DELETE", path)
 
     # HTTP
 

@@ -11,41 +11,17 @@ from typing import Self
 
 import structlog
 
+from fedone_sdk import errors
 from fedone_sdk.backends.base import LLMBackend
+from fedone_sdk.client import options, session
 from fedone_sdk.client.device import Device, KnownRuns
 from fedone_sdk.client.noise import PrivacyAccount
-from fedone_sdk.client.options import (
-    EventSink,
-    Hooks,
-    RunFit,
-    Turn,
-    WorkPolicy,
-    budget_guard,
-    check_arguments,
-)
+from fedone_sdk.client.options import Hooks, RunFit, Turn, WorkPolicy
 from fedone_sdk.client.rows import Consent, Data, Source
-from fedone_sdk.client.session import (
-    CONDITION_POLL_S,
-    MAX_WAIT_S,
-    Backoff,
-    Condition,
-    Paused,
-    Session,
-    StopSignal,
-    retry_after_s,
-)
 from fedone_sdk.client.state import DeviceState
 from fedone_sdk.client.transport import Idle, Network, token_of
 from fedone_sdk.client.worker import Worker
 from fedone_sdk.clock import within
-from fedone_sdk.errors import (
-    ArgumentError,
-    FedOneError,
-    MessageError,
-    ProblemError,
-    TransportError,
-    is_retryable,
-)
 from fedone_sdk.messages import Assignment, Claim
 from fedone_sdk.task import Example
 
@@ -108,7 +84,7 @@ class EdgeClient:
         network: Network | None = None,
     ) -> None:
         policy, hooks, network = policy or WorkPolicy(), hooks or Hooks(), network or Network()
-        check_arguments(name=network.name, run_id=policy.run_id, wait_s=network.wait_s)
+        options.check_arguments(name=network.name, run_id=policy.run_id, wait_s=network.wait_s)
         token = token_of(token)
         self._source = Source(data)
         # Whether the device may fit more runs than at its last claim.
@@ -116,29 +92,29 @@ class EdgeClient:
         self._has_no_data = False
         self._run_id = policy.run_id
         self._wait_s = network.wait_s
-        self._stop = StopSignal()
-        events = EventSink(hooks.on_event)
+        self._stop = session.StopSignal()
+        events = options.EventSink(hooks.on_event)
         state = DeviceState(state_dir, server, locks=network.transport is None)
         privacy = None
         if policy.privacy is not None:
             privacy = PrivacyAccount(policy.privacy, state, own_model=backend is not None)
-        self._session = Session(network, state, token=token, events=events, stop=self._stop)
+        self._session = session.Session(network, state, token=token, events=events, stop=self._stop)
         self._device = Device(
             state=state,
             session=self._session,
             events=events,
-            condition=Condition(hooks.only_when, events, self._stop),
+            condition=session.Condition(hooks.only_when, events, self._stop),
             hooks=hooks,
             consent=Consent.of(label, fields, policy.labels, private=privacy is not None),
             backend=backend,
             reflect=policy.reflect,
-            budget=budget_guard(policy.budget, state_dir, backend),
+            budget=options.budget_guard(policy.budget, state_dir, backend),
             privacy=privacy,
             # A process that simulates many clients has compared their rows already.
             logs_fit=network.transport is None,
         )
         self._worker = Worker(self._device)
-        self._backoff = Backoff()
+        self._backoff = session.Backoff()
         # One turn at a time, also if an app calls `run_once` during `run_forever`.
         self._turns = asyncio.Lock()
         state.close()
@@ -190,7 +166,7 @@ class EdgeClient:
             SpecError: There is neither an identity nor a token.
         """
         if not seconds >= 0:
-            raise ArgumentError(f"seconds: must be at least 0, not {seconds!r}")
+            raise errors.ArgumentError(f"seconds: must be at least 0, not {seconds!r}")
         grace_s = min(1.0, seconds / 10)
         with suppress(TimeoutError):
             await within(self.run_forever(), seconds - grace_s, grace_s=grace_s)
@@ -214,9 +190,9 @@ class EdgeClient:
             async with self._turns:
                 try:
                     turn = await self._turn()
-                except Paused:
+                except session.Paused:
                     turn = Turn(outcome="paused")
-                except (TransportError, MessageError, ProblemError) as exc:
+                except (errors.TransportError, errors.MessageError, errors.ProblemError) as exc:
                     turn = self._failed(exc)
                 finally:
                     if self._device.privacy is not None:
@@ -230,13 +206,13 @@ class EdgeClient:
             self._device.events.emit("ended", run_id=self._run_id)
         return turn
 
-    def _failed(self, exc: TransportError | MessageError | ProblemError) -> Turn:
+    def _failed(self, exc: errors.FedOneError) -> Turn:
         """Return the turn that a failed call ended.
 
         Raises:
             ProblemError: The failure is permanent.
         """
-        if isinstance(exc, ProblemError) and not is_retryable(exc):
+        if isinstance(exc, errors.ProblemError) and not errors.is_retryable(exc):
             if exc.code == "run_ended":
                 return Turn(outcome="ended", run_id=self._run_id)
             if exc.code != "unauthorized" or not self._session.may_enrol_again:
@@ -248,19 +224,20 @@ class EdgeClient:
             return Turn(outcome="idle", next_turn_s=self._backoff.next_s())
         # An answer that is not an aggregator's (a captive portal) counts as offline too.
         self._session.set_offline(exc)
-        return Turn(outcome="offline", next_turn_s=self._backoff.next_s(retry_after_s(exc)))
+        wait_s = self._backoff.next_s(session.retry_after_s(exc))
+        return Turn(outcome="offline", next_turn_s=wait_s)
 
     async def _turn(self) -> Turn:
         # The stop ends waits for the app's functions; a call and the work have limits of their own.
         if not await self._stop.cancel_on(self._device.condition.holds()):
-            return Turn(outcome="paused", next_turn_s=CONDITION_POLL_S)
+            return Turn(outcome="paused", next_turn_s=session.CONDITION_POLL_S)
         await self._session.enrol()
         await self._worker.send_unsent()
         try:
             rows = await self._stop.cancel_on(self._source.rows())
         except Exception as exc:
             # Only the type of an app's own exception: its text may quote private data.
-            reason = str(exc) if isinstance(exc, FedOneError) else type(exc).__name__
+            reason = str(exc) if isinstance(exc, errors.FedOneError) else type(exc).__name__
             _log.error("the rows cannot be read", reason=reason)
             return Turn(outcome="idle", next_turn_s=self._backoff.next_s())
         if rows is None:
@@ -297,7 +274,7 @@ class EdgeClient:
         self._changed = False
         if isinstance(claimed, Idle):
             self._backoff.reset()
-            wait_s = min(claimed.retry_after_s, MAX_WAIT_S)
+            wait_s = min(claimed.retry_after_s, session.MAX_WAIT_S)
             self._device.events.emit("waiting", run_id=self._run_id, retry_after_s=wait_s)
             return Turn(outcome="idle", next_turn_s=wait_s)
         return claimed
@@ -350,7 +327,9 @@ class EdgeClient:
             listed = await self._session.call(self._session.transport.runs)
             listed = [run for run in listed if self._run_id in (None, run.run_id)]
             if not listed and self._run_id is not None:
-                raise ProblemError("not_found", f"there is no run {self._run_id!r} for this device")
+                raise errors.ProblemError(
+                    "not_found", f"there is no run {self._run_id!r} for this device"
+                )
             runs = KnownRuns(self._device)
             running = [run.run_id for run in listed if run.status == "running"]
             return tuple([await runs.fit(run_id, rows) for run_id in running])

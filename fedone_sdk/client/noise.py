@@ -18,9 +18,8 @@ import structlog
 
 from fedone_sdk.accountant import GaussianAccountant
 from fedone_sdk.budget import Usage
-from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.rows import Declining, Unfit
-from fedone_sdk.client.state import DeviceState, Precision
+from fedone_sdk.client.state import DeviceState, Journal, Precision
 from fedone_sdk.errors import ArgumentError, DataError
 from fedone_sdk.losses import PROBABILITY_WIDTH, sensitivity
 from fedone_sdk.messages import MAX_LOSS, AlphaAssignment, Assignment, RunTask

@@ -15,18 +15,9 @@ from typing import Any, Self
 
 import structlog
 
+from fedone_sdk import errors
 from fedone_sdk.clock import answer_of
 from fedone_sdk.data import row_checks
-from fedone_sdk.errors import (
-    ArgumentError,
-    BackendBlocked,
-    BackendError,
-    BackendUnavailable,
-    BudgetError,
-    DataError,
-    FedOneError,
-    LabelWordError,
-)
 from fedone_sdk.messages import MAX_TEXT_CHARS, MIN_SCORED_SHARE, RunTask, Scored
 from fedone_sdk.task import Example, TaskSpec, label_index, label_key, references_of
 
@@ -49,7 +40,7 @@ class Source:
         self._is_cut = False
         self._data = data if callable(data) else self._taken(data)
         if self._data == []:
-            raise DataError("data: this client has no examples; it needs at least one")
+            raise errors.DataError("data: this client has no examples; it needs at least one")
 
     async def rows(self) -> Sequence[Example]:
         """Return the current examples.
@@ -64,11 +55,13 @@ class Source:
     def _taken(self, data: Any) -> list[Example]:
         if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
             hint = "; load_examples reads a file" if isinstance(data, str) else ""
-            raise DataError(f"data: is {type(data).__name__}; it must be an iterable of rows{hint}")
+            raise errors.DataError(
+                f"data: is {type(data).__name__}; it must be an iterable of rows{hint}"
+            )
         rows = [*itertools.islice(data, _MAX_ROWS + 1)]
         for number, row in enumerate(rows, 1):
             if not isinstance(row, Mapping):
-                raise DataError(
+                raise errors.DataError(
                     f"data: row {number} is {type(row).__name__}; it must map fields to values, "
                     "such as {'text': ..., 'label': ...}"
                 )
@@ -78,7 +71,7 @@ class Source:
         return rows[:_MAX_ROWS]
 
 
-class Declining(FedOneError):
+class Declining(errors.FedOneError):
     """The work cannot be done well enough, and is declined.
 
     Attributes:
@@ -95,11 +88,11 @@ class Unfit(Declining):
 
 
 _KINDS: dict[type[Exception], str] = {
-    LabelWordError: "a label word is not one token of the client's model",
-    BackendBlocked: "the client's model cannot be queried until its configuration changes",
-    BackendUnavailable: "the client's model is not available now",
-    BackendError: "the client's model failed",
-    BudgetError: "the client's budget has nothing left for this",
+    errors.LabelWordError: "a label word is not one token of the client's model",
+    errors.BackendBlocked: "the client's model cannot be queried until its configuration changes",
+    errors.BackendUnavailable: "the client's model is not available now",
+    errors.BackendError: "the client's model failed",
+    errors.BudgetError: "the client's budget has nothing left for this",
 }
 """By error type; the first match counts."""
 
@@ -112,7 +105,7 @@ def reason_of(failure: Exception) -> str:
     if isinstance(failure, Declining):
         return failure.reason
     reason = str(failure)
-    if not isinstance(failure, FedOneError):
+    if not isinstance(failure, errors.FedOneError):
         reason = f"the client failed with {type(failure).__name__}"
     return next((words for kind, words in _KINDS.items() if isinstance(failure, kind)), reason)
 
@@ -164,13 +157,15 @@ class Consent:
     ) -> Self:
         """Return the consent of an app's arguments."""
         if private and (label is None or fields is None):
-            raise ArgumentError(
+            raise errors.ArgumentError(
                 "label, fields: policy.privacy needs both: the label column, and the columns "
                 "that may be rendered"
             )
         for name, given in (("fields", fields), ("labels", labels)):
             if given is not None and (isinstance(given, str) or not given):
-                raise ArgumentError(f"{name}: is {given!r}; it must be a collection of names")
+                raise errors.ArgumentError(
+                    f"{name}: is {given!r}; it must be a collection of names"
+                )
         return cls(
             label="label" if label is None else label,
             fields=None if fields is None else frozenset(fields),

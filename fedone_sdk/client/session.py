@@ -12,19 +12,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import structlog
 
+from fedone_sdk import errors
 from fedone_sdk.client.options import EventSink, OnlyWhen
 from fedone_sdk.client.rows import Declining
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.transport import HttpTransport, Network
 from fedone_sdk.clock import answer_of, end, within
-from fedone_sdk.errors import (
-    ArgumentError,
-    FedOneError,
-    MessageError,
-    ProblemError,
-    TransportError,
-    is_retryable,
-)
 from fedone_sdk.messages import Enrol, Renewal
 
 _log = structlog.get_logger(__name__)
@@ -188,16 +181,16 @@ class Session:
         if not self.credential:
             token = self._token
             if token is None:
-                raise ArgumentError("token: is required until the device has enrolled")
+                raise errors.ArgumentError("token: is required until the device has enrolled")
             nonce = self._state.identity.nonce or secrets.token_urlsafe(32)
             self._state.identity = Identity(nonce=nonce)
             message = Enrol(name=self._name, nonce=nonce)
             try:
                 enrolled = await self._retried(lambda: self.transport.enrol(token, message))
-            except ProblemError as exc:
+            except errors.ProblemError as exc:
                 if exc.code != "not_found":
                     raise
-                raise ArgumentError(
+                raise errors.ArgumentError(
                     f"server: {self._state.server} is not the base URL of an aggregator: "
                     f"{exc.detail}; allowed is http(s)://HOST[:PORT] and the path that a proxy adds"
                 ) from exc
@@ -221,7 +214,7 @@ class Session:
         for _ in range(_ATTEMPTS - 1):
             try:
                 return await self._once(call)
-            except (ProblemError, TransportError) as exc:
+            except (errors.ProblemError, errors.TransportError) as exc:
                 if self._stop.is_set() or not _passes_soon(exc):
                     raise
                 wait_s = waits.next_s(retry_after_s(exc))
@@ -231,9 +224,9 @@ class Session:
     async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
             result = await within(call(), _ANSWER_S)
-        except (TransportError, TimeoutError) as exc:
-            failure = TransportError(f"no answer in {_ANSWER_S:.0f} s")
-            failure = exc if isinstance(exc, TransportError) else failure
+        except (errors.TransportError, TimeoutError) as exc:
+            failure = errors.TransportError(f"no answer in {_ANSWER_S:.0f} s")
+            failure = exc if isinstance(exc, errors.TransportError) else failure
             self.set_offline(failure)
             raise failure from exc
         if self.offline_since is not None:
@@ -245,12 +238,16 @@ class Session:
 
 def retry_after_s(failure: BaseException | None) -> float:
     """Return a failure's ``Retry-After``, seconds; 0 if it has none."""
-    asked = failure.retry_after_s if isinstance(failure, (ProblemError, TransportError)) else None
+    asked = (
+        failure.retry_after_s
+        if isinstance(failure, (errors.ProblemError, errors.TransportError))
+        else None
+    )
     return asked or 0.0
 
 
 def _passes_soon(failure: BaseException) -> bool:
-    return is_retryable(failure) and retry_after_s(failure) <= MAX_CALL_WAIT_S
+    return errors.is_retryable(failure) and retry_after_s(failure) <= MAX_CALL_WAIT_S
 
 
 def _hour(at: float) -> str:
@@ -322,8 +319,8 @@ class Lease:
             sent_at = asyncio.get_running_loop().time()
             try:
                 renewed = await self._renew()
-            except (ProblemError, TransportError, MessageError) as exc:
-                if isinstance(exc, ProblemError) and not is_retryable(exc):
+            except (errors.ProblemError, errors.TransportError, errors.MessageError) as exc:
+                if isinstance(exc, errors.ProblemError) and not errors.is_retryable(exc):
                     return  # the run allows no more renewals, or the seat is lost
                 wait_s = max(min(_RETRY_S, self._deadline_s * _RETRY_SHARE), retry_after_s(exc))
             else:
@@ -339,7 +336,7 @@ _MARGIN_S = 2.0
 """How long before its deadline a seat is declined, seconds."""
 
 
-class Paused(FedOneError):
+class Paused(errors.FedOneError):
     """The client stops while the app's condition does not hold; the journal keeps the work."""
 
 

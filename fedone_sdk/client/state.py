@@ -1,27 +1,34 @@
-"""What a device keeps, in memory and in one SQLite file: identity, work, count of noise.
+"""What a device keeps, in memory and in one SQLite file: identity, count of noise, open work.
 
-Write-ahead logging: a transaction costs one sync, a rollback journal would cost three. With
-``synchronous=EXTRA`` a transaction is on disk when it returns, also on file systems that do not
-support WAL and where SQLite continues with a rollback journal.
+After ``kill -9`` at any point, no paid answer of an open assignment is paid twice, and no noise is
+drawn twice. Write-ahead logging: a transaction costs one sync, a rollback journal would cost three.
+With ``synchronous=EXTRA`` a transaction is on disk when it returns, also on file systems that do
+not support WAL and where SQLite continues with a rollback journal.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import math
 import os
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import structlog
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Base64Bytes, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.client.rows import Declining
 from fedone_sdk.errors import DataError, system_errors
 from fedone_sdk.files import erase_log, lock_file, sync_path, transaction
-from fedone_sdk.messages import Message, Secret, encode
+from fedone_sdk.messages import Message, Secret, Update, encode
+from fedone_sdk.task import LogProbs
 
 _log = structlog.get_logger(__name__)
 
@@ -30,15 +37,22 @@ T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 Key = tuple[str, str, str]
-"""Of an entry: the assignment's id (empty for those of none), its kind, its name."""
+"""An entry's assignment (its id, or empty), kind and name."""
 
 Precision = tuple[str, float]
 """The target of a noised release, and 1 / (its noise multiplier)**2."""
+
+Row = tuple[LogProbs | float | None, ...]
+"""What the model answered to one prompt, per example of its mini-batch: label log-probabilities, or
+the loss of a written text; None if the model failed."""
+
+_ANSWERS: Any = tuple[tuple[tuple[FiniteFloat, ...] | FiniteFloat | None, ...], str]
 
 _FILE = "state.sqlite3"
 _TIMEOUT_S = 5.0
 """Maximal wait for another process's transaction, seconds."""
 
+# The count of releases, `privacy`, includes all servers.
 _SCHEMA = """
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS entries (
@@ -49,8 +63,6 @@ CREATE TABLE IF NOT EXISTS privacy (target TEXT PRIMARY KEY, precision REAL) WIT
 PRAGMA user_version = 1;
 COMMIT;
 """
-"""The count of privacy is of all servers."""
-
 _STORE = "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)"
 _DELETE = "DELETE FROM entries WHERE (server, assignment_id, kind, name) = (?, ?, ?, ?)"
 _COUNT = (
@@ -65,15 +77,14 @@ _MAX_ASSIGNMENTS = 8
 another. Without a bound a server could fill the disk with assignments that it never ends."""
 
 _MAX_NOISED = 1000
-"""Assignments that are remembered to have noise."""
+"""Assignments whose noise is known to be drawn."""
 
 
 class Identity(Message):
     """A device's identity at a server.
 
     Attributes:
-        nonce: Stored before the device enrols with it: a second enrolment with the same nonce
-            returns the same client.
+        nonce: Stored before it is sent: a repeated enrolment returns the same client.
     """
 
     client_id: str | None = None
@@ -88,13 +99,13 @@ class _DamagedError(sqlite3.DatabaseError):
 class DeviceState:
     """The entries of one server, in memory and in a file that all servers of the device share.
 
-    Without a folder they are in memory only. A device whose disk fails continues in memory, with
-    one warning for failures in a row; the next write that succeeds stores what is missing. A
-    damaged file is renamed with the suffix ``.damaged``, and a new one is started. A missing folder
-    is created, readable by its owner only.
+    Without a folder they are in memory only. If the disk fails, the device continues in memory and
+    logs one warning; the next write that succeeds also stores what is missing. A damaged file gets
+    the suffix ``.damaged``, and a new file is started. A missing folder is created, readable by its
+    owner only.
 
     Args:
-        locks: Whether the file is for this process alone until `release`.
+        locks: Whether other processes are refused until `release`.
 
     Attributes:
         file: The database; None without a folder.
@@ -104,7 +115,7 @@ class DeviceState:
     """
 
     _locks: ClassVar[dict[Path, tuple[int, int]]] = {}
-    """File -> descriptor of its lock, number of its holders in this process."""
+    """Per file the descriptor of its lock, and how many states of this process use it."""
 
     def __init__(self, folder: str | Path | None, server: str, *, locks: bool = False) -> None:
         self.server = server
@@ -124,11 +135,7 @@ class DeviceState:
         self.acquire()
 
     def acquire(self) -> None:
-        """Lock the file and read its entries, unless that is done.
-
-        Raises:
-            DataError: Another process uses it.
-        """
+        """Lock the file and read its entries, unless that is done."""
         if self.file is None or self._has_read:
             return
         if self._locks_file:
@@ -179,11 +186,11 @@ class DeviceState:
         return tuple(dict.fromkeys(owner for owner, *_ in reversed(self._entries) if owner))
 
     def keys(self, assignment_id: str, *kinds: str) -> list[Key]:
-        """Return the keys of an assignment's entries of these kinds, oldest first."""
+        """Return the keys of an assignment's entries of some kinds, oldest first."""
         return [key for key in self._entries if key[0] == assignment_id and key[1] in kinds]
 
     def get(self, form: type[T], assignment_id: str, kind: str, name: str = "") -> T | None:
-        """Return an entry of a type; None if there is none. A damaged one is deleted."""
+        """Return an entry of a type, or None. A damaged entry is deleted."""
         value = self._entries.get((assignment_id, kind, name))
         if value is None:
             return None
@@ -203,16 +210,13 @@ class DeviceState:
         durable: bool = False,
         erases: bool = False,
     ) -> bool:
-        """Set entries in one transaction, which is on disk on return.
+        """Set entries in one transaction, and return whether they are stored (or need no file).
 
         Args:
             entries: Values by key; None deletes an entry.
             counted: A release to count in the same transaction.
             durable: Whether entries that cannot be stored are not set in memory either.
-            erases: Whether deleted entries must also leave the file's log at once.
-
-        Returns:
-            Whether they are stored; always True without a file.
+            erases: Whether deleted entries are erased from the file's log, too.
         """
         changes = {**self._missing, **self._evicted(entries), **entries}
         is_stored = self._store(changes, counted, erases)
@@ -223,11 +227,11 @@ class DeviceState:
         return is_stored
 
     def _is_in_file(self, key: Key) -> bool:
-        """Return whether the file may have an entry, as far as writes have failed since."""
+        """Return whether the file may have an entry, after writes that have failed."""
         return self._missing[key] is None if key in self._missing else key in self._entries
 
     def clear(self) -> None:
-        """Delete all entries of the server, such as those of an identity that it refuses."""
+        """Delete all entries of the server."""
         self.write(dict.fromkeys(self._entries), erases=True)
 
     def _set(self, changes: Mapping[Key, str | None]) -> None:
@@ -237,7 +241,7 @@ class DeviceState:
                 self._entries[key] = value
 
     def _evicted(self, entries: Mapping[Key, str | None]) -> dict[Key, str | None]:
-        """Return the deletion of the oldest entries, if these are of another assignment."""
+        """Return the deletion of the oldest entries, if `entries` add an assignment."""
         # The latest entries first, which are most often of the same assignment.
         owners = {owner for owner, *_ in entries if owner}
         if all(any(owner == key[0] for key in reversed(self._entries)) for owner in owners):
@@ -248,7 +252,7 @@ class DeviceState:
 
     @property
     def identity(self) -> Identity:
-        """The device's identity at the server; stored when it is set."""
+        """The device's identity at the server; setting it stores it."""
         return self.get(Identity, "", "identity") or Identity()
 
     @identity.setter
@@ -270,7 +274,7 @@ class DeviceState:
         return counted
 
     def close(self) -> None:
-        """Close the file; the next use opens it again."""
+        """Close the file until its next use."""
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -330,12 +334,7 @@ class DeviceState:
 
 
 def _open(file: Path) -> sqlite3.Connection:
-    """Open the database, for reading only if nothing can be written.
-
-    Raises:
-        OSError: The file cannot be created.
-        sqlite3.Error: It cannot be used.
-    """
+    """Open the database, for reading only if nothing can be written."""
     try:
         return _open_for_writing(file)
     except sqlite3.OperationalError:
@@ -372,3 +371,151 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def key_of(*parts: object) -> str:
+    """Return the key of an entry that depends on these JSON values."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+class Unsent(Message):
+    """An update that the server has not accepted yet.
+
+    Attributes:
+        memory: The method's memory, kept once the update is accepted; may be empty.
+    """
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+    run_id: str
+    assignment_id: str
+    round: int
+    update: Update
+    memory: bytes = b""
+
+
+class Journal:
+    """The entries of one assignment: answers, spending, noise, and the update until it is accepted.
+
+    They contain numbers, digests, and the text that a reflection wrote.
+    """
+
+    def __init__(self, state: DeviceState, assignment_id: str) -> None:
+        self._state = state
+        self.assignment_id = assignment_id
+
+    def row(self, key: str) -> tuple[Row, str] | None:
+        """Return the answers to a prompt and their model's fingerprint; None if not stored."""
+        return self._get(_ANSWERS, "answers", key)
+
+    def keep(
+        self, rows: Mapping[str, Row], model: str, spent: tuple[int, Usage] | None = None
+    ) -> None:
+        """Add answers of one model, by key, and what a step has spent so far."""
+        entries = {self._key("answers", key): json.dumps((row, model)) for key, row in rows.items()}
+        if spent is not None:
+            entries |= self._spent(*spent)
+        self._state.write(entries)
+
+    def spent(self, step: int) -> Usage:
+        """Return what the device's own model has spent on a step."""
+        return self._get(Usage, "spent", str(step)) or NOTHING
+
+    def charge(self, step: int, spent: Usage) -> None:
+        """Set what a step has cost so far, including the bound of queries in progress."""
+        self._state.write(self._spent(step, spent))
+
+    @property
+    def usage(self) -> Usage:
+        """What the device's own model has spent on the work."""
+        if self.unsent is not None:
+            return self.unsent.update.usage
+        steps = self._state.keys(self.assignment_id, "spent")
+        return sum((self.spent(int(step)) for *_, step in steps), NOTHING)
+
+    @property
+    def written(self) -> str | None:
+        """The text that the reflection wrote; a restart does not pay for it again."""
+        return self._get(str, "written")
+
+    @written.setter
+    def written(self, text: str) -> None:
+        self._state.write({self._key("written"): json.dumps(text)})
+
+    @property
+    def releases(self) -> int:
+        """Number of releases whose noise is drawn."""
+        return len(self._state.keys(self.assignment_id, "released"))
+
+    def check(self) -> None:
+        """Check that noise that was drawn is still stored."""
+        if self._noised in self._state.keys("", "noised") and not self.releases:
+            raise Declining("the noise of this work was drawn before, and its update is gone")
+
+    def release(
+        self,
+        keys: Sequence[str],
+        draw: Callable[[], Sequence[float]],
+        charge: Callable[[], Precision] | None = None,
+    ) -> tuple[float, ...]:
+        """Return numbers with noise, the same after a restart.
+
+        From several noised values of the same numbers a server could average the noise away. One
+        transaction stores the noised numbers and counts the release.
+        """
+        name = key_of(*keys)
+        released = self._get(tuple[FiniteFloat, ...], "released", name)
+        if released is None:
+            counted = None if charge is None else charge()
+            released = tuple(draw())
+            entries = {self._key("released", name): json.dumps(released), self._noised: "true"}
+            if not self._state.write(entries, counted=counted, durable=True):
+                raise Declining("the noise cannot be stored")
+        return released
+
+    @property
+    def unsent(self) -> Unsent | None:
+        """The finished update; None while the work is not done."""
+        return self._get(Unsent, "unsent")
+
+    def finish(self, unsent: Unsent) -> None:
+        """Replace answers and spending by the update."""
+        update = {self._key("unsent"): encode(unsent).decode()}
+        self._state.write({**self._deleted("answers", "spent", "written"), **update})
+
+    def delete(self, accepted: Unsent | None = None) -> None:
+        """Delete the entries; keep the memory of an accepted update."""
+        entries = self._deleted("answers", "spent", "written", "released", "unsent")
+        entries[self._noised] = None
+        if accepted is not None and accepted.memory:
+            content = base64.b64encode(accepted.memory).decode()
+            entries["", "memory", ""] = json.dumps((accepted.run_id, content))
+        self._state.write(entries, erases=True)
+
+    @property
+    def _noised(self) -> Key:
+        return "", "noised", self.assignment_id
+
+    def _deleted(self, *kinds: str) -> dict[Key, str | None]:
+        return dict.fromkeys(self._state.keys(self.assignment_id, *kinds))
+
+    def _spent(self, step: int, spent: Usage) -> dict[Key, str]:
+        return {self._key("spent", str(step)): json.dumps(spent.exact())}
+
+    def _key(self, kind: str, name: str = "") -> Key:
+        return self.assignment_id, kind, name
+
+    def _get(self, form: type[T], kind: str, name: str = "") -> T | None:
+        return self._state.get(form, self.assignment_id, kind, name)
+
+
+def unsent_updates(state: DeviceState) -> list[Unsent]:
+    """Return the updates that the server has not accepted yet."""
+    updates = [Journal(state, assignment_id).unsent for assignment_id in state.assignments]
+    return list(filter(None, updates))
+
+
+def memory_of(state: DeviceState, run_id: str) -> bytes:
+    """Return the method's memory of a run, such as AdamW's moments; empty without one."""
+    stored_run, content = state.get(tuple[str, Base64Bytes], "", "memory") or ("", b"")
+    return content if stored_run == run_id else b""

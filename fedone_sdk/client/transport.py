@@ -18,15 +18,8 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 from yarl import URL
 
-from fedone_sdk import messages
+from fedone_sdk import errors, messages
 from fedone_sdk.clock import wait_until_s
-from fedone_sdk.errors import (
-    ArgumentError,
-    MessageError,
-    RefusedBetween,
-    TransportError,
-    system_errors,
-)
 
 
 def server_url(text: str) -> URL:
@@ -37,10 +30,10 @@ def server_url(text: str) -> URL:
     except ValueError:
         url = URL()
     if url.scheme not in ("http", "https") or not url.host:
-        raise ArgumentError(f"server: {text!r} is not an http(s) URL")
+        raise errors.ArgumentError(f"server: {text!r} is not an http(s) URL")
     if url.user is not None or url.password is not None:
         # aiohttp would send them instead of the credential.
-        raise ArgumentError("server: must not have a user or password")
+        raise errors.ArgumentError("server: must not have a user or password")
     return url
 
 
@@ -97,20 +90,22 @@ class Network:
         files = (self.ca_file, self.cert_file, self.key_file)
         if self.ssl_context is not None:
             if any(file is not None for file in files):
-                raise ArgumentError(
+                raise errors.ArgumentError(
                     "ssl_context: stands alone, without ca_file, cert_file and key_file"
                 )
             return self.ssl_context
         if self.key_file is not None and self.cert_file is None:
-            raise ArgumentError("key_file: goes with cert_file")
+            raise errors.ArgumentError("key_file: goes with cert_file")
         if self.ca_file is None and self.cert_file is None:
             return None
-        with system_errors(ArgumentError, f"ca_file: {self.ca_file} cannot be used"):
+        with errors.system_errors(errors.ArgumentError, f"ca_file: {self.ca_file} cannot be used"):
             context = ssl.create_default_context(cafile=self.ca_file)
         if self.cert_file is not None:
             # Without a password OpenSSL prompts for one on the terminal.
             password = self.key_password or ""
-            with system_errors(ArgumentError, f"cert_file: {self.cert_file} cannot be used"):
+            with errors.system_errors(
+                errors.ArgumentError, f"cert_file: {self.cert_file} cannot be used"
+            ):
                 context.load_cert_chain(self.cert_file, self.key_file, password)
         return context
 
@@ -122,7 +117,7 @@ def _through(proxy: str, key: str, server: URL) -> dict[str, Any]:
         if url.scheme not in ("http", "https") or not url.host or url.port is None:
             raise ValueError
     except ValueError:
-        raise ArgumentError(
+        raise errors.ArgumentError(
             f"{key}: is not a proxy; allowed is http://[user:password@]host:port"
         ) from None
     options: dict[str, Any] = {"proxy": url.with_user(None).origin()}
@@ -138,7 +133,7 @@ def token_of(given: str | None) -> str | None:
     # Files with a secret often end with a newline, which a header cannot carry.
     token = (given or "").strip()
     if token and not messages.is_sendable(token):
-        raise ArgumentError(
+        raise errors.ArgumentError(
             "token: has characters that a token cannot have; allowed is printable ASCII"
         )
     return token or None
@@ -207,7 +202,7 @@ class Connection:
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             reason = str(exc) or type(exc).__name__
-            raise TransportError(f"{self.base}: cannot be reached: {reason}") from exc
+            raise errors.TransportError(f"{self.base}: cannot be reached: {reason}") from exc
 
     async def aclose(self) -> None:
         """Close the connections; the next request opens new ones."""
@@ -378,7 +373,7 @@ async def _content(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > max_bytes:
-            raise MessageError(f"{response.url.path}: the answer is over {max_bytes} bytes")
+            raise errors.MessageError(f"{response.url.path}: the answer is over {max_bytes} bytes")
     return bytes(body)
 
 
@@ -392,8 +387,8 @@ def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) ->
     except ValidationError:
         # Not an aggregator's answer but a proxy's; its 5xx is transient.
         if status >= 500 or status in _PASSING:
-            return TransportError(f"{path}: answered {status}", retry_after_s=wait_s)
-        kind = RefusedBetween if status >= 400 else MessageError
+            return errors.TransportError(f"{path}: answered {status}", retry_after_s=wait_s)
+        kind = errors.RefusedBetween if status >= 400 else errors.MessageError
         return kind(f"{path}: answered {status}, and not as an aggregator does")
     error.retry_after_s = wait_s
     return error
@@ -405,7 +400,7 @@ def parsed(kind: type[T], content: bytes) -> T:
         answer: T = _adapter(kind).validate_json(content)
     except ValidationError as exc:
         problem = messages.first_error(exc)
-        raise MessageError(f"the aggregator's answer is malformed: {problem}") from None
+        raise errors.MessageError(f"the aggregator's answer is malformed: {problem}") from None
     return answer
 
 

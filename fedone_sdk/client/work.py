@@ -13,36 +13,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from pydantic import ValidationError
 
+from fedone_sdk import errors, messages
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.device import Device, KnownRuns
-from fedone_sdk.client.journal import Journal, Row, Unsent, key_of, memory_of
 from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.client.rows import Declining, Minibatch, reason_of
+from fedone_sdk.client.state import Journal, Row, Unsent, key_of, memory_of
 from fedone_sdk.data.draws import draw_minibatch
-from fedone_sdk.errors import (
-    BackendError,
-    BudgetError,
-    ProblemError,
-    SpecError,
-    needs_extra,
-    one_line,
-)
 from fedone_sdk.losses import class_means, example_loss, loss_terms, num_groups
-from fedone_sdk.messages import (
-    MAX_LOSS,
-    MIN_SCORED_SHARE,
-    AlphaAssignment,
-    AlphaUpdate,
-    Assignment,
-    LossesAssignment,
-    LossesUpdate,
-    Proposal,
-    RunTask,
-    Scored,
-    Scores,
-    Tensor,
-    first_error,
-)
 from fedone_sdk.messages import Score as ScoreRequest
 from fedone_sdk.scores import graded
 from fedone_sdk.spec.sections import PrivacySpec
@@ -78,9 +56,9 @@ class Step:
     work: Work
     number: int
     batch: Minibatch
-    prompts: Tensor
-    biases: Tensor | None = None
-    proposal: Proposal | None = None
+    prompts: messages.Tensor
+    biases: messages.Tensor | None = None
+    proposal: messages.Proposal | None = None
     _answered: dict[str, tuple[Answers, str]] = field(default_factory=dict)
 
     @cached_property
@@ -137,7 +115,9 @@ class Step:
             answer
             if answer is None or isinstance(answer, float)
             # Bounded, because a hostile gateway's numbers can be huge for one label only.
-            else min(max(example_loss(task, answer, example), -MAX_LOSS), MAX_LOSS)
+            else min(
+                max(example_loss(task, answer, example), -messages.MAX_LOSS), messages.MAX_LOSS
+            )
             for answer, example in zip(answers, self.batch.examples, strict=True)
         ]
 
@@ -149,13 +129,17 @@ class Step:
     async def _graded(
         self, answers: Sequence[LogProbs | str | None]
     ) -> tuple[LogProbs | Score | None, ...]:
-        most = 1.0 if self.batch.private else 1.0 - MIN_SCORED_SHARE
+        most = 1.0 if self.batch.private else 1.0 - messages.MIN_SCORED_SHARE
         task, score = self.work.run.task, self.work.device.hooks.score
         try:
             scored = await graded(task, answers, self.batch.examples, score, most_failed=most)
-        except (BackendError, BudgetError, ProblemError) as exc:  # Of a model that scores.
+        except (
+            errors.BackendError,
+            errors.BudgetError,
+            errors.ProblemError,
+        ) as exc:  # Of a model that scores.
             raise Declining(reason_of(exc)) from exc
-        except SpecError as exc:
+        except errors.SpecError as exc:
             cause = exc.__cause__
             failed = f"failed with {type(cause).__name__}"
             what = "returned a value outside [0, 1]" if cause is None else failed
@@ -168,7 +152,7 @@ class Step:
 Ask = Callable[[Step, Sequence[int]], Awaitable[None]]
 """Scores the prompts of a step at these positions; the journal gets answers as they arrive."""
 
-Propose = Callable[[Step, Sequence[float]], Awaitable[Proposal | None]]
+Propose = Callable[[Step, Sequence[float]], Awaitable[messages.Proposal | None]]
 """Writes a candidate from a step and its losses, and scores it; None if it is not better."""
 
 
@@ -186,8 +170,8 @@ class Work:
 
     device: Device
     runs: KnownRuns
-    run: RunTask
-    assignment: Assignment
+    run: messages.RunTask
+    assignment: messages.Assignment
     rows: Sequence[Example]
     all_rows: Sequence[Example]
     ask_model: Ask | None = None
@@ -202,7 +186,7 @@ class Work:
     @property
     def num_prompts(self) -> int:
         """Number of prompts to score, over all local steps."""
-        if isinstance(self.assignment, AlphaAssignment):
+        if isinstance(self.assignment, messages.AlphaAssignment):
             return sum(step.num_samples for step in self.assignment.steps)
         return self.assignment.prompts.shape[0]
 
@@ -234,7 +218,7 @@ class Work:
         """Check that the assignment fits the run; the server is not trusted."""
         run, given, biases = self.run, self.assignment, None
         shape = run.prompt_len, run.vocab_size
-        if isinstance(given, AlphaAssignment):
+        if isinstance(given, messages.AlphaAssignment):
             # The server runs searches, and a message loads no code.
             fits = run.method.exchange == "alpha"
             fits &= (given.alpha.dtype, given.alpha.shape) == ("float32", shape)
@@ -250,12 +234,12 @@ class Work:
                 f"the assignment names {self.num_prompts} prompts, and leases "
                 f"{given.leased_queries} queries"
             )
-        if isinstance(given, LossesAssignment) and run.privacy and not self._noise:
+        if isinstance(given, messages.LossesAssignment) and run.privacy and not self._noise:
             raise Declining("the run's privacy does not fit its exchange")  # no loss has noise
         if biases is not None and not self._fits(biases):
             raise Declining("the run's calibration does not fit its task")
 
-    def _fits(self, biases: Tensor) -> bool:
+    def _fits(self, biases: messages.Tensor) -> bool:
         task, shape = self.run.task, (self.num_prompts, len(self.run.task.labels))
         return (
             task.loss == "cross_entropy"
@@ -263,7 +247,7 @@ class Work:
             and all(abs(value) <= MAX_BIAS for value in biases.values())
         )
 
-    async def update(self) -> AlphaUpdate | LossesUpdate:
+    async def update(self) -> messages.AlphaUpdate | messages.LossesUpdate:
         """Do the work; return its update.
 
         Raises:
@@ -273,7 +257,7 @@ class Work:
         """
         self.check()
         given = self.assignment
-        if isinstance(given, AlphaAssignment):
+        if isinstance(given, messages.AlphaAssignment):
             return await self._alpha_update(given)
         self.memory = b""  # the memory is the server's
         step = await self._step(0, given.minibatch_seed, given.prompts, given.biases)
@@ -284,8 +268,8 @@ class Work:
         usage = self.journal.usage  # With the trial.
         return update.model_copy(update={"proposal": proposal, "usage": usage})
 
-    async def _alpha_update(self, assignment: AlphaAssignment) -> AlphaUpdate:
-        with needs_extra("the alpha exchange", "alpha"):
+    async def _alpha_update(self, assignment: messages.AlphaAssignment) -> messages.AlphaUpdate:
+        with errors.needs_extra("the alpha exchange", "alpha"):
             import numpy as np
 
             from fedone_sdk.algorithms import Space, State, dump_memory, method_from_spec, stream
@@ -300,7 +284,7 @@ class Work:
             state = State(alpha=before)
             method.check(state)
         state = self._with_memory(method, state)
-        updates = list[LossesUpdate]()
+        updates = list[messages.LossesUpdate]()
         for number, step in enumerate(assignment.steps):
             with _declining("no prompts can be drawn"):
                 candidates = method.ask(state, stream(step.prompt_seed), step.num_samples)
@@ -318,9 +302,9 @@ class Work:
             alpha = method.project(np.array(noised).reshape(before.shape))
             mean_loss = 0.0  # the mean of the losses would be a release without noise
         self.memory = dump_memory(state.memory) if state.memory else b""
-        return AlphaUpdate(
+        return messages.AlphaUpdate(
             num_examples=self._num_examples,
-            scored=sum((update.scored for update in updates), Scored(scored=0)),
+            scored=sum((update.scored for update in updates), messages.Scored(scored=0)),
             usage=sum((update.usage for update in updates), NOTHING),
             model=updates[-1].model,
             alpha=to_wire(alpha),
@@ -346,7 +330,11 @@ class Work:
         return len(self.rows) if self.run.privacy is None else 1
 
     async def _step(
-        self, number: int, minibatch_seed: int, prompts: Tensor, biases: Tensor | None = None
+        self,
+        number: int,
+        minibatch_seed: int,
+        prompts: messages.Tensor,
+        biases: messages.Tensor | None = None,
     ) -> Step:
         run = self.run
         drawn = draw_minibatch(len(self.rows), run.method.batch_size, minibatch_seed)
@@ -356,7 +344,7 @@ class Work:
 
     # Losses of a step
 
-    async def _losses_update(self, step: Step) -> LossesUpdate:
+    async def _losses_update(self, step: Step) -> messages.LossesUpdate:
         """Return the losses of a step's prompts, after scoring those that the journal lacks."""
         missing = step.missing
         self.report(len(step.keys) - len(missing))
@@ -373,7 +361,7 @@ class Work:
         counts = step.batch.check(failed)
         reported = self._mean_losses if step.biases is None else self._by_class
         values, more = reported(step, rows, kept, counts.scored)
-        return LossesUpdate(
+        return messages.LossesUpdate(
             num_examples=self._num_examples,
             scored=counts,
             usage=self.journal.spent(step.number),
@@ -428,7 +416,7 @@ class Work:
             means = [class_means(own, targets, groups) for own in terms]
             counts = tuple(float(targets.count(label)) for label in range(labels))
         flat = itertools.chain.from_iterable(itertools.chain.from_iterable(means))
-        by_class = Tensor.pack(flat, (len(terms), groups, 2 + labels), "float32")
+        by_class = messages.Tensor.pack(flat, (len(terms), groups, 2 + labels), "float32")
         return values, {"by_class": by_class, "class_counts": counts}
 
     async def ask(self, step: Step, missing: Sequence[int]) -> None:
@@ -453,7 +441,7 @@ class Work:
         session, wanted = self.device.session, set(missing)
         requests = cuts(len(step.keys), len(step.batch.texts))
         # The server knows the prompts of an assignment, and the parent of a proposal.
-        is_known = isinstance(self.assignment, LossesAssignment) and len(requests) == 1
+        is_known = isinstance(self.assignment, messages.LossesAssignment) and len(requests) == 1
         for part in requests:
             if wanted.isdisjoint(part):
                 continue
@@ -468,7 +456,7 @@ class Work:
                 )
             except ValidationError as exc:
                 # Not chained: the cause quotes private text.
-                raise Declining(f"the step cannot be sent: {first_error(exc)}") from None
+                raise Declining(f"the step cannot be sent: {messages.first_error(exc)}") from None
             scores = await session.call(session.transport.score, request)
             shape = (len(part), len(step.batch.texts), max(len(self.run.task.labels), 1))
             answers = zip(part, _answers(scores, shape), strict=True)
@@ -476,7 +464,7 @@ class Work:
             await step.keep(wanted_answers, scores.model)
 
 
-def facts_of(work: Assignment | Unsent) -> dict[str, Any]:
+def facts_of(work: messages.Assignment | Unsent) -> dict[str, Any]:
     """Return the names of an assignment, for events and logs."""
     return {"run_id": work.run_id, "assignment_id": work.assignment_id, "round": work.round}
 
@@ -485,10 +473,10 @@ def facts_of(work: Assignment | Unsent) -> dict[str, Any]:
 def _declining(what: str) -> Iterator[None]:
     try:
         yield
-    except (BackendError, ValueError) as exc:
+    except (errors.BackendError, ValueError) as exc:
         _log.warning("work failed", what=what, reason=str(exc))
-        reason = reason_of(exc) if isinstance(exc, BackendError) else str(exc)
-        raise Declining(f"{what}: {one_line(reason)}"[:500]) from exc
+        reason = reason_of(exc) if isinstance(exc, errors.BackendError) else str(exc)
+        raise Declining(f"{what}: {errors.one_line(reason)}"[:500]) from exc
 
 
 def cuts(num_prompts: int, num_examples: int) -> list[range]:
@@ -499,7 +487,9 @@ def cuts(num_prompts: int, num_examples: int) -> list[range]:
     return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
-def _answers(scores: Scores, shape: tuple[int, int, int]) -> list[list[LogProbs | str | None]]:
+def _answers(
+    scores: messages.Scores, shape: tuple[int, int, int]
+) -> list[list[LogProbs | str | None]]:
     """Return the model's answer per prompt and example; None if it failed."""
     num_prompts, num_examples, _ = shape
     rows: list[list[LogProbs | str | None]] = [list(row) for row in scores.texts]

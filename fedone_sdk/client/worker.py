@@ -8,30 +8,25 @@ from functools import partial
 
 import structlog
 
+from fedone_sdk import errors
 from fedone_sdk.client.device import Device, KnownRuns
-from fedone_sdk.client.journal import Journal, Unsent, unsent_updates
 from fedone_sdk.client.options import Turn
 from fedone_sdk.client.rows import WITHHELD, Unfit, reason_of
 from fedone_sdk.client.session import MAX_CALL_WAIT_S, Lease, Paused, retry_after_s
+from fedone_sdk.client.state import Journal, Unsent, unsent_updates
 from fedone_sdk.client.work import Work, facts_of
-from fedone_sdk.errors import (
-    BudgetExhausted,
-    FedOneError,
-    LabelWordError,
-    MessageError,
-    MissingExtraError,
-    ProblemError,
-    RefusedBetween,
-    SpecError,
-    TransportError,
-    is_retryable,
-)
 from fedone_sdk.messages import Assignment, Decline, RunTask
 from fedone_sdk.task import Example
 
 _log = structlog.get_logger(__name__)
 
-_UNFIT = (BudgetExhausted, LabelWordError, MissingExtraError, SpecError, Unfit)
+_UNFIT = (
+    errors.BudgetExhausted,
+    errors.LabelWordError,
+    errors.MissingExtraError,
+    errors.SpecError,
+    Unfit,
+)
 """Failures that the next work of the same run would meet again."""
 
 _NOT_DECLINED = (
@@ -151,7 +146,7 @@ class Worker:
         session, facts = self._device.session, facts_of(unsent)
         try:
             await session.call(session.transport.update, unsent.assignment_id, unsent.update)
-        except (ProblemError, RefusedBetween) as exc:
+        except (errors.ProblemError, errors.RefusedBetween) as exc:
             return await self._failed(unsent, exc)
         self._journal(unsent).delete(accepted=unsent)
         _log.info("updated", **facts)
@@ -171,12 +166,12 @@ class Worker:
             if _is_kept(failure):
                 raise failure
             return await self._decline(work, failure, private=private)
-        except ProblemError as refusal:
-            if is_retryable(refusal) or refusal.code == "unauthorized":
+        except errors.ProblemError as refusal:
+            if errors.is_retryable(refusal) or refusal.code == "unauthorized":
                 raise
             return self._refused(work, refusal)
 
-    def _refused(self, work: Assignment | Unsent, refusal: ProblemError) -> Turn:
+    def _refused(self, work: Assignment | Unsent, refusal: errors.ProblemError) -> Turn:
         """Drop work that the server has ended, unless its run may be resumed."""
         facts = facts_of(work)
         _log.warning("work refused", code=refusal.code, detail=refusal.detail, **facts)
@@ -196,7 +191,7 @@ class Worker:
         """
         facts, session, journal = facts_of(work), self._device.session, self._journal(work)
         log = _log.bind(run_id=work.run_id, round=work.round)
-        if not isinstance(failure, FedOneError):
+        if not isinstance(failure, errors.FedOneError):
             # A bug, perhaps in the app's model. Raising would end the client again after each
             # restart, as long as it has the same seat.
             log.error("the work failed", traceback="".join(traceback.format_exception(failure)))
@@ -218,12 +213,12 @@ class Worker:
 
 def _is_kept(failure: Exception) -> bool:
     """Return whether work that met this failure is gone or resumes later; else it is declined."""
-    if not isinstance(failure, ProblemError):
-        is_kept = isinstance(failure, (MessageError, Paused, TransportError))
-        return is_kept and not isinstance(failure, RefusedBetween)
+    if not isinstance(failure, errors.ProblemError):
+        is_kept = isinstance(failure, (errors.MessageError, Paused, errors.TransportError))
+        return is_kept and not isinstance(failure, errors.RefusedBetween)
     # A model that is unavailable for all attempts may stay so for long, unless the server says
     # how long.
     model_is_away = (
         failure.code == "backend_unavailable" and retry_after_s(failure) <= MAX_CALL_WAIT_S
     )
-    return (is_retryable(failure) and not model_is_away) or failure.code in _NOT_DECLINED
+    return (errors.is_retryable(failure) and not model_is_away) or failure.code in _NOT_DECLINED

@@ -27,8 +27,7 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.authority import Authority
 from fedone_sdk.backends import Answer, Query
 from fedone_sdk.client import RequiredPrivacy, noise
-from fedone_sdk.client.journal import Journal
-from fedone_sdk.client.state import DeviceState
+from fedone_sdk.client.state import DeviceState, Journal
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import Message, encode
 from fedone_sdk.spec import RunSpec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -281,3 +282,9 @@ def notes(values: Mapping[str, Any]) -> str:
     """The output of `helm install`."""
     with helm.Chart.load(CHART) as chart:
         return chart.render(dict(values), name="fedone")["fedone/templates/NOTES.txt"]
+
+
+if __name__ == "__main__":
+    for name, values in CASES.items():
+        documents = yaml.safe_dump_all(render(values).documents)
+        (Path(sys.argv[1]) / f"{name}.yaml").write_text(documents)

@@ -28,6 +28,13 @@ SERVICES: dict[str, Any] = DOCUMENT["services"]
 HARDENED = sorted(SERVICES.keys() - {"postgres"})
 
 
+def test_the_file_follows_the_compose_specification() -> None:
+    tool = Path(sys.executable).with_name("check-jsonschema")
+    command = [tool, "--builtin-schema", "vendor.compose-spec", COMPOSE / "compose.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
 def test_every_name_is_one_that_is_there() -> None:
     for name, service in SERVICES.items():
         for key, known in ("networks", DOCUMENT["networks"]), ("depends_on", SERVICES):

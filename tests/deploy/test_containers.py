@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from tests.deploy.images import CONTAINERS, Image, build, stages
+from tests.deploy.images import CONTAINERS, ROOT, Image, build, stages
 
 NAMES = ["server", "edge"]
 WITH_SECRETS = CONTAINERS / "with-secrets"
@@ -148,6 +152,38 @@ def test_an_absent_server_is_not_healthy() -> None:
 
 
 # Images
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_lock_pins_what_the_package_requires(name: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    script = (ROOT / "scripts" / "lock-images").read_text()
+    (extras,) = re.findall(rf"^lock {name} (.+)$", script, flags=re.MULTILINE)
+    asked = project["dependencies"] + [
+        text for extra in extras.split() for text in project["optional-dependencies"][extra]
+    ]
+    entries = (CONTAINERS / f"{name}.lock").read_text().replace("\\\n", "").splitlines()
+    assert all("--hash=sha256:" in entry for entry in entries)
+    pins = [Requirement(entry.split("--hash")[0]) for entry in entries]
+    pinned = {
+        pin.name: next(iter(pin.specifier)).version
+        for pin in pins
+        if pin.marker is None or pin.marker.evaluate()
+    }
+    for text in asked:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(pinned[requirement.name]), text
+
+
+@pytest.mark.heavy
+def test_two_builds_are_equal(tmp_path: Path) -> None:
+    digests = []
+    for _ in range(2):
+        image = build("edge", tmp_path / "image")
+        files = sorted(path for path in image.folder.glob("opt/**/*") if path.is_file())
+        digests.append({path: sha256(path.read_bytes()).hexdigest() for path in files})
+        shutil.rmtree(image.folder)
+    assert digests[0] == digests[1]
 
 
 def test_the_edge_image_has_an_edge_client_and_no_more(edge_image: Image) -> None:

@@ -360,7 +360,7 @@ class TestContract:
         """The access that a route declares is the one that it has."""
         for route in ROUTES:
             path = route.path
-            for name in route.names:
+            for name in route.path_parameters:
                 path = path.replace(f"{{{name}}}", "run" if name == "run_id" else "x")
             if route.access != "public":
                 assert await server.refused(route.method, path) == "unauthorized"

@@ -14,10 +14,9 @@ import pytest
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
 from fedone_sdk.client import RequiredPrivacy
-from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.noise import PrivacyAccount
 from fedone_sdk.client.options import OnEvent
-from fedone_sdk.client.state import DeviceState, Identity
+from fedone_sdk.client.state import DeviceState, Identity, Journal
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import RunTask

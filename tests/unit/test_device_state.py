@@ -15,9 +15,15 @@ from structlog.testing import capture_logs
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient
-from fedone_sdk.client.journal import Journal, Unsent, memory_of, unsent_updates
 from fedone_sdk.client.rows import Declining
-from fedone_sdk.client.state import DeviceState, Identity
+from fedone_sdk.client.state import (
+    DeviceState,
+    Identity,
+    Journal,
+    Unsent,
+    memory_of,
+    unsent_updates,
+)
 from fedone_sdk.errors import DataError
 from fedone_sdk.messages import LossesUpdate, Scored
 from tests.edge import entries, stored

@@ -7,7 +7,7 @@ import re
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Hashable
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
@@ -85,39 +85,40 @@ class Buckets:
 
     Args:
         per_minute: Requests per minute and caller; None is unlimited.
+        now: Returns the time, seconds.
         capacity: Maximal number of buckets; the least recently used one is dropped.
     """
 
-    def __init__(self, per_minute: float | None, *, capacity: int = 65_536) -> None:
+    def __init__(
+        self, per_minute: float | None, now: Callable[[], float], *, capacity: int = 65_536
+    ) -> None:
         self._per_minute = per_minute
+        self._now = now
         self._capacity = capacity
         # Caller -> time at which its bucket is full again, which determines its content.
         self._full_at: OrderedDict[Hashable, float] = OrderedDict()
 
-    def wait_s(self, caller: Hashable, now: float) -> float:
+    def wait_s(self, caller: Hashable) -> float:
         """Return how long a caller must wait before its next request, seconds."""
         if self._per_minute is None:
             return 0.0
-        refill_s = 60.0 / self._per_minute
+        now, refill_s = self._now(), 60.0 / self._per_minute
         return max(self._full_at.get(caller, now) + refill_s - now - max(60.0, refill_s), 0.0)
 
-    def admit(self, caller: Hashable, now: float, count: int = 1) -> None:
+    def admit(self, caller: Hashable, count: int = 1) -> None:
         """Count requests, or refuse a caller whose bucket is empty (``rate_limited``)."""
-        wait_s = self.wait_s(caller, now)
+        wait_s = self.wait_s(caller)
         if wait_s > 0:
-            raise ProblemError(
-                "rate_limited",
-                f"more than {self._per_minute:g} requests a minute",
-                retry_after_s=wait_s,
-            )
-        self.take(caller, now, count)
+            text = f"more than {self._per_minute:g} requests a minute"
+            raise ProblemError("rate_limited", text, retry_after_s=wait_s)
+        self.take(caller, count)
 
-    def take(self, caller: Hashable, now: float, count: int = 1) -> None:
+    def take(self, caller: Hashable, count: int = 1) -> None:
         """Count requests of a caller; the next ones wait until the bucket has refilled."""
         if self._per_minute is None:
             return
-        taken = count * 60.0 / self._per_minute
-        self._full_at[caller] = max(self._full_at.get(caller, now), now) + taken
+        now, taken_s = self._now(), count * 60.0 / self._per_minute
+        self._full_at[caller] = max(self._full_at.get(caller, now), now) + taken_s
         self._full_at.move_to_end(caller)
         while self._full_at and (
             len(self._full_at) > self._capacity or next(iter(self._full_at.values())) <= now
@@ -126,80 +127,66 @@ class Buckets:
 
 
 class Limiter:
-    """Counts requests and refuses those above the limits."""
+    """Counts requests and refuses those above the limits.
+
+    Attributes:
+        clients: Requests of each enrolled client, by index.
+        enrolments: Enrolments from each address.
+    """
 
     def __init__(self, limits: Limits, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
         self._proxies = [ip_network(network) for network in limits.trusted_proxies]
-        self._by_address = Buckets(limits.requests_per_minute_per_ip)
-        self._by_client = Buckets(limits.requests_per_minute_per_client)
-        self._enrolments = Buckets(limits.enrolments_per_minute_per_ip)
-        self._failures = Buckets(limits.failures_per_minute_per_ip)
+        self._by_address = Buckets(limits.requests_per_minute_per_ip, now)
+        self._failures = Buckets(limits.failures_per_minute_per_ip, now)
+        self.clients = Buckets(limits.requests_per_minute_per_client, now)
+        self.enrolments = Buckets(limits.enrolments_per_minute_per_ip, now)
 
     def address(self, request: web.Request) -> str:
         """Return the IPv4 address, or the IPv6 /64, that a request counts for."""
         peer = _address(request.remote or "")
         if peer is None:
             return ""  # A Unix socket.
-        if self._proxies and self._is_proxy(peer):
-            # The last entry is from the trusted proxy; earlier ones may be forged.
-            for line in reversed(request.headers.getall("X-Forwarded-For", ())):
-                for entry in reversed(line.split(",")):
-                    forwarded = _address(entry.strip())
-                    if forwarded is None:
-                        return _network_key(peer)
-                    peer = forwarded
-                    if not self._is_proxy(peer):
-                        return _network_key(peer)
+        # The last entry is from the trusted proxy; earlier ones may be forged.
+        entries = ",".join(request.headers.getall("X-Forwarded-For", ())).split(",")
+        while entries and any(peer in network for network in self._proxies):
+            forwarded = _address(entries.pop().strip())
+            if forwarded is None:
+                break
+            peer = forwarded
         return _network_key(peer)
 
     def unknown_caller(self, address: str) -> None:
         """Count a request of an unknown caller, or refuse it (``rate_limited``)."""
-        now = self._now()
-        wait_s = self._failures.wait_s(address, now)
+        wait_s = self._failures.wait_s(address)
         if wait_s > 0:
-            raise ProblemError(
-                "rate_limited", "too many failed authentications", retry_after_s=wait_s
-            )
-        self._by_address.admit(address, now)
+            text = "too many failed authentications"
+            raise ProblemError("rate_limited", text, retry_after_s=wait_s)
+        self._by_address.admit(address)
 
-    def client(self, index: int) -> None:
-        """Count a request of an enrolled client, or refuse it (``rate_limited``)."""
-        self._by_client.admit(index, self._now())
-
-    def body(self, index: int, num_bytes: int) -> None:
+    def body(self, client_index: int, num_bytes: int) -> None:
         """Count a client's body, by its size, before it is read, or refuse it."""
-        self._by_client.admit(index, self._now(), num_bytes // _BYTES_PER_REQUEST)
-
-    def enrolment(self, address: str) -> None:
-        """Count an enrolment, or refuse it (``rate_limited``)."""
-        self._enrolments.admit(address, self._now())
+        self.clients.admit(client_index, num_bytes // _BYTES_PER_REQUEST)
 
     def failed(self, address: str) -> None:
         """Count a failed authentication; one above the limit does not extend the wait."""
-        now = self._now()
-        if self._failures.wait_s(address, now) <= 0:
-            self._failures.take(address, now)
-
-    def _is_proxy(self, address: IPv4Address | IPv6Address) -> bool:
-        return any(address in network for network in self._proxies)
+        if self._failures.wait_s(address) <= 0:
+            self._failures.take(address)
 
 
 LIMITER: web.AppKey[Limiter] = web.AppKey("limiter", Limiter)
 
 
 def guarding(
-    limiter: Limiter, known: Callable[[web.Request], bool], *, free: Iterable[str] = ()
+    limiter: Limiter, known: Callable[[web.Request], bool], *, unlimited: Collection[str]
 ) -> Middleware:
     """Return the middleware that applies the limits, to run inside of `problems`.
 
-    Requests of `known` clients do not count for their address, and the `free` paths have no limit.
+    Requests of `known` clients do not count for their address; `unlimited` are paths.
     """
-    free = frozenset(free)
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path in free:
+        if request.path in unlimited:
             return await handler(request)
         address = limiter.address(request)
         if not known(request):
@@ -235,9 +222,9 @@ def _network_key(address: IPv4Address | IPv6Address) -> str:
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
-_METHODS = "GET, POST"
-_SENT = ("Authorization", "Content-Type", PROTOCOL_HEADER, "X-Request-ID")
-_READ = ("Retry-After", "Date", PROTOCOL_HEADER, "X-Request-ID")
+_ALLOWED_METHODS = "GET, POST"
+_ALLOWED_HEADERS = ("Authorization", "Content-Type", PROTOCOL_HEADER, "X-Request-ID")
+_EXPOSED_HEADERS = ("Retry-After", "Date", PROTOCOL_HEADER, "X-Request-ID")
 _MAX_AGE_S = 7200
 """Lifetime of a preflight in the browser's cache: Chromium's maximum."""
 
@@ -254,18 +241,14 @@ def _origin(text: str) -> str:
 
 
 class CorsConfig(Spec):
-    """Origins of web pages that may take part as devices.
-
-    Attributes:
-        origins: Scheme, host and port of each; none by default. Wildcards are not supported.
-    """
+    """Origins (scheme, host and port) of web pages that may take part as devices; no wildcards."""
 
     origins: Annotated[
         tuple[Annotated[str, AfterValidator(_origin)], ...], Field(max_length=1000)
     ] = ()
 
 
-NO_PAGES = CorsConfig()
+NO_ORIGINS = CorsConfig()
 """No cross-origin requests."""
 
 
@@ -289,8 +272,8 @@ class Cors:
         if not self._is_shared(matched):
             return await handler(request)
         headers = {
-            hdrs.ACCESS_CONTROL_ALLOW_METHODS: _METHODS,
-            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: ", ".join(_SENT),
+            hdrs.ACCESS_CONTROL_ALLOW_METHODS: _ALLOWED_METHODS,
+            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: ", ".join(_ALLOWED_HEADERS),
             hdrs.ACCESS_CONTROL_MAX_AGE: str(_MAX_AGE_S),
             hdrs.ACCESS_CONTROL_ALLOW_ORIGIN: self._origin_of(request),
         }
@@ -303,10 +286,10 @@ class Cors:
         origin = self._origin_of(request)
         if origin and self._is_shared(request.match_info):
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
-            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = ", ".join(_READ)
+            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = ", ".join(_EXPOSED_HEADERS)
 
     def _is_shared(self, matched: web.UrlMappingMatchInfo) -> bool:
-        # Of a path without a route the page reads a 404, instead of a failure of the network.
+        # A page that requests a path without a route must see the 404, not a network error.
         refusal = matched.http_exception
         return matched.handler in self._reachable or getattr(refusal, "status", 0) == 404
 
@@ -316,14 +299,13 @@ class Cors:
 
 
 class TlsConfig(Spec):
-    """TLS 1.2 or newer; TLS 1.3 with client certificates.
+    """TLS 1.2 or newer; TLS 1.3 with client certificates, which do not replace the credential.
 
     Attributes:
         certificate: PEM file with the certificate and its chain.
         key: PEM file with its private key.
         client_ca: PEM file with the authorities of client certificates; null requests none.
-        require_client_certificate: Whether devices without a certificate are refused. A certificate
-            does not replace the credential.
+        require_client_certificate: Whether devices without a certificate are refused.
     """
 
     certificate: str

@@ -25,7 +25,6 @@ Handler = Callable[["RequestContext"], Coroutine[Any, Any, "StreamResponse"]]
 JSON = "application/json"
 """Content type of messages."""
 
-
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Maximal size of a message: an alpha of 2^22 float32 in base64 is 22 MiB."""
 
@@ -33,8 +32,8 @@ SMALL_BODY_BYTES = 64 * 1024
 """Maximal size of a small message."""
 
 Access = Literal["public", "enrolment", "device", "member", "viewer", "operator", "admin"]
-"""Required access: none, an enrolment token, a device's credential, a credential or a viewer's
-token, or a user's token with at least this role."""
+"""What a route requires: nothing; an enrolment token; a device's credential; a device's credential
+or any user's token; a user's token with at least this role."""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "run_id": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"},
@@ -50,16 +49,15 @@ class Route:
     """A route of the HTTP API.
 
     Attributes:
+        endpoint: Method and path, with path parameters in braces.
         handler: The handler; its docstring is the description.
-        answers: HTTP status -> message type, media type, a tuple of these, or None for no body.
-        tag: Group in the documentation.
+        answers: HTTP status -> message types and media types of the body.
         request: Message type or media type of the body, or None.
         max_body: Maximal size of the body, bytes.
-        problems: Problem codes specific to this route; those of its access, path and body are
-            added.
+        problems: Problem codes besides those of its access, path and body.
         headers: HTTP status -> response header -> description.
         waits: Whether the handler is cancelled when the caller disconnects. Other handlers that
-            change state run to completion.
+            change state run to their end.
         query: Query parameters: name -> JSON Schema.
     """
 
@@ -67,7 +65,7 @@ class Route:
     handler: Handler
     _: KW_ONLY
     access: Access
-    answers: Mapping[int, Any]
+    answers: Mapping[int, tuple[Any, ...]]
     tag: str
     request: Any = None
     max_body: int = SMALL_BODY_BYTES
@@ -87,9 +85,9 @@ class Route:
         return self.endpoint.partition(" ")[2]
 
     @property
-    def names(self) -> list[str]:
+    def path_parameters(self) -> list[str]:
         """Names of the path parameters."""
-        return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
+        return re.findall(r"{(\w+)}", self.path)
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -101,7 +99,7 @@ class Route:
             codes.add("unauthorized")
         if self.access in ("viewer", "operator", "admin"):
             codes.add("forbidden")
-        if self.names:
+        if self.path_parameters:
             codes.add("not_found")
         if self.query:
             codes.add("invalid_message")
@@ -113,7 +111,7 @@ class Route:
 
 
 class RouteTable:
-    """The routes of one group. As a decorator, it adds a route to the function below.
+    """The routes of one group in the documentation. Calling it returns a decorator.
 
     Example:
         ```python
@@ -129,21 +127,19 @@ class RouteTable:
     def __call__(
         self, endpoint: str, access: Access, answers: Any, **options: Any
     ) -> Callable[[Handler], Handler]:
-        """Return the decorator of a handler.
+        """Return the decorator of a handler; the arguments are the fields of `Route`.
 
-        Args:
-            endpoint: Method and path.
-            access: As in `Route`.
-            answers: As in `Route`, or only that of status 200.
-            options: Other fields of `Route`.
+        `answers` may be only the answer of status 200, a type instead of a tuple, or None.
         """
         if not isinstance(answers, Mapping):
             answers = {200: answers}
+        types = {
+            status: answer if isinstance(answer, tuple) else () if answer is None else (answer,)
+            for status, answer in answers.items()
+        }
 
         def add(handler: Handler) -> Handler:
-            route = Route(
-                endpoint, handler, access=access, answers=answers, tag=self._tag, **options
-            )
+            route = Route(endpoint, handler, access=access, answers=types, tag=self._tag, **options)
             self.routes.append(route)
             return handler
 
@@ -221,25 +217,25 @@ def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def _schemas(routes: Iterable[Route]) -> tuple[dict[_Key, Any], dict[str, Any]]:
-    """Return the schema of each message, and the definitions that they refer to.
+    """Return the schema of each message, and the definitions that the schemas refer to.
 
-    Fields with a default are optional in requests and always present in responses. If the schemas
-    differ, pydantic names them ``-Input`` and ``-Output``.
+    Fields with a default are optional in requests and always present in responses. A type with both
+    is named ``-Input`` and ``-Output`` by pydantic.
     """
     keys = dict.fromkeys(key for route in routes for key in _messages(route))
-    found, document = TypeAdapter.json_schemas(
+    schemas, document = TypeAdapter.json_schemas(
         [(index, mode, TypeAdapter(model)) for index, (model, mode) in enumerate(keys)],
         ref_template="#/components/schemas/{model}",
     )
-    by_key = {key: found[index, key[1]] for index, key in enumerate(keys)}
+    by_key = {key: schemas[index, key[1]] for index, key in enumerate(keys)}
     components = document["$defs"]
     for key, schema in by_key.items():
         if "discriminator" in schema:  # A union gets a class of its own.
             components[schema["title"]] = schema
             by_key[key] = {"$ref": f"#/components/schemas/{schema['title']}"}
     for schema in components.values():
-        for one in schema.get("properties", {}).values():
-            one.pop("title", None)
+        for attribute in schema.get("properties", {}).values():
+            attribute.pop("title", None)
         _adapt(schema, components)
         _describe(schema)
     return by_key, dict(sorted(components.items()))
@@ -250,16 +246,16 @@ _FIXED = {"const", "enum"}
 
 
 def _adapt(schema: object, components: dict[str, Any]) -> None:
-    """Write a schema so that generators of clients understand it.
+    """Change a schema, in place, to what generators of clients support.
 
     Numbers get a width; without it, generators take 32 bits, or any precision. A tuple becomes a
-    list with the type of its last element, which covers the others: few know ``prefixItems``. A
+    list of the type of its last element, which covers the others: few support ``prefixItems``. A
     value that may be null has two types instead of two schemas. The members of a union require the
-    field that tells them apart.
+    discriminator.
     """
     if isinstance(schema, list | dict):
-        for one in schema if isinstance(schema, list) else schema.values():
-            _adapt(one, components)
+        for part in schema if isinstance(schema, list) else schema.values():
+            _adapt(part, components)
     if not isinstance(schema, dict):
         return
     match schema:
@@ -268,14 +264,14 @@ def _adapt(schema: object, components: dict[str, Any]) -> None:
         case {"prefixItems": [*_, last]}:
             del schema["prefixItems"]
             schema["items"] = last
-        case {"anyOf": [{"type": str(kind), **rest}, {"type": "null"}]} if not rest.keys() & _FIXED:
+        case {"anyOf": [{"type": str(kind), **keys}, {"type": "null"}]} if not keys.keys() & _FIXED:
             del schema["anyOf"]
-            schema |= {**rest, "type": [kind, "null"]}
+            schema |= {**keys, "type": [kind, "null"]}
         case {"discriminator": {"propertyName": name}, "oneOf": members}:
             for member in members:
-                found = components[member["$ref"].rpartition("/")[2]]
-                names = {*found.get("required", ()), name}
-                found["required"] = [each for each in found["properties"] if each in names]
+                component = components[member["$ref"].rpartition("/")[2]]
+                required = {*component.get("required", ()), name}
+                component["required"] = [n for n in component["properties"] if n in required]
 
 
 def _describe(schema: dict[str, Any]) -> None:
@@ -292,15 +288,9 @@ def _messages(route: Route) -> Iterator[_Key]:
     yield Problem, "serialization"
     if _is_message(route.request):
         yield route.request, "validation"
-    for kind in chain(*map(_kinds, route.answers.values())):
+    for kind in chain(*route.answers.values()):
         if _is_message(kind):
             yield kind, "serialization"
-
-
-def _kinds(answer: Any) -> tuple[Any, ...]:
-    if answer is None:
-        return ()
-    return answer if isinstance(answer, tuple) else (answer,)
 
 
 def _is_message(kind: object) -> bool:
@@ -326,7 +316,7 @@ def _operation(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
         operation["x-fedone-role"] = route.access
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": PARAMETERS[name]}
-        for name in route.names
+        for name in route.path_parameters
     ] + [
         {"name": name, "in": "query", "required": False, "schema": dict(schema)}
         for name, schema in route.query.items()
@@ -342,12 +332,12 @@ def _operation(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
 
 def _responses(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
     responses: dict[int, dict[str, Any]] = {}
-    for status, model in route.answers.items():
+    for status, kinds in route.answers.items():
         content: dict[str, Any] = {}
-        for kind in _kinds(model):
+        for kind in kinds:
             content |= _content(kind, schemas, "serialization")
         text = "Done" if status < 300 else "As before" if status == 304 else "Not now"
-        responses[status] = _response(text, content)
+        responses[status] = {"description": text, **({"content": content} if content else {})}
         _add_headers(responses[status], route.headers.get(status, {}))
     problem = schemas[Problem, "serialization"]
     by_status: dict[int, list[str]] = {}
@@ -360,13 +350,9 @@ def _responses(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
             responses[status]["content"] |= content
             responses[status]["description"] += f"; {text}"
         else:
-            responses[status] = _response(text, content)
+            responses[status] = {"description": text, "content": content}
         _add_headers(responses[status], _PROBLEM_HEADERS.get(status, {}))
     return {str(status): responses[status] for status in sorted(responses)}
-
-
-def _response(description: str, content: dict[str, Any]) -> dict[str, Any]:
-    return {"description": description} | ({"content": content} if content else {})
 
 
 def _add_headers(response: dict[str, Any], headers: Any) -> None:

@@ -121,7 +121,7 @@ class RequestContext:
         if route.access == "enrolment":
             await service.access.check_token(token)
             limiter = request.app[LIMITER]
-            limiter.enrolment(limiter.address(request))
+            limiter.enrolments.admit(limiter.address(request))
         elif route.access in ROLES:
             self.caller = service.authority.check(token, route.access)
         elif route.access == "member":
@@ -131,7 +131,7 @@ class RequestContext:
             wanted = f"{other}the credential of an enrolled client"
             self.caller = await service.access.authenticate(token, wanted=wanted)
             bind_contextvars(client_id=self.caller.client_id)
-            request.app[LIMITER].client(self.caller.index)
+            request.app[LIMITER].clients.admit(self.caller.index)
             await service.wait_until_admitting()
             if "assignment_id" in self.path:
                 self.set_run(work=(self.caller, self.path["assignment_id"]))
@@ -309,8 +309,6 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return await handler(request)
     except ProblemError as exc:
         return problem(exc)
-    except web.HTTPRequestEntityTooLarge:
-        return problem(_too_large(request.client_max_size))
     except web.HTTPNotFound:
         return problem(ProblemError("not_found", f"there is nothing at {request.path}"))
     except web.HTTPMethodNotAllowed as exc:
@@ -323,14 +321,9 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         _log.error("request failed", method=request.method, path=request.path, reason=str(exc))
         return problem(ProblemError("store_unavailable", "it may recover by itself; retry later"))
     except Exception:
-        # The response has no details. Formatted here: some log renderers print local variables,
-        # which include tokens.
-        _log.error(
-            "request failed",
-            method=request.method,
-            path=request.path,
-            traceback=traceback.format_exc(),
-        )
+        # Formatted here: some log renderers print local variables, which include tokens.
+        lines = traceback.format_exc()
+        _log.error("request failed", method=request.method, path=request.path, traceback=lines)
         return problem(ProblemError("internal", "see the server's log"))
 
 
@@ -431,7 +424,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(_name: str) -> NoReturn:
-    raise _Refused("NaN and Infinity are no JSON numbers")
+    raise _Refused("NaN and Infinity are not JSON numbers")
 
 
 def _too_large(limit: int) -> ProblemError:

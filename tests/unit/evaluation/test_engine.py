@@ -268,7 +268,7 @@ def test_default() -> None:
         (
             ["no-prompt-bias"],
             {"task": {**RUN["task"], "bias": [0, 1]}},
-            "--methods: no-prompt-bias needs a task without its own bias",
+            "--methods: no-prompt-bias needs a task without a bias",
         ),
         (
             ["random"],

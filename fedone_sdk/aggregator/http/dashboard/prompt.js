@@ -38,7 +38,7 @@ export function promptPanel() {
       known = now;
       current = prompt.text;
       text.replaceChildren(...chips(prompt.tokens));
-      bias.textContent = prompt.bias ? `Label biases: ${prompt.bias.map((value, at) => `${labels[at] ?? at} ${value.toFixed(2)}`).join(", ")}` : "";
+      bias.textContent = prompt.bias ? `Label biases: ${prompt.bias.map((value, at) => `${labels[at] ?? at}: ${value.toFixed(2)}`).join(", ")}` : "";
       bias.hidden = !prompt.bias;
       about.textContent =
         `What alpha gives the likeliest of ${tokens.vocab_size} candidates at each position; ` +
