@@ -96,7 +96,7 @@ async def _check(
     async with AsyncExitStack() as stack:
         _observers(config, stack)
         backend = await _backend(config, folder, None, stack)
-        aggregator = Aggregator(backend=backend, store=copy, **config.auth.arguments())
+        aggregator = Aggregator(backend=backend, store=copy, **dict(config.auth))
         await stack.enter_async_context(aggregator)
         # Without measurements, which cost queries.
         await _add_runs(aggregator, runs, failures, stack, measured=False)
@@ -126,7 +126,7 @@ async def _serve(
             limits=config.limits,
             cors=config.cors,
             retention=config.retention,
-            **config.auth.arguments(),
+            **dict(config.auth),
         )
         stack.push_async_exit(aggregator)
         await aggregator.open()

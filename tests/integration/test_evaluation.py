@@ -128,13 +128,13 @@ async def test_a_price_that_is_not_known_is_null() -> None:
 
 async def test_one_replica_measures_the_whole_dev_split(monkeypatch: pytest.MonkeyPatch) -> None:
     class Follower(MemoryStore):
-        first = False
+        leads = False
 
         async def lead(self) -> bool:
-            return self.first
+            return self.leads
 
     monkeypatch.setattr("fedone_sdk.aggregator.model.evaluation._RETRY_S", 0)
-    store, backend = Follower(), ScriptedBackend()
+    backend, store = ScriptedBackend(), Follower()
     async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         training = asyncio.create_task(train(service, run, TRAIN))
@@ -142,8 +142,7 @@ async def test_one_replica_measures_the_whole_dev_split(monkeypatch: pytest.Monk
         assert sum(map(is_dev, backend.asked)) == 4  # the points of its rounds
         assert run.state.metric.no_prompt is run.state.metric.after is None
         # The one that led is gone, with all that it had not measured yet.
-        store.first = True
-        await service.replicas.tick()
+        store.leads = service.replicas.is_leader = True
         await training
     assert sum(map(is_dev, backend.asked)) == 13
     assert run.result().verdict is not None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from fedone_sdk import messages
 from fedone_sdk.aggregator.dispatch.client_pool import RetryLater
 from fedone_sdk.aggregator.dispatch.dispatcher import Dispatcher
 from fedone_sdk.aggregator.model.calls import Companion
@@ -18,19 +19,6 @@ from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.runs.run_registry import RunRegistry
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import (
-    AlphaUpdate,
-    Assignment,
-    Claim,
-    Decline,
-    LossesUpdate,
-    Receipt,
-    Reflect,
-    Reflected,
-    Renewal,
-    Score,
-    Scores,
-)
 from fedone_sdk.stores import ClientRecord, ClosedWork, Store
 
 _log = structlog.get_logger(__name__)
@@ -49,7 +37,9 @@ class OpenWork:
     gateway: ModelGateway | None
     companions: Mapping[str, Sequence[Companion]]
 
-    async def claim(self, client: ClientRecord, message: Claim) -> Assignment | RetryLater:
+    async def claim(
+        self, client: ClientRecord, message: messages.Claim
+    ) -> messages.Assignment | RetryLater:
         """Return an assignment, or when to retry; see `Dispatcher.claim`."""
         run = None
         if message.run_id is not None:
@@ -115,9 +105,9 @@ class OpenWork:
         self,
         client: ClientRecord,
         assignment_id: str,
-        message: AlphaUpdate | LossesUpdate,
+        message: messages.AlphaUpdate | messages.LossesUpdate,
         body_sha256: str,
-    ) -> Receipt:
+    ) -> messages.Receipt:
         """Accept a client's update; the same body again gets the same receipt.
 
         Raises:
@@ -153,21 +143,25 @@ class OpenWork:
             raise ProblemError(
                 "update_conflict", f"another update was accepted for assignment {assignment_id}"
             )
-        return Receipt.model_validate_json(closed.receipt)
+        return messages.Receipt.model_validate_json(closed.receipt)
 
-    async def _is_fit(self, run: ServedRun, message: AlphaUpdate | LossesUpdate) -> bool:
+    async def _is_fit(
+        self, run: ServedRun, message: messages.AlphaUpdate | messages.LossesUpdate
+    ) -> bool:
         """Whether the proposal of an update, if it has one, can become a candidate."""
-        if isinstance(message, AlphaUpdate) or message.proposal is None:
+        if isinstance(message, messages.AlphaUpdate) or message.proposal is None:
             return True
         model = None if self.gateway is None else self.gateway.backend
         return await is_proposable(run, message.proposal.text, model)
 
-    async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
+    async def renew(self, client: ClientRecord, assignment_id: str) -> messages.Renewal:
         """Give a client a full new deadline."""
         run, _ = await self.find(client, assignment_id)
         return await run.apply(renew, assignment_id=assignment_id)
 
-    async def decline(self, client: ClientRecord, assignment_id: str, message: Decline) -> None:
+    async def decline(
+        self, client: ClientRecord, assignment_id: str, message: messages.Decline
+    ) -> None:
         """Take an assignment back from a client that declines it."""
         run, _ = await self.find(client, assignment_id)
         await run.apply(
@@ -178,7 +172,9 @@ class OpenWork:
             unfit=message.unfit,
         )
 
-    async def score(self, client: ClientRecord, message: Score, body_sha256: str) -> Scores:
+    async def score(
+        self, client: ClientRecord, message: messages.Score, body_sha256: str
+    ) -> messages.Scores:
         """Score prompts through the gateway, under the client's lease."""
         run, seat = await self.find(client, message.assignment_id)
         if self.gateway is None:
@@ -187,7 +183,7 @@ class OpenWork:
             await run.prefetch_prompts(seat)  # It may not be cached here.
         return await self.gateway.score(run, seat, message, body_sha256)
 
-    async def reflect(self, client: ClientRecord, message: Reflect) -> Reflected:
+    async def reflect(self, client: ClientRecord, message: messages.Reflect) -> messages.Reflected:
         """Let the run's proposer write a candidate for the client's assignment."""
         run, seat = await self.find(client, message.assignment_id)
         for companion in self.companions.get(run.run_id, ()):

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _PROBES = ("/healthz", "/readyz")
 
-
 ROUTES: tuple[Route, ...] = (
     *device_routes.route.routes,
     *run_routes.route.routes,
@@ -47,26 +46,26 @@ def build_app(
     *,
     observers: Observers = NO_OBSERVERS,
     limits: guards.Limits = guards.NO_LIMITS,
-    cors: guards.CorsConfig = guards.NO_PAGES,
+    cors: guards.CorsConfig = guards.NO_ORIGINS,
 ) -> web.Application:
     """Return the aiohttp application of a service."""
     limiter = guards.Limiter(limits)
-    handlers = [(route, _guarded(route)) for route in ROUTES]
-    of_clients = {handler for route, handler in handlers if route.access in ("device", "member")}
+    handlers = [(route, _handler_of(route)) for route in ROUTES]
+    for_clients = {handler for route, handler in handlers if route.access in ("device", "member")}
 
     def known(request: web.Request) -> bool:
         # On routes for other callers, a client counts as unknown.
-        is_for_clients = request.match_info.handler in of_clients
+        is_for_clients = request.match_info.handler in for_clients
         return is_for_clients and service.access.is_cached(requests.bearer_token(request))
 
-    of_devices = {handler for route, handler in handlers if route.access == "enrolment"}
-    pages = guards.Cors(cors.origins, of_clients | of_devices)
+    for_enrolment = {handler for route, handler in handlers if route.access == "enrolment"}
+    pages = guards.Cors(cors.origins, for_clients | for_enrolment)
     app = web.Application(
         middlewares=[
             requests.observing(observers),
             *([pages.preflight] if cors.origins else []),
             requests.problems,
-            guards.guarding(limiter, known, free=_PROBES),
+            guards.guarding(limiter, known, unlimited=_PROBES),
         ],
         client_max_size=MAX_BODY_BYTES,
     )
@@ -86,7 +85,7 @@ def build_app(
     return app
 
 
-def _guarded(route: Route) -> Handler:
+def _handler_of(route: Route) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         context = requests.CONTEXT.get()
         await context.authorize(route)
@@ -124,8 +123,7 @@ async def listening(
 ) -> AsyncIterator[str]:
     """Serve an application while the body runs; yield the base URL.
 
-    At the end, pending requests have `grace_s` to finish. The times of connections are those of
-    `limits`.
+    At the end, pending requests have `grace_s` to finish. `limits` sets timeouts of connections.
 
     Raises:
         OSError: The address is in use or does not belong to this machine.
@@ -136,14 +134,14 @@ async def listening(
         access_log=None,
         shutdown_timeout=grace_s,
         keepalive_timeout=limits.keepalive_s,
-        # `body_of` refuses compressed bodies, so aiohttp must not decompress them.
+        # `RequestContext.body` refuses compressed bodies, so aiohttp must not decompress them.
         auto_decompress=False,
         max_headers=64,
         logger=_quiet_logger(),
     )
     await runner.setup()
     try:
-        # asyncio's socket on "::" would be of IPv6 only; without a host it takes both families.
+        # asyncio's socket on "::" accepts IPv6 only; without a host it accepts both families.
         address = None if host.strip("[]") == "::" else host.strip("[]")
         site = web.TCPSite(runner, address, port, ssl_context=ssl_context, backlog=1024)
         await site.start()

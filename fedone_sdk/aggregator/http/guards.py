@@ -7,7 +7,7 @@ import re
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Hashable
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
@@ -146,16 +146,13 @@ class Limiter:
         peer = _address(request.remote or "")
         if peer is None:
             return ""  # A Unix socket.
-        if self._proxies and self._is_proxy(peer):
-            # The last entry is from the trusted proxy; earlier ones may be forged.
-            for line in reversed(request.headers.getall("X-Forwarded-For", ())):
-                for entry in reversed(line.split(",")):
-                    forwarded = _address(entry.strip())
-                    if forwarded is None:
-                        return _network_key(peer)
-                    peer = forwarded
-                    if not self._is_proxy(peer):
-                        return _network_key(peer)
+        # The last entry is from the trusted proxy; earlier ones may be forged.
+        entries = ",".join(request.headers.getall("X-Forwarded-For", ())).split(",")
+        while entries and any(peer in network for network in self._proxies):
+            forwarded = _address(entries.pop().strip())
+            if forwarded is None:
+                break
+            peer = forwarded
         return _network_key(peer)
 
     def unknown_caller(self, address: str) -> None:
@@ -175,25 +172,21 @@ class Limiter:
         if self._failures.wait_s(address) <= 0:
             self._failures.take(address)
 
-    def _is_proxy(self, address: IPv4Address | IPv6Address) -> bool:
-        return any(address in network for network in self._proxies)
-
 
 LIMITER: web.AppKey[Limiter] = web.AppKey("limiter", Limiter)
 
 
 def guarding(
-    limiter: Limiter, known: Callable[[web.Request], bool], *, free: Iterable[str] = ()
+    limiter: Limiter, known: Callable[[web.Request], bool], *, unlimited: Collection[str]
 ) -> Middleware:
     """Return the middleware that applies the limits, to run inside of `problems`.
 
-    Requests of `known` clients do not count for their address, and the `free` paths have no limit.
+    Requests of `known` clients do not count for their address; `unlimited` are paths.
     """
-    free = frozenset(free)
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path in free:
+        if request.path in unlimited:
             return await handler(request)
         address = limiter.address(request)
         if not known(request):
@@ -229,9 +222,9 @@ def _network_key(address: IPv4Address | IPv6Address) -> str:
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
-_METHODS = "GET, POST"
-_SENT = ("Authorization", "Content-Type", PROTOCOL_HEADER, "X-Request-ID")
-_READ = ("Retry-After", "Date", PROTOCOL_HEADER, "X-Request-ID")
+_ALLOWED_METHODS = "GET, POST"
+_ALLOWED_HEADERS = ("Authorization", "Content-Type", PROTOCOL_HEADER, "X-Request-ID")
+_EXPOSED_HEADERS = ("Retry-After", "Date", PROTOCOL_HEADER, "X-Request-ID")
 _MAX_AGE_S = 7200
 """Lifetime of a preflight in the browser's cache: Chromium's maximum."""
 
@@ -248,18 +241,14 @@ def _origin(text: str) -> str:
 
 
 class CorsConfig(Spec):
-    """Origins of web pages that may take part as devices.
-
-    Attributes:
-        origins: Scheme, host and port of each; none by default. Wildcards are not supported.
-    """
+    """Origins (scheme, host and port) of web pages that may take part as devices; no wildcards."""
 
     origins: Annotated[
         tuple[Annotated[str, AfterValidator(_origin)], ...], Field(max_length=1000)
     ] = ()
 
 
-NO_PAGES = CorsConfig()
+NO_ORIGINS = CorsConfig()
 """No cross-origin requests."""
 
 
@@ -283,8 +272,8 @@ class Cors:
         if not self._is_shared(matched):
             return await handler(request)
         headers = {
-            hdrs.ACCESS_CONTROL_ALLOW_METHODS: _METHODS,
-            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: ", ".join(_SENT),
+            hdrs.ACCESS_CONTROL_ALLOW_METHODS: _ALLOWED_METHODS,
+            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: ", ".join(_ALLOWED_HEADERS),
             hdrs.ACCESS_CONTROL_MAX_AGE: str(_MAX_AGE_S),
             hdrs.ACCESS_CONTROL_ALLOW_ORIGIN: self._origin_of(request),
         }
@@ -297,10 +286,10 @@ class Cors:
         origin = self._origin_of(request)
         if origin and self._is_shared(request.match_info):
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
-            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = ", ".join(_READ)
+            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = ", ".join(_EXPOSED_HEADERS)
 
     def _is_shared(self, matched: web.UrlMappingMatchInfo) -> bool:
-        # Of a path without a route the page reads a 404, instead of a failure of the network.
+        # A page that requests a path without a route must see the 404, not a network error.
         refusal = matched.http_exception
         return matched.handler in self._reachable or getattr(refusal, "status", 0) == 404
 
@@ -310,14 +299,13 @@ class Cors:
 
 
 class TlsConfig(Spec):
-    """TLS 1.2 or newer; TLS 1.3 with client certificates.
+    """TLS 1.2 or newer; TLS 1.3 with client certificates, which do not replace the credential.
 
     Attributes:
         certificate: PEM file with the certificate and its chain.
         key: PEM file with its private key.
         client_ca: PEM file with the authorities of client certificates; null requests none.
-        require_client_certificate: Whether devices without a certificate are refused. A certificate
-            does not replace the credential.
+        require_client_certificate: Whether devices without a certificate are refused.
     """
 
     certificate: str

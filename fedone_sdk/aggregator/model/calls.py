@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from fedone_sdk import errors
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.spending import Payee, reserve_evaluation, settle_evaluation
 from fedone_sdk.aggregator.runs.changes import Change
@@ -25,15 +26,6 @@ from fedone_sdk.backends.judge import Judge
 from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.budget import NOTHING, Lease, Usage
 from fedone_sdk.candidates import label_checks, no_prompt
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendError,
-    BackendUnavailable,
-    BudgetExhausted,
-    FedOneError,
-    ProblemError,
-    SpecError,
-)
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
@@ -68,7 +60,7 @@ class CallBudget:
 
     def __init__(self, run: ServedRun, reserve: Callable[[str, Usage], Awaitable[object]]) -> None:
         self.spent = self.granted = NOTHING
-        self.refusal: ProblemError | None = None
+        self.refusal: errors.ProblemError | None = None
         self._run = run
         self._reserve = reserve
         # None if the store failed: it may exist or not.
@@ -98,7 +90,7 @@ class CallBudget:
             await self._reserve(attempt, worst)
         except BaseException as exc:
             self.granted -= worst
-            if isinstance(exc, ProblemError):
+            if isinstance(exc, errors.ProblemError):
                 del self._reservations[attempt]
             raise
         self._reservations[attempt] = worst
@@ -127,9 +119,9 @@ class CallBudget:
                 await self.grant(missing)
             except BaseException as exc:
                 self.spent -= worst
-                if isinstance(exc, ProblemError):
+                if isinstance(exc, errors.ProblemError):
                     self.refusal = exc
-                    raise BudgetExhausted(exc.detail) from exc
+                    raise errors.BudgetExhausted(exc.detail) from exc
                 raise
         try:
             yield lease
@@ -159,10 +151,10 @@ async def query_as_evaluation(
         queries = await call.cover(backend, queries, count)
         asked = count
         return await score_all(backend, queries)
-    except BudgetExhausted as exc:
+    except errors.BudgetExhausted as exc:
         # Tells the run's budget from a budget of the backend.
         raise call.refusal or exc from None
-    except BackendBlocked:
+    except errors.BackendBlocked:
         asked = NOTHING
         raise
     finally:
@@ -179,9 +171,9 @@ async def persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None
     while True:
         try:
             await keep()
-        except ProblemError:
+        except errors.ProblemError:
             return  # No such lease: refused, or already charged in full.
-        except FedOneError:
+        except errors.FedOneError:
             _log.error(
                 "an evaluation cannot be stored",
                 run_id=run.run_id,
@@ -293,7 +285,7 @@ class ModelChecks:
         try:
             return RoundMachine.of(run_id, spec, vocabulary, gateway_model=gateway_model)
         except ValueError as exc:
-            raise SpecError(f"method: {exc}") from exc
+            raise errors.SpecError(f"method: {exc}") from exc
 
     async def with_model(self, machine: RoundMachine, vocabulary: Vocabulary) -> RoundMachine:
         """Check that the model supports a run; return the machine with the model's facts.
@@ -306,7 +298,7 @@ class ModelChecks:
         if backend is None:
             spec.check_caps({"queries"})
             if spec.participation.model is None:
-                raise SpecError(
+                raise errors.SpecError(
                     "participation.model: is missing; a run without a backend of the server names "
                     "the fingerprint of the devices' model"
                 )
@@ -345,10 +337,10 @@ class ModelChecks:
         if base.gateway_model == "":
             try:
                 await self.probe(run)
-            except (BackendError, SpecError) as exc:
+            except (errors.BackendError, errors.SpecError) as exc:
                 # The cause is only logged: the response goes to devices.
                 _log.warning("the model is not available", run_id=run.run_id, reason=str(exc))
-                raise ProblemError(
+                raise errors.ProblemError(
                     "backend_unavailable", "the model is not available at the moment"
                 ) from exc
         elif self._backend is not None and base.gateway_model is not None:
@@ -360,10 +352,10 @@ class ModelChecks:
         """Check the model of a run that resumes: ``backend_blocked`` or ``backend_unavailable``."""
         try:
             await self.probe(run)
-        except (BackendError, SpecError) as exc:
-            passes = isinstance(exc, BackendUnavailable)
+        except (errors.BackendError, errors.SpecError) as exc:
+            passes = isinstance(exc, errors.BackendUnavailable)
             code = "backend_unavailable" if passes else "backend_blocked"
-            raise ProblemError(code, reasons(exc)[0]) from exc
+            raise errors.ProblemError(code, reasons(exc)[0]) from exc
 
 
 def _worst_query(spec: RunSpec, backend: LLMBackend) -> Usage:
@@ -374,4 +366,6 @@ def check_required_model(machine: RoundMachine) -> None:
     """Refuse a run whose ``participation.model`` is not the server's model."""
     required, served = machine.spec.participation.model, machine.gateway_model
     if served is not None and required not in (None, served):
-        raise SpecError(f"participation.model: is {required!r}, the server's model is {served!r}")
+        raise errors.SpecError(
+            f"participation.model: is {required!r}, the server's model is {served!r}"
+        )

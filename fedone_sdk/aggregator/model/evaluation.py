@@ -10,14 +10,9 @@ from typing import Literal, NamedTuple
 
 import structlog
 
+from fedone_sdk import errors
 from fedone_sdk.aggregator.concurrency import in_thread
-from fedone_sdk.aggregator.model.calls import (
-    BugCounter,
-    Companion,
-    charged_to,
-    persist,
-    query_as_evaluation,
-)
+from fedone_sdk.aggregator.model import calls
 from fedone_sdk.aggregator.rounds.lifecycle import record_metric
 from fedone_sdk.aggregator.rounds.run_state import RunState
 from fedone_sdk.aggregator.runs.changes import Change
@@ -26,15 +21,6 @@ from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, predictio
 from fedone_sdk.backends.asking import texts_of
 from fedone_sdk.backends.judge import Judge
 from fedone_sdk.candidates import no_prompt
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendError,
-    BudgetExhausted,
-    FedOneError,
-    ProblemError,
-    SpecError,
-    StoreUnavailable,
-)
 from fedone_sdk.evaluation.outcomes import Outcomes, curve_examples
 from fedone_sdk.evaluation.verdict import measured, no_prompt_biased, preference
 from fedone_sdk.messages import Preference, Verdict
@@ -51,7 +37,7 @@ class _ShownPrompt(NamedTuple):
     bias: Bias | None = None
 
 
-class Evaluation(Companion):
+class Evaluation(calls.Companion):
     """Measures a run's prompts on its dev split, concurrently with training.
 
     Results do not influence training, and queries are charged to a separate account.
@@ -74,13 +60,13 @@ class Evaluation(Companion):
         self._is_leader = is_leader
         self._backend = backend
         self._examples = examples
-        self._score = charged_to(run, score)
+        self._score = calls.charged_to(run, score)
         self._metric = measure
         self._subset = curve_examples(run.spec, examples)
         # Prompts are captured at the end of their rounds; training does not wait.
         self._points: asyncio.Queue[tuple[int, _ShownPrompt, int] | None] = asyncio.Queue()
         self._is_waiting = False
-        self._bugs = BugCounter("the evaluation")
+        self._bugs = calls.BugCounter("the evaluation")
 
     def on_change(self, change: Change) -> None:
         """Queue measurements after a round or the end of the run."""
@@ -149,7 +135,9 @@ class Evaluation(Companion):
         if result is not None:
             # After a rollback the round number belongs to another round.
             if self._run.state.rollbacks == rollbacks:
-                await persist(self._run, partial(self._run.record_metric, round_number, result[0]))
+                await calls.persist(
+                    self._run, partial(self._run.record_metric, round_number, result[0])
+                )
         elif self._run.state.paused:
             self._points.put_nowait((round_number, shown, rollbacks))
 
@@ -166,7 +154,7 @@ class Evaluation(Companion):
             # Stored before the metric: a prompt with a metric is not measured again.
             metric, prediction = result
             outcomes = Outcomes.of(which, prediction)
-            await persist(self._run, partial(self._run.record_outcomes, outcomes))
+            await calls.persist(self._run, partial(self._run.record_outcomes, outcomes))
             verdict = biased = None
             if which == "no_prompt":
                 biased = await in_thread(self._biased, outcomes)
@@ -182,7 +170,7 @@ class Evaluation(Companion):
                 at=at,
                 verdict=verdict,
             )
-            await persist(self._run, recorded)
+            await calls.persist(self._run, recorded)
 
     def _biased(self, bare: Outcomes) -> float | None:
         task = self._run.spec.task
@@ -195,7 +183,7 @@ class Evaluation(Companion):
         result = short and await self._measure(_ShownPrompt(*short), self._examples)
         if result:
             outcomes = Outcomes.of("cheapest", result[1])
-            await persist(self._run, partial(self._run.record_outcomes, outcomes))
+            await calls.persist(self._run, partial(self._run.record_outcomes, outcomes))
 
     async def _verdict(self, tuned: _ShownPrompt) -> Verdict | None:
         run = self._run
@@ -218,7 +206,7 @@ class Evaluation(Companion):
                 for one in (tuned, _ShownPrompt())
             ]
             return preference(await judge.preferences(ones, others, self._examples), ones, others)
-        except FedOneError as exc:
+        except errors.FedOneError as exc:
             _log.warning("no comparison in pairs", run_id=self._run.run_id, reason=str(exc))
             return None
 
@@ -236,17 +224,17 @@ class Evaluation(Companion):
             )
             self._bugs.reset(run)
             return None if prediction.metric is None else (prediction.metric, prediction)
-        except (BackendError, BudgetExhausted, SpecError) as exc:
+        except (errors.BackendError, errors.BudgetExhausted, errors.SpecError) as exc:
             _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
-            if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):
+            if isinstance(exc, (errors.BackendBlocked, errors.BudgetExhausted, errors.SpecError)):
                 await run.pause(exc)
-        except ProblemError as exc:
+        except errors.ProblemError as exc:
             _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
-        except StoreUnavailable as exc:
+        except errors.StoreUnavailable as exc:
             _log.error("evaluation failed", run_id=run.run_id, reason=str(exc))
         except Exception as exc:
             # Training continues until the bug repeats: each measurement is charged in full.
-            await persist(run, partial(self._bugs.add, run, exc))
+            await calls.persist(run, partial(self._bugs.add, run, exc))
         return None
 
     async def _answered(
@@ -262,6 +250,6 @@ class Evaluation(Companion):
             prompt = run.shown(shown.prompt)
         size = run.spec.method.batch_size
         queries = prediction_queries(self._backend, task, prompt, examples, size)
-        answers = await query_as_evaluation(run, self._backend, queries)
+        answers = await calls.query_as_evaluation(run, self._backend, queries)
         await run.record_answers(answers)
         return task, queries, answers

@@ -10,45 +10,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from fedone_sdk import backends, errors
 from fedone_sdk.aggregator.concurrency import in_thread_if_large
 from fedone_sdk.aggregator.model.calls import BugCounter, CallBudget
 from fedone_sdk.aggregator.model.proposer import is_proposable
+from fedone_sdk.aggregator.rounds import spending
 from fedone_sdk.aggregator.rounds.machine import invalid
 from fedone_sdk.aggregator.rounds.run_state import Seat
-from fedone_sdk.aggregator.rounds.spending import (
-    new_queries,
-    reserve_call,
-    return_queries,
-    settle_call,
-)
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.served_run import ServedRun
-from fedone_sdk.backends import (
-    Answer,
-    LLMBackend,
-    Query,
-    check_answer,
-    query_for,
-    rows_of,
-    score_all,
-)
+from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendError,
-    BackendUnavailable,
-    BudgetExhausted,
-    DataError,
-    FedOneError,
-    MissingExtraError,
-    ProblemError,
-    SpecError,
-)
 from fedone_sdk.messages import Score, Scores, Tensor
 from fedone_sdk.messages.tensor import from_wire
 from fedone_sdk.vocabulary import are_prompts
 
-_UNEXPECTED = (DataError, MissingExtraError)
+_UNEXPECTED = (errors.DataError, errors.MissingExtraError)
 """Exceptions that indicate a bug in a backend."""
 
 
@@ -105,7 +82,7 @@ class ModelGateway:
         """
         assignment_id = message.assignment_id
         if run.state.seat_with(assignment_id) is None:
-            raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
+            raise errors.ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
         work = self._open.setdefault(assignment_id, _Work(run))
         call = work.calls.get(body_sha256)
         # No await from here to the task: the same request sent twice at once is one call.
@@ -118,7 +95,7 @@ class ModelGateway:
         # Shielded: the answer is paid for and kept for a retry.
         answer = await asyncio.shield(call)
         if isinstance(answer, Refused):
-            raise ProblemError("backend_failed", answer.reason)
+            raise errors.ProblemError("backend_failed", answer.reason)
         return answer
 
     def on_change(self, run: ServedRun, change: Change) -> None:
@@ -171,7 +148,7 @@ class ModelGateway:
             )
         leased = seat.num_samples * seat.num_steps
         if array.shape[0] > leased:
-            raise ProblemError(
+            raise errors.ProblemError(
                 "lease_exhausted", f"{array.shape[0]} queries requested, the lease has {leased}"
             )
         if not array.shape[0]:
@@ -193,7 +170,7 @@ class ModelGateway:
         self, run: ServedRun, seat: Seat, message: Score, rows: Sequence[Sequence[int]]
     ) -> list[Query]:
         return [
-            query_for(
+            backends.query_for(
                 run.spec.task,
                 run.shown(row, None if message.proposal is None else message.proposal.text),
                 message.examples,
@@ -231,7 +208,11 @@ class ModelGateway:
         call_budget = CallBudget(
             run,
             lambda attempt, worst: run.apply(
-                reserve_call, assignment_id=assignment_id, call=call, attempt=attempt, worst=worst
+                spending.reserve_call,
+                assignment_id=assignment_id,
+                call=call,
+                attempt=attempt,
+                worst=worst,
             ),
         )
         try:
@@ -239,42 +220,48 @@ class ModelGateway:
             self._check(run, message)
             try:
                 queries = await self._admitted(work, seat, message, call, num_queries, call_budget)
-                answers = await score_all(self.backend, queries)
-            except BackendBlocked:
+                answers = await backends.score_all(self.backend, queries)
+            except errors.BackendBlocked:
                 await run.apply(
-                    return_queries, assignment_id=assignment_id, call=call, queries=num_queries
+                    spending.return_queries,
+                    assignment_id=assignment_id,
+                    call=call,
+                    queries=num_queries,
                 )
                 raise
             finally:
                 for attempt, used in call_budget.shares(call_budget.spent):
                     await run.apply(
-                        settle_call, assignment_id=assignment_id, attempt=attempt, used=used
+                        spending.settle_call,
+                        assignment_id=assignment_id,
+                        attempt=attempt,
+                        used=used,
                     )
             size = 8 * num_queries * len(message.examples) * max(len(run.spec.task.labels), 1)
             model = self.backend.fingerprint
             scores = await in_thread_if_large(size, _scores, queries, answers, model)
-        except BackendUnavailable as exc:
+        except errors.BackendUnavailable as exc:
             work.num_failures += bool(call_budget.spent.requests)
             if work.num_failures >= _MOST_FAILURES:
                 return Refused(exc.summary)
-            raise ProblemError(
+            raise errors.ProblemError(
                 "backend_unavailable", exc.summary, retry_after_s=exc.retry_after_s
             ) from exc
-        except (BackendBlocked, BudgetExhausted, SpecError) as exc:
+        except (errors.BackendBlocked, errors.BudgetExhausted, errors.SpecError) as exc:
             refusal = call_budget.refusal
-            if refusal is not None and isinstance(exc, BudgetExhausted):
-                raise ProblemError(refusal.code, refusal.detail) from exc
+            if refusal is not None and isinstance(exc, errors.BudgetExhausted):
+                raise errors.ProblemError(refusal.code, refusal.detail) from exc
             # A budget of the backend is exhausted, which only an operator can raise.
             await run.pause(exc)
-            raise ProblemError("run_conflict", "the run is paused") from exc
-        except BackendError as exc:
+            raise errors.ProblemError("run_conflict", "the run is paused") from exc
+        except errors.BackendError as exc:
             return Refused(exc.summary)
         except Exception as exc:
-            if isinstance(exc, FedOneError) and not isinstance(exc, _UNEXPECTED):
+            if isinstance(exc, errors.FedOneError) and not isinstance(exc, _UNEXPECTED):
                 raise  # The store is unavailable, or the run refuses the reservation.
             if await self._bugs.add(run, exc):
-                raise ProblemError("run_conflict", "the run is paused") from exc
-            raise ProblemError("backend_failed", "the model's backend has a bug") from exc
+                raise errors.ProblemError("run_conflict", "the run is paused") from exc
+            raise errors.ProblemError("backend_failed", "the model's backend has a bug") from exc
         self._bugs.reset(run)
         await run.record_answers(answers)
         return scores
@@ -284,7 +271,7 @@ class ModelGateway:
     ) -> list[Query]:
         """Return the queries of a call that the lease admits, with their cost reserved."""
         run = work.run
-        new = new_queries(run.state, message.assignment_id, call, count, work.num_quoting)
+        new = spending.new_queries(run.state, message.assignment_id, call, count, work.num_quoting)
         work.num_quoting += new
         try:
             rows = await self._prompts(run, seat, message.prompts)
@@ -308,16 +295,18 @@ def _rendered_size(run: ServedRun, message: Score) -> int:
 def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scores:
     """Return answers as a message; a ``ValueError`` if they do not fit the queries."""
     for asked, answer in zip(queries, answers, strict=True):
-        check_answer(asked, answer)
+        backends.check_answer(asked, answer)
     failed = tuple(
         (p, b)
         for p, answer in enumerate(answers)
-        for b, row in enumerate(rows_of(queries[0], answer))
+        for b, row in enumerate(backends.rows_of(queries[0], answer))
         if row is None
     )
     query = queries[0]
     if query.want == "text":
-        texts = tuple(tuple(str(row or "") for row in rows_of(query, answer)) for answer in answers)
+        texts = tuple(
+            tuple(str(row or "") for row in backends.rows_of(query, answer)) for answer in answers
+        )
         return Scores(texts=texts, failed=failed, model=model)
     num_values = len(query.label_words) or 1
     nothing = (0.0,) * num_values

@@ -12,18 +12,11 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedone_sdk import algorithms
 from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.aggregator.rounds.privacy import Releases
 from fedone_sdk.aggregator.rounds.run_state import Result, RunState, Seat
-from fedone_sdk.algorithms import (
-    Algorithm,
-    Candidates,
-    ClassLosses,
-    State,
-    method_from_spec,
-    stream,
-    stream_seed,
-)
+from fedone_sdk.algorithms import Candidates, State
 from fedone_sdk.algorithms.defence import Defence
 from fedone_sdk.algorithms.gradient import PolicyGradient
 from fedone_sdk.algorithms.method import Holder, clip_losses
@@ -141,7 +134,7 @@ class RoundMachine:
         for what, size in sizes.items():
             if size > MAX_ELEMENTS:
                 raise ValueError(f"{what} would hold {size} numbers, a message {MAX_ELEMENTS}")
-        self.method = method_from_spec(
+        self.method = algorithms.method_from_spec(
             spec.method,
             Space.of(layout or [(spec.prompt.length, vocab_size, self.blank)], vocab_size),
             seed=spec.seed,
@@ -384,7 +377,7 @@ class RoundMachine:
         known = self.drawn.get(key)
         if known is not None and known[0] is base:
             return known[1]
-        rng = stream(self.seed(state, seat, "prompts", seat.step))
+        rng = algorithms.stream(self.seed(state, seat, "prompts", seat.step))
         drawn = self.method.ask(base, rng, seat.num_samples, Holder(seat.client, seat.whole))
         drawn = self._of_others(state, seat.client, drawn)
         if len(self.drawn) >= 2 * self.spec.participation.clients_per_round:
@@ -448,7 +441,7 @@ class RoundMachine:
         """
         # After a rollback the round must draw other clients and prompts.
         step = position + state.rollbacks * _STRIDE
-        return stream_seed(self.spec.seed, purpose, state.round, client, step)
+        return algorithms.stream_seed(self.spec.seed, purpose, state.round, client, step)
 
     def longest_step(self, alpha: NDArray[np.float32], num_steps: int) -> float:
         """Return how much a client can change an entry of alpha (alpha exchange)."""
@@ -462,7 +455,7 @@ class RoundMachine:
 
     def as_losses(
         self, candidates: Candidates, losses: Sequence[float], by_class: ByClass | None
-    ) -> NDArray[np.float64] | ClassLosses:
+    ) -> NDArray[np.float64] | algorithms.ClassLosses:
         """Return losses as the input of the method's `tell` (losses exchange)."""
         price = self._length_price(candidates)
         if by_class is None or candidates.biases is None:
@@ -500,7 +493,7 @@ class RoundMachine:
         return None if bias is None else tuple(bias.tolist())
 
 
-def _defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
+def _defence_of(spec: RunSpec, method: algorithms.Algorithm) -> Defence | None:
     """Return the defence of a run; None if a step of its method is bounded by itself."""
     wanted = spec.defence
     if wanted.judges:

@@ -11,18 +11,11 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_type_hi
 
 from pydantic import BaseModel, TypeAdapter
 
+from fedone_sdk import messages
 from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.algorithms import Memory, State, alpha_sha256, dump_memory, load_memory
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import (
-    MetricReport,
-    ProposerReport,
-    Receipt,
-    RoundReport,
-    RunStatus,
-    Verdict,
-)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -171,7 +164,7 @@ class RunState:
             it from the spec.
     """
 
-    status: RunStatus = "running"
+    status: messages.RunStatus = "running"
     reason: str | None = None
     summary: str | None = None
     round: int = 0
@@ -194,13 +187,13 @@ class RunState:
     models: tuple[str, ...] = ()
     started_at: float | None = None
     ended_at: float | None = None
-    metric: MetricReport
-    verdict: Verdict | None = None
+    metric: messages.MetricReport
+    verdict: messages.Verdict | None = None
     proposed: tuple[tuple[str, str], ...] = ()
     waiting: tuple[tuple[str, str], ...] = ()
     lineage: tuple[Lineage, ...] = ()
     merged_at: int = 0
-    proposer: ProposerReport | None = None
+    proposer: messages.ProposerReport | None = None
     judge: Usage | None = None
     planned: int | None = None
 
@@ -275,7 +268,12 @@ class RunState:
         return replace(self, seats=(), passed=frozenset(), fills=0, **changes)
 
     def end(
-        self, status: RunStatus, reason: str | None, now: float, *, summary: str | None = None
+        self,
+        status: messages.RunStatus,
+        reason: str | None,
+        now: float,
+        *,
+        summary: str | None = None,
     ) -> RunState:
         """Return the state of the ended run; it has ended for good unless it is resumed."""
         return replace(
@@ -296,7 +294,7 @@ class Closed:
     client: int
     reason: str
     said: str | None = None
-    receipt: Receipt | None = None
+    receipt: messages.Receipt | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +307,7 @@ class FinishedRound:
         record: The log record.
     """
 
-    report: RoundReport
+    report: messages.RoundReport
     clients: tuple[int, ...]
     record: Mapping[str, Any]
 

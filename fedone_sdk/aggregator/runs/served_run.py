@@ -12,27 +12,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
 
+from fedone_sdk import stores
 from fedone_sdk.aggregator.access import Access
 from fedone_sdk.aggregator.concurrency import in_thread, in_thread_if_large, run_to_end
-from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.lifecycle import (
-    charge_lost_replicas,
-    pause,
-    record_model,
-    roll_back,
-    stop,
-)
-from fedone_sdk.aggregator.rounds.run_state import (
-    Closed,
-    Result,
-    RunState,
-    Seat,
-    arrays_of,
-    decode_snapshot,
-    encode_arrays,
-    encode_document,
-    encode_snapshot,
-)
+from fedone_sdk.aggregator.rounds import RoundMachine, lifecycle, run_state
+from fedone_sdk.aggregator.rounds.run_state import Closed, Result, RunState, Seat
 from fedone_sdk.aggregator.rounds.seats import assign, fill
 from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.runs.changes import Change
@@ -44,17 +28,6 @@ from fedone_sdk.clock import Clock
 from fedone_sdk.errors import MethodError, ProblemError
 from fedone_sdk.evaluation.outcomes import OUTCOMES, Outcomes, Which, newest_outcomes
 from fedone_sdk.messages import LostWork
-from fedone_sdk.stores import (
-    SERVER,
-    ClosedWork,
-    Commit,
-    LogEntry,
-    RunRecord,
-    Store,
-    StoredMemory,
-    VersionConflict,
-    log_pages,
-)
 from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
@@ -65,7 +38,7 @@ T = TypeVar("T")
 Handler = Callable[..., Result[Any]]
 ObserveCommit = Callable[[str], AbstractContextManager[object]]
 
-_SLOW: frozenset[Handler] = frozenset({assign, accept, stop, roll_back})
+_SLOW: frozenset[Handler] = frozenset({assign, accept, lifecycle.stop, lifecycle.roll_back})
 """Handlers that may ask or tell the method."""
 
 
@@ -94,7 +67,7 @@ class ServedRun(RunView):
         machine: RoundMachine,
         *,
         vocabulary: Vocabulary,
-        store: Store,
+        store: stores.Store,
         clock: Clock,
         available: Callable[[ServedRun], Mapping[int, int]],
         access: Access,
@@ -115,7 +88,7 @@ class ServedRun(RunView):
         self._observe_commit = observe_commit
         self._priced = priced
         self._lock = asyncio.Lock()
-        self._arrays = arrays_of(self.state)
+        self._arrays = run_state.arrays_of(self.state)
         self._known_version = 0
         self.may_be_stale = False
         self.due: float | None = None
@@ -135,18 +108,18 @@ class ServedRun(RunView):
         """Store a new run; a ``ValueError`` if there is one of this name."""
         self._created_at = self._clock.now()
         await self._store.add_run(
-            RunRecord(
+            stores.RunRecord(
                 run_id=self.run_id,
                 spec=self.spec.model_dump_json(),
                 candidates=self.described.dump(),
-                document=encode_document(self.state, counters=self._stored_counters),
-                arrays=encode_arrays(self._arrays),
+                document=run_state.encode_document(self.state, counters=self._stored_counters),
+                arrays=run_state.encode_arrays(self._arrays),
                 version=0,
                 created_at=self._created_at,
             )
         )
 
-    async def load(self, record: RunRecord) -> None:
+    async def load(self, record: stores.RunRecord) -> None:
         """Load a stored run."""
         await self._load_record(record)
         self.was_stopped = self.state.can_resume
@@ -196,9 +169,9 @@ class ServedRun(RunView):
             raise
         self._listener(self, Change(reloaded=True))
 
-    async def _load_record(self, record: RunRecord) -> None:
-        await self.read(record, log_pages(self._store, self.run_id, after=self._logged))
-        self._arrays = arrays_of(self.state)
+    async def _load_record(self, record: stores.RunRecord) -> None:
+        await self.read(record, stores.log_pages(self._store, self.run_id, after=self._logged))
+        self._arrays = run_state.arrays_of(self.state)
 
     def _on_new_state(self) -> None:
         super()._on_new_state()
@@ -258,7 +231,7 @@ class ServedRun(RunView):
                 try:
                     change = await self._commit(result)
                     break
-                except VersionConflict:
+                except stores.VersionConflict:
                     self.may_be_stale = True
             if any(one.receipt is not None for one in change.closed):
                 self._active_at = self._clock.now()
@@ -275,7 +248,12 @@ class ServedRun(RunView):
             traceback="".join(traceback.format_exception(error)),
         )
         result = self.machine.step(
-            self.state, self._clock.now(), stop, status="failed", reason=str(error), keep=True
+            self.state,
+            self._clock.now(),
+            lifecycle.stop,
+            status="failed",
+            reason=str(error),
+            keep=True,
         )
         return replace(
             result, refusal=ProblemError("run_conflict", "the run has failed; the work is kept")
@@ -288,9 +266,9 @@ class ServedRun(RunView):
         may have pending calls.
         """
         more: dict[str, Any] = {}
-        if handler is charge_lost_replicas:
+        if handler is lifecycle.charge_lost_replicas:
             more["alive"] = data["alive"] | await self._store.alive()
-        elif handler is roll_back and 0 < data["to_round"] <= self.state.round:
+        elif handler is lifecycle.roll_back and 0 < data["to_round"] <= self.state.round:
             more["method"] = await self._snapshot(data["to_round"])
         elif handler is assign and self.machine.remembers_clients:
             saved = await self._store.memory(self.run_id, data["client"])
@@ -317,20 +295,20 @@ class ServedRun(RunView):
     async def pause(self, cause: Exception | str) -> None:
         """Pause the run because of a failure."""
         reason, summary = reasons(cause)
-        await self.apply(pause, reason=reason, summary=summary)
+        await self.apply(lifecycle.pause, reason=reason, summary=summary)
 
     async def _snapshot(self, number: int) -> State:
         every = self.base.snapshot_every
         stored = None
         if number % every == 0:
-            stored = await self._store.memory(self.run_id, SERVER, number)
+            stored = await self._store.memory(self.run_id, stores.SERVER, number)
         if stored is None:
             kept = "every round" if every == 1 else f"rounds 0, {every}, {2 * every}, ..."
             raise ProblemError(
                 "run_conflict",
                 f"there is no snapshot of round {number}; the run keeps those of {kept}",
             )
-        return await in_thread_if_large(len(stored), decode_snapshot, stored)
+        return await in_thread_if_large(len(stored), run_state.decode_snapshot, stored)
 
     async def _has_newer_version(self) -> bool:
         """Whether the store has a newer version that was not signalled yet."""
@@ -355,23 +333,25 @@ class ServedRun(RunView):
     async def record_metric(self, round_number: int, value: float) -> None:
         """Add a point to the metric's curve."""
         body = json.dumps({"round": round_number, "value": value})
-        await run_to_end(self._append(LogEntry(kind="metric", body=body)), owner=self._store)
+        await run_to_end(self._append(stores.LogEntry(kind="metric", body=body)), owner=self._store)
         self._add_metric(round_number, value)
         self._listener(self, Change(measured=True))
 
     async def record_outcomes(self, outcomes: Outcomes) -> None:
         """Store the outcomes of a measurement in the log."""
         body = outcomes.model_dump_json()
-        await run_to_end(self._append(LogEntry(kind=OUTCOMES, body=body)), owner=self._store)
+        await run_to_end(self._append(stores.LogEntry(kind=OUTCOMES, body=body)), owner=self._store)
 
     async def outcomes(self) -> dict[Which, Outcomes]:
         """Return the newest stored outcomes of each prompt; a `ResultError` if they are damaged."""
         lines = [
-            entry async for page in log_pages(self._store, self.run_id, OUTCOMES) for entry in page
+            entry
+            async for page in stores.log_pages(self._store, self.run_id, OUTCOMES)
+            for entry in page
         ]
         return newest_outcomes(lines)
 
-    async def _append(self, entry: LogEntry) -> None:
+    async def _append(self, entry: stores.LogEntry) -> None:
         async with self._lock:
             while True:
                 if self.is_stale:
@@ -379,7 +359,7 @@ class ServedRun(RunView):
                 try:
                     await self._store_commit(self.state, Change(), log=(entry,))
                     return
-                except VersionConflict:
+                except stores.VersionConflict:
                     self.may_be_stale = True
 
     async def _commit(self, result: Result[Any]) -> Change:
@@ -399,12 +379,12 @@ class ServedRun(RunView):
             )
             for one in without
         ]
-        log = [LogEntry(kind="lost", body=one.model_dump_json()) for one in lost]
+        log = [stores.LogEntry(kind="lost", body=one.model_dump_json()) for one in lost]
         every = self.base.snapshot_every
         # The first round of which there is a snapshot with the clients' new memories.
         kept_at = -(-state.round // every) * every
         memories = [
-            StoredMemory(client_index=client, round=kept_at, value=dump_memory(memory))
+            stores.StoredMemory(client_index=client, round=kept_at, value=dump_memory(memory))
             for client, memory in result.memories.items()
         ]
         if finished is not None:
@@ -414,11 +394,15 @@ class ServedRun(RunView):
             result = replace(result, finished=finished)
             body = {"report": report.model_dump(), **finished.record}
             text = await in_thread_if_large(self._num_bytes, json.dumps, body)
-            log.append(LogEntry(kind="round", body=text))
+            log.append(stores.LogEntry(kind="round", body=text))
             if state.round == kept_at:
-                snapshot = await in_thread_if_large(self._num_bytes, encode_snapshot, state)
-                memories.append(StoredMemory(client_index=SERVER, round=kept_at, value=snapshot))
-        log += [LogEntry(kind=kind, body=json.dumps(record)) for kind, record in result.log]
+                snapshot = await in_thread_if_large(
+                    self._num_bytes, run_state.encode_snapshot, state
+                )
+                memories.append(
+                    stores.StoredMemory(client_index=stores.SERVER, round=kept_at, value=snapshot)
+                )
+        log += [stores.LogEntry(kind=kind, body=json.dumps(record)) for kind, record in result.log]
         change = Change.of(before, result)
         await self._store_commit(
             state,
@@ -435,9 +419,9 @@ class ServedRun(RunView):
         self.lost.extend(lost)
         return change
 
-    def _closed_work(self, closed: Closed) -> ClosedWork:
+    def _closed_work(self, closed: Closed) -> stores.ClosedWork:
         receipt = closed.receipt
-        return ClosedWork(
+        return stores.ClosedWork(
             assignment_id=closed.assignment_id,
             run_id=self.run_id,
             client_index=closed.client,
@@ -447,18 +431,18 @@ class ServedRun(RunView):
         )
 
     async def _store_commit(self, state: RunState, change: Change, **changes: Any) -> None:
-        arrays = arrays_of(state)
+        arrays = run_state.arrays_of(state)
         same = arrays.keys() == self._arrays.keys() and all(
             arrays[name] is self._arrays[name] for name in arrays
         )
         encoded = None
         if not same:
             size = sum(array.nbytes for array in arrays.values())
-            encoded = await in_thread_if_large(size, encode_arrays, arrays)
+            encoded = await in_thread_if_large(size, run_state.encode_arrays, arrays)
         counters, fresh = self.counters, self._new_counters
         self._new_counters = Counters()
-        commit = Commit(
-            document=encode_document(state, counters=counters),
+        commit = stores.Commit(
+            document=run_state.encode_document(state, counters=counters),
             arrays=encoded,
             signal=change.signal(self.run_id, self.version + 1, state)
             if self._store.shared
@@ -470,7 +454,7 @@ class ServedRun(RunView):
                 await self._store.commit(self.run_id, self.version, commit)
         except KeyError:
             raise ProblemError("not_found", f"run {self.run_id!r} was deleted") from None
-        except VersionConflict:
+        except stores.VersionConflict:
             self._new_counters = fresh.plus(self._new_counters)
             raise
         except BaseException:
@@ -503,7 +487,7 @@ class ServedRun(RunView):
         for model in models:
             if model not in self.state.models:
                 _log.info("the provider reports its model", run_id=self.run_id, model=model)
-                await self.apply(record_model, model=model)
+                await self.apply(lifecycle.record_model, model=model)
 
     def count_traffic(self, upload: int, download: int, *, gateway: bool) -> None:
         """Add the sizes of a request and a response body to the run's traffic."""
