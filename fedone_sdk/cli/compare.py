@@ -209,7 +209,8 @@ def _print(output: Output, results: Results) -> None:
         if standing.entrant.notes:
             notes = "; ".join(standing.entrant.notes)
             output.console.print(f"  {standing.entrant.name} differs from RUN.yaml: {notes}")
-    output.console.print(f"  target: {results.target_text}")
+    first = results.standings[0].entrant.name
+    output.console.print(f"  target: {first}'s final metric, seed by seed")
     if results.missing:
         output.console.print(f"  {len(results.missing)} trials are missing")
     output.console.print()

@@ -96,7 +96,7 @@ async def _check(settings: _Settings) -> str:
     async with AsyncExitStack() as stack:
         _observers(config, stack)
         backend = await _backend(config, folder, None, stack)
-        server = aggregator.Aggregator(backend=backend, store=copy, **config.auth.arguments())
+        server = aggregator.Aggregator(backend=backend, store=copy, **dict(config.auth))
         await stack.enter_async_context(server)
         # Without measurements, which cost queries.
         await _add_runs(server, runs, failures, stack, measured=False)
@@ -123,7 +123,7 @@ async def _serve(settings: _Settings) -> None:
             limits=config.limits,
             cors=config.cors,
             retention=config.retention,
-            **config.auth.arguments(),
+            **dict(config.auth),
         )
         stack.push_async_exit(server)
         await server.open()

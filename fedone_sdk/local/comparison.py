@@ -187,7 +187,7 @@ def contests(
     for seed in seeds:
         federations: dict[str, Federation] = {}  # Equal data is loaded once.
         for entrant in entrants:
-            spec = entrant.seeded(seed)
+            spec = entrant.spec.model_copy(update={"seed": seed})
             key = spec.model_dump_json(include={"data", "prompt", "task"})
             if key not in federations:
                 federations[key] = Federation.load(spec, folder)

@@ -1,4 +1,4 @@
-"""Language models in RUN.yaml. They contain no secrets, only the variables that hold them."""
+"""Language models in RUN.yaml, without secrets: keys are in environment variables."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ class RetrySpec(Spec):
 
     Attributes:
         attempts: Maximum attempts per request; 1 disables retries.
-        max_wait_s: Maximum delay between two attempts, in seconds; also caps ``Retry-After``.
-        breaker_failures: Number of failed attempts in a row, over all requests, after which the run
-            pauses.
+        max_wait_s: Maximum delay between two attempts, seconds; also caps ``Retry-After``.
+        breaker_failures: Failed attempts in a row, over all requests, that pause the run.
     """
 
     attempts: Annotated[int, Field(ge=1, le=50)] = 6
@@ -35,7 +34,7 @@ class LimitsSpec(Spec):
 
     Attributes:
         requests_per_minute: Null applies only the limits in the provider's headers.
-        tokens_per_minute: Prompt and completion tokens; null as above.
+        tokens_per_minute: Prompt and completion tokens; null as for requests.
         concurrency: Maximum concurrent requests.
     """
 
@@ -48,8 +47,8 @@ class PricesSpec(Spec):
     """Prices of a model, US dollars.
 
     Attributes:
-        prompt: Per million prompt tokens; two numbers are this and the price of the tokens that the
-            provider has in its cache.
+        prompt: Per million prompt tokens; a second number is the price of tokens in the provider's
+            cache.
         completion: Per million completion tokens.
     """
 
@@ -85,37 +84,34 @@ class BackendSpec(Spec):
     """A language model.
 
     Attributes:
-        kind: ``onnx`` and ``llama_cpp`` (a GGUF file) run in this process, ``transformers`` by
+        kind: ``onnx`` and ``llama_cpp`` (a GGUF file) run in this process, ``transformers`` with
             torch; ``vllm`` and ``openai`` are servers; ``own`` is your own `LLMBackend`.
         model: ``onnx``: folder with ``model.int8.onnx`` or ``model.onnx`` and ``tokenizer.json``;
             null is the built-in model. ``llama_cpp``: the file, or the name of a fetched model
             (`fedone models`). ``transformers``: folder, or name on the hub. Servers: their name.
-        cache: SQLite file that keeps paid answers across runs; null caches in memory only.
+        cache: SQLite file of paid answers, which later runs use; null caches in memory only.
         threads: CPU threads; null is one per free core, for ``onnx`` one per core, at most 4.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; ``auto`` is CUDA if available, else the CPU.
         dtype: Type of weights and arithmetic; log-probabilities are always float32.
-        multi_token_labels: Allows a causal model's label words of several tokens, each scored by
+        multi_token_labels: Allows label words of several tokens for a causal model, each scored by
             the sum of its tokens' log-probabilities.
-        base_url: URL of the server; null is OpenAI's own.
-        api_key_env: Environment variable that holds the key; null sends no key.
-        tokenizer: ``tokenizer.json`` or a folder with it; null looks for one by the model's name.
-            Without one ``vllm`` asks the server, which is slower, and ``openai`` counts with
+        base_url: URL of the server; null is OpenAI's.
+        api_key_env: Environment variable of the key; null sends no key.
+        tokenizer: ``tokenizer.json`` or its folder; null finds one by the model's name. Without a
+            tokenizer ``vllm`` asks the server, which is slower, and ``openai`` counts with
             tiktoken, or by bytes, which is an upper bound.
-        api: ``chat``, or ``completions`` for servers of the older kind.
+        api: ``chat``, or ``completions`` for older servers.
         log_probs: Whether the model shows log-probabilities; ``{samples: 8}`` estimates them from
-            up to 8 answers to each input. With false the task's loss must be ``zero_one``: the
-            label that the model writes is right or wrong.
+            up to 8 answers to each input. With false the task's loss must be ``zero_one``.
         reasoning_effort: Sent if set; newer models show log-probabilities only with ``none``.
-        service_tier: ``flex`` costs half at OpenAI and may take minutes; `timeout_s` is then 900 by
-            default.
-        max_input_tokens: Maximum tokens per input. ``openai``: without the frame of the message;
-            text fields of longer inputs are truncated, which bounds the cost of a request.
+        service_tier: ``flex`` costs half at OpenAI and may take minutes; the default of `timeout_s`
+            is then 900.
+        max_input_tokens: Maximum tokens per input. ``openai``: text fields of longer inputs are
+            truncated, which bounds the cost of a request; without the tokens that frame a message.
             ``llama_cpp``: null is the model's training length, at most 4096.
-        timeout_s: Time limit of a request, in seconds.
-        retry: Retries of requests.
-        limits: Rate limits.
-        prices: US dollars per million tokens; null is the SDK's price table for OpenAI's own
-            models, free of charge for ``vllm``, else unknown.
+        timeout_s: Time limit of a request, seconds.
+        prices: US dollars per million tokens; null is the SDK's price table for OpenAI's models, 0
+            for ``vllm``, else unknown.
         object: The class or function that makes your backend: ``package.module:object``, also from
             a module next to the file, or the name of an entry point of the group
             ``fedone.backends``.
@@ -181,7 +177,7 @@ class BackendSpec(Spec):
 
     @property
     def is_remote(self) -> bool:
-        """Whether the model is behind HTTP, with retries, limits and prices."""
+        """Whether the model may be a server, with retries, limits and prices."""
         return self.kind in ("vllm", "openai", "own")
 
     @property
@@ -191,11 +187,11 @@ class BackendSpec(Spec):
         return {name: getattr(self, name) for name in sorted(names)}
 
 
-def _room(value: object) -> object:
+def _long_inputs(value: object) -> object:
     if isinstance(value, dict) and value.get("kind") == "openai":
         return {"max_input_tokens": 8192, **value}
     return value
 
 
-WriterSpec = Annotated[BackendSpec, BeforeValidator(_room)]
-"""A model that reads several candidates or texts, which are never truncated, and writes."""
+WriterSpec = Annotated[BackendSpec, BeforeValidator(_long_inputs)]
+"""A model that reads several candidates or texts without truncation, and writes."""

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    JsonValue,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
 
 from fedone_sdk.candidates import demonstrations, instructions, label_sets
 from fedone_sdk.data import load_examples
@@ -41,11 +35,10 @@ Start = tuple[tuple[tuple[int, float], ...], ...]
 """Per position, indices of candidates and their probabilities."""
 
 _ROUNDING = 1e-6
-_RESERVED = ("prompt", "mask")
 
 
-def _written_short(value: object) -> object:
-    """Expand the short forms: a list, and a name for ``{kind: ...}``."""
+def _from_short_form(value: object) -> object:
+    """Expand a list of texts, or the name of a kind."""
     if isinstance(value, str):
         return {"kind": value}
     if isinstance(value, (list, tuple)):
@@ -54,12 +47,12 @@ def _written_short(value: object) -> object:
 
 
 class OwnSource(Spec):
-    """A function of your own, which returns the candidates.
+    """Your own function, which returns the candidates.
 
     Attributes:
         object: ``package.module:function``, also from a module next to the run file, or the name
-            of an entry point of the group ``fedone.candidates``. It is called with ``task``, with
-            ``texts`` (the training texts, where they are at hand) and the options.
+            of an entry point of the group ``fedone.candidates``. Its arguments are ``task``,
+            ``texts``, which are the training texts if the run reads them, and the options.
         options: Its other keyword arguments.
     """
 
@@ -77,7 +70,7 @@ CandidatesSpec = Annotated[
         | OwnSource,
         Field(discriminator="kind"),
     ],
-    BeforeValidator(_written_short),
+    BeforeValidator(_from_short_form),
 ]
 """Source of a slot's candidates."""
 
@@ -88,7 +81,7 @@ class SlotSpec(Spec):
     Attributes:
         name: Its name in the task's templates; ``labels`` is reserved for the label words, which
             are not in templates.
-        candidates: Their source: a kind, or a list of texts.
+        candidates: Source of its candidates: a kind, or a list of texts.
         repeat: Number of its positions, whose candidates are concatenated.
     """
 
@@ -96,16 +89,9 @@ class SlotSpec(Spec):
     candidates: CandidatesSpec
     repeat: Annotated[int, Field(ge=1, le=1000)] = 1
 
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        if name in _RESERVED:
-            raise ValueError(f"must be none of {', '.join(_RESERVED)}")
-        return name
-
     @model_validator(mode="before")
     @classmethod
-    def _label_sets_for_short(cls, value: object) -> object:
+    def _list_of_label_sets(cls, value: object) -> object:
         if isinstance(value, dict) and value.get("name") == LABELS:
             sets = value.get("candidates")
             if isinstance(sets, (list, tuple)):
@@ -113,7 +99,9 @@ class SlotSpec(Spec):
         return value
 
     @model_validator(mode="after")
-    def _check_labels(self) -> Self:
+    def _check_name(self) -> Self:
+        if self.name in ("prompt", "mask"):
+            raise ValueError("name: must not be prompt or mask")
         if (self.name == LABELS) is not isinstance(self.candidates, label_sets.LabelsSource):
             raise ValueError("candidates.kind: labels is for the slot labels only, which needs it")
         if self.name == LABELS and self.repeat > 1:
@@ -124,18 +112,15 @@ class SlotSpec(Spec):
 class ProposerSpec(Spec):
     """A model that writes new candidates for a slot during the run.
 
-    With ``scores`` the server asks it. It receives the task's description and templates, the label
-    names, and the best and worst candidates with their mean losses, overall and by class, but never
-    a device's text.
+    With ``scores`` the server sends the run's model the task's description and templates, the label
+    names, and the best and worst candidates with their mean losses, but no device's text.
 
-    With ``reflection`` a device asks a model what went wrong with a prompt on its own rows, and
-    sends the text that it wrote if that has a lower loss on the same rows. Devices that agreed to
-    it (`WorkPolicy.reflect`) ask a model of their own, or the run's by the gateway, which then sees
-    these rows and their labels.
+    With ``reflection`` a device that allows it (`WorkPolicy.reflect`) sends a model the answers to
+    a prompt on its own rows, and proposes the model's text if it has a lower loss on these rows. It
+    uses a model of its own, or the run's by the gateway, which then sees the rows and their labels.
+    In every fourth proposal the run's model merges the best candidates of different clients.
 
-    Every fourth time the run's model merges the best candidates of different clients into one.
-
-    The calls of the run's model are charged to its budget.
+    The run's budget pays for the run's model.
 
     Attributes:
         backend: The model, which must generate text. With ``reflection``, null leaves the writing
@@ -145,13 +130,13 @@ class ProposerSpec(Spec):
     """
 
     max_candidates: ClassVar[int] = 32
-    """Added candidates: more than a run of some hundred queries can distinguish."""
+    """Maximum number of added candidates; a run of some hundred queries distinguishes fewer."""
 
     count: ClassVar[int] = 4
     """Candidates per call, with ``scores``."""
 
     max_tokens: ClassVar[int] = 512
-    """Tokens of an answer: some candidates of that length."""
+    """Maximum tokens of an answer with several candidates."""
 
     kind: Literal["scores", "reflection"] = "scores"
     backend: WriterSpec | None = None
@@ -170,21 +155,26 @@ class ProposerSpec(Spec):
         return self
 
 
+_Start = Annotated[tuple[Shares, ...], Field(min_length=1)]
+
+
+def _start_from_text(value: object) -> object:
+    return ({value: 0.5},) if isinstance(value, str) else value
+
+
 class PromptSpec(Spec):
     """The tuned prompt.
 
     Attributes:
         length: n, positions. With slots it follows from them.
         vocabulary: Source of the N candidates of every position; null with slots.
-        slots: Instead of `vocabulary`: the parts of the prompt in order, each with its own
-            candidates.
-        start: Warm start: a text, which becomes the only candidate of the first position; or, per
-            position, probabilities of tokens, such as those of an earlier run's alpha. The rest of
-            a position's probability is uniform over all candidates; positions without an entry
-            start half blank. Null is a uniform start.
-        length_penalty: Added to the loss of a prompt for each of its tokens, which every call pays
-            for. A token is counted as 4 characters.
-        proposer: A model that writes new candidates during the run; null is none.
+        slots: Instead of `vocabulary`: the parts of the prompt in order.
+        start: Warm start: a text, which becomes a candidate with half of the first position's
+            probability; or, per position, probabilities of tokens, such as those of an earlier
+            run's alpha. The rest of a position's probability is uniform over all candidates;
+            positions without an entry start half blank. Null is a uniform start.
+        length_penalty: Added to the loss of a prompt per token (4 characters).
+        proposer: A model that writes new candidates during the run.
     """
 
     length: Annotated[int, Field(ge=1, le=1000)] = 20
@@ -192,14 +182,9 @@ class PromptSpec(Spec):
     slots: Annotated[tuple[SlotSpec, ...], Field(max_length=64)] = Field(
         default=(), exclude_if=operator.not_
     )
-    start: Annotated[tuple[Shares, ...], Field(min_length=1)] | None = None
+    start: Annotated[_Start | None, BeforeValidator(_start_from_text)] = None
     length_penalty: Annotated[float, Field(ge=0, le=1)] = 0.0
     proposer: ProposerSpec | None = Field(default=None, exclude_if=operator.not_)
-
-    @field_validator("start", mode="before")
-    @classmethod
-    def _text_for_short(cls, value: object) -> object:
-        return ({value: 0.5},) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check_slots(self) -> Self:
@@ -252,7 +237,7 @@ class PromptSpec(Spec):
 
     @property
     def reflects(self) -> bool:
-        """Whether devices write candidates."""
+        """Whether devices propose candidates."""
         return self.proposer is not None and self.proposer.kind == "reflection"
 
     @property
@@ -275,11 +260,11 @@ class PromptSpec(Spec):
 
     @property
     def proposed_slot(self) -> str | None:
-        """The slot of the proposer; None without one."""
+        """The slot of the proposer; None without a proposer."""
         if self.proposer is None:
             return None
-        shipped = [s.name for s in self.slots if s.candidates.kind == "instructions"]
-        return self.proposer.slot or [*shipped, *self.text_slots][0]
+        built_in = [slot.name for slot in self.slots if slot.candidates.kind == "instructions"]
+        return self.proposer.slot or [*built_in, *self.text_slots][0]
 
     def capacity(self, vocabulary: Vocabulary) -> int:
         """N, including the candidates that a proposer may add."""
@@ -309,16 +294,12 @@ class PromptSpec(Spec):
         """
         if not self.slots:
             return build_vocabulary(self.vocabulary, texts, base_dir, wanted=self.wanted)
-        counted = list(texts)
-        built, at = [], 0
+        texts, starts = list(texts), iter(self.start or ())
+        built = []
         for number, slot in enumerate(self.slots):
-            positions = (self.start or ())[at : at + slot.repeat]
-            at += slot.repeat
-            wanted = [token for shares in positions for token in shares]
+            wanted = [token for shares in islice(starts, slot.repeat) for token in shares]
             try:
-                candidates = _candidates(
-                    slot, task, self.text_slots, counted, Path(base_dir), wanted
-                )
+                candidates = _candidates(slot, task, self.text_slots, texts, Path(base_dir), wanted)
                 built.append(Slot(name=slot.name, candidates=candidates, repeat=slot.repeat))
             except (DataError, SpecError) as exc:
                 raise type(exc)(f"slots.{number} ({slot.name}): {exc}") from exc
@@ -328,12 +309,12 @@ class PromptSpec(Spec):
         return Vocabulary(slots=tuple(built))
 
     def warm_start(self, vocabulary: Vocabulary) -> Start | None:
-        """`start` as indices of a vocabulary, for all positions."""
+        """Return `start` with indices of a vocabulary, for all positions."""
         if self.start is None:
             return None
-        given = [*self.start, *[{"": 0.5}] * (self.length - len(self.start))]
+        starts = [*self.start, *[{"": 0.5}] * (self.length - len(self.start))]
         rows = []
-        for position, shares in enumerate(given):
+        for position, shares in enumerate(starts):
             candidates = vocabulary.of_position(position)
             index = {token: number for number, token in enumerate(candidates)}
             rows.append(tuple((index[token], share) for token, share in shares.items()))
@@ -350,9 +331,8 @@ def _candidates(
 ) -> tuple[str, ...]:
     source = slot.candidates
     if source.kind == "codes":
-        candidates = instructions.code_candidates({label: label for label in task.labels})[
-            : source.size
-        ]
+        codes = instructions.code_candidates({label: label for label in task.labels})
+        candidates = codes[: source.size]
     elif isinstance(source, instructions.InstructionsSource):
         candidates = instructions.instruction_candidates(
             description=task.description or Description(), labels=task.labels, size=source.size
@@ -363,13 +343,9 @@ def _candidates(
         candidates = _own_candidates(source, task, texts, base_dir)
     elif isinstance(source, demonstrations.DemonstrationsSource):
         path = source.file if source.file.startswith("hf:") else base_dir / source.file
+        rows = load_examples(path)
         candidates = demonstrations.demonstration_candidates(
-            task,
-            slot.name,
-            load_examples(path),
-            slots=slots,
-            shots=source.shots,
-            blocks=source.blocks,
+            task, slot.name, rows, slots=slots, shots=source.shots, blocks=source.blocks
         )
     elif isinstance(source, ListVocabulary) and len(source.candidates) == 1:
         candidates = source.candidates  # A slot may have one candidate only.
@@ -381,15 +357,14 @@ def _candidates(
 def _own_candidates(
     source: OwnSource, task: TaskSpec, texts: Sequence[str], base_dir: Path
 ) -> tuple[str, ...]:
-    """Return the candidates of the user's function."""
     make = load_object("candidates.object", source.object, base_dir, group="fedone.candidates")
     try:
-        texts_found = tuple(make(task=task, texts=texts, **source.options))
+        candidates = tuple(make(task=task, texts=texts, **source.options))
     except (DataError, SpecError):
         raise
     except Exception as exc:  # User code may raise any exception.
         reason = f"{type(exc).__name__}: {exc}"
         raise DataError(f"candidates.object: {source.object} failed: {reason}") from exc
-    if not all(isinstance(text, str) for text in texts_found):
+    if not all(isinstance(text, str) for text in candidates):
         raise DataError(f"candidates.object: {source.object} returns a value that is not text")
-    return texts_found
+    return candidates

@@ -1,4 +1,4 @@
-"""RunSpec: the complete definition of a run, in RUN.yaml; and files with its backend only."""
+"""RunSpec, the definition of a run in RUN.yaml; and files with only a backend."""
 
 from __future__ import annotations
 
@@ -20,22 +20,12 @@ from fedone_sdk.vocabulary import LABELS
 
 
 class RunSpec(Spec):
-    """One tuning run.
+    """A tuning run; its keys without a description are those of their sections.
 
     Attributes:
-        name: Its name.
-        task: Template, label words, loss, metric; or a built-in name such as ``sst2``.
-        data: Source of examples; absent if clients have their own data (`fedone serve`).
-        prompt: The tuned prompt: length and vocabulary, or slots.
-        method: The method.
-        participation: Selection and aggregation of clients.
-        calibration: Correction of label bias; resolved from ``auto`` when the run is read.
-        defence: Defences against Byzantine clients; ``standard`` for devices that are not yours.
-        privacy: Noise of the devices' updates.
-        budget: Caps.
+        data: Null if clients have their own data (`fedone serve`).
+        calibration: Validation replaces ``auto``.
         rounds: T.
-        evaluation: Measurement of progress.
-        backend: The language model.
         seed: Seed of all random streams.
     """
 
@@ -57,7 +47,7 @@ class RunSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _name_slots(cls, value: object) -> object:
-        """Set the names of the prompt's slots on the task."""
+        """Set the task's `slots` from the prompt, unless a template has ``{prompt}``."""
         if not isinstance(value, dict):
             return value
         task, prompt = value.get("task"), value.get("prompt")
@@ -72,7 +62,7 @@ class RunSpec(Spec):
                 return value
             raise ValueError(f"prompt: must be a mapping of keys (got {prompt!r:.80})")
         slots = prompt.get("slots", ())
-        if not isinstance(slots, list | tuple) or not all(isinstance(one, dict) for one in slots):
+        if not isinstance(slots, list | tuple) or not all(isinstance(slot, dict) for slot in slots):
             raise ValueError(f"prompt.slots: must be a list of mappings (got {slots!r:.80})")
         names = [name for slot in slots if isinstance(name := slot.get("name"), str)]
         names = [name for name in names if name != LABELS]
@@ -106,12 +96,12 @@ class RunSpec(Spec):
         if self.prompt.proposer is not None and not self.method.pools:
             raise ValueError(
                 "prompt.proposer: needs a method that keeps a pool of prompts; "
-                f"{self.method.name} tells nothing of single candidates"
+                f"{self.method.name} has none"
             )
         if self.prompt.reflects and self.privacy is not None:
             raise ValueError(
-                "prompt.proposer: a text written from rows has no noise, so reflection does not go "
-                "with privacy; kind scores does"
+                "prompt.proposer: kind must be scores with privacy, because reflection writes from "
+                "rows without noise"
             )
         if self.prompt.chooses_labels and self.task.generates:
             raise ValueError("prompt.slots: labels needs a task with label words")
@@ -132,11 +122,7 @@ class RunSpec(Spec):
         return self
 
     def check_shared_memory(self, method: str, memories: str) -> None:
-        """Raise unless the participation fits a method whose memory is the run's.
-
-        Raises:
-            ValueError: It does not fit.
-        """
+        """Raise ``ValueError`` if clients would have to share a method's memory in a round."""
         part = self.participation
         if part.clients_per_round > 1 and self.method.local_steps > 1:
             raise ValueError(
@@ -153,16 +139,16 @@ class RunSpec(Spec):
             raise ValueError(reason)
 
     def against_bias(self) -> str | None:
-        """Return why no label bias can be fitted; None if one can."""
+        """Return why no label bias can be fitted; None if a bias can be fitted."""
         task = self.task
         if task.generates:
             return "needs a task with label words"
         if task.loss != "cross_entropy":
             return f"needs task.loss cross_entropy, not {task.loss}"
-        return "needs a task without its own bias" if task.bias is not None else None
+        return "needs a task without a bias" if task.bias is not None else None
 
     def _against_calibration(self) -> str | None:
-        """Why calibration by labels is not supported; None if it is."""
+        """Return why calibration by labels is not supported; None if it is supported."""
         reason = self.against_bias()
         if reason is None and not self.method.pools:
             reason = f"needs a method that keeps a pool of prompts; {self.method.name} does not"
@@ -172,7 +158,7 @@ class RunSpec(Spec):
         part = self.participation
         if not self.defence.judges:
             return
-        # A client's number of examples is not verified.
+        # A client's number of examples cannot be verified.
         if part.clients_per_round > 1 and part.aggregation == "examples":
             raise ValueError(
                 "participation.aggregation: must be plain under a defence with more than 1 client "
@@ -190,10 +176,10 @@ class RunSpec(Spec):
             )
 
     def served(self) -> Self:
-        """Return the spec of a run that a server gives to devices: ``defence`` is ``standard``.
+        """Return the spec of a run on a server, where ``defence`` is ``standard`` by default.
 
         Raises:
-            SpecError: The spec does not support it, and does not set ``defence``.
+            SpecError: The spec does not set ``defence``, and does not support ``standard``.
         """
         if "defence" in self.model_fields_set:
             return self
@@ -208,14 +194,7 @@ class RunSpec(Spec):
         return spec
 
     def check_caps(self, bounds: Collection[str]) -> None:
-        """Refuse caps in units that the model does not bound before they are spent.
-
-        Args:
-            bounds: The units in which a backend has an upper bound per query.
-
-        Raises:
-            SpecError: With the cap and possible remedies.
-        """
+        """Raise `SpecError` unless all caps are in `bounds`, the units that the model bounds."""
         caps = {} if self.budget is None else self.budget.model_dump(exclude_none=True)
         for unit in (unit for unit in caps if unit not in bounds):
             if unit == "usd" and {"prompt_tokens", "completion_tokens"} <= {*bounds}:
@@ -229,10 +208,9 @@ class RunSpec(Spec):
             )
 
     def is_same_run(self, other: RunSpec) -> bool:
-        """Whether a stored run can continue with the other spec.
+        """Return whether a stored run can continue with the other spec.
 
-        The backend may differ, because the fingerprint identifies the model. Caps may be higher
-        (`Budget.raised`).
+        The backend may differ, because the fingerprint identifies the model. Caps may be higher.
         """
         same: dict[str, Any] = {"backend": self.backend}
         if self.budget and other.budget and _are_raised(self.budget, other.budget):
@@ -240,11 +218,7 @@ class RunSpec(Spec):
         return self == other.model_copy(update=same)
 
     def differences(self, other: RunSpec) -> Iterator[str]:
-        """Yield the differences that prevent a stored run from continuing with the other spec.
-
-        Yields:
-            ``key OWN -> OTHER`` for short values, ``key`` for long ones.
-        """
+        """Yield differences from another spec: ``key VALUE -> OTHER``; long values are omitted."""
         yield from _differences(
             self.model_dump(exclude={"backend"}), other.model_dump(exclude={"backend"})
         )
@@ -266,27 +240,21 @@ def _are_raised(caps: Budget, other: Budget) -> bool:
         return False
 
 
-_MOST_SHOWN = 64
-"""Maximum characters of two values in one line."""
+_MAX_SHOWN = 64
+"""Maximum length of two values in a difference, characters."""
 
 
 def _differences(
     one: Mapping[str, Any], other: Mapping[str, Any], parent: str = ""
 ) -> Iterator[str]:
     for name in dict.fromkeys((*one, *other)):
-        first, second = one.get(name), other.get(name)
-        if first == second:
-            continue
-        key = f"{parent}{name}"
-        if isinstance(first, dict) and isinstance(second, dict):
-            yield from _differences(first, second, f"{key}.")
-            continue
-        shown = f"{_shown(first)} -> {_shown(second)}"
-        yield f"{key} {shown}" if len(shown) <= _MOST_SHOWN else key
-
-
-def _shown(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+        value, changed, key = one.get(name), other.get(name), f"{parent}{name}"
+        if isinstance(value, dict) and isinstance(changed, dict):
+            yield from _differences(value, changed, f"{key}.")
+        elif value != changed:
+            texts = (json.dumps(v, ensure_ascii=False, default=str) for v in (value, changed))
+            shown = " -> ".join(texts)
+            yield f"{key} {shown}" if len(shown) <= _MAX_SHOWN else key
 
 
 class _File(Spec):
@@ -294,14 +262,10 @@ class _File(Spec):
 
 
 def load_backend(path: str | Path) -> BackendSpec:
-    """Read a `backend` section from a file.
-
-    Args:
-        path: A YAML file with the keys of the section; or with the key ``backend``, and other keys
-            of a RUN.yaml, which are ignored.
+    """Read a backend from a YAML file: the keys of its section, or a RUN.yaml with the section.
 
     Raises:
-        SpecError: One line per mistake: file, key, what is allowed.
+        SpecError: As for `RunSpec.load`.
     """
     source, document = str(path), load_yaml(path)
     if not isinstance(document, dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import pydantic
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from fedone_sdk.spec.base import Spec
@@ -16,13 +17,13 @@ class DataSpec(Spec):
     """Source of examples, and their partition over clients.
 
     Attributes:
-        train: Training file, or ``hf:NAME``. A served run needs one only if a vocabulary is
-            counted from it, because clients bring their own rows.
+        train: Training file, or ``hf:NAME``. A served run, whose clients have their own rows, needs
+            it only for a vocabulary that is counted from text.
         dev: Held-out file, or ``hf:NAME``; used only by evaluation.
         num_clients: K.
-        shots: Examples per class and client; null uses all of them.
-        dirichlet: Label proportions differ between clients: Dirichlet(this); a small number is
-            uneven. Null gives clients the same distribution.
+        shots: Examples per class and client; null uses all examples.
+        dirichlet: Concentration of the Dirichlet distribution of each client's label proportions; a
+            small number is uneven. Null gives all clients the same distribution.
     """
 
     train: str | None = None
@@ -34,7 +35,6 @@ class DataSpec(Spec):
 
 Exchange = Literal["alpha", "losses"]
 """Contents of assignments and updates: alpha, or prompts and their losses."""
-
 
 NumSamples = Annotated[int, Field(ge=2, le=65536, description="I, prompts per local step.")]
 LocalSteps = Annotated[int, Field(ge=1, le=1024, description="E, local steps.")]
@@ -51,20 +51,20 @@ class _MethodSpec(Spec):
 
     @property
     def label(self) -> str:
-        """What people call the method."""
+        """The method's name for people."""
         return str(getattr(self, "name", ""))
 
     @property
     def remembers(self) -> bool:
-        """Whether clients keep state of the method between rounds."""
+        """Whether clients store state of the method between rounds."""
         return False
 
 
 class GradientSpec(_MethodSpec):
-    """The paper's methods: a gradient in a distribution over tokens.
+    """The paper's methods: gradient descent on a distribution over tokens.
 
     Attributes:
-        name: ``gs-bdpl`` is Gumbel-Softmax black-box discrete prompt learning, ``bdpl`` the same on
+        name: ``gs-bdpl`` is Gumbel-Softmax black-box discrete prompt learning, ``bdpl`` its form on
             the simplex (Diao et al. 2022).
         tau: Gumbel-Softmax temperature; ``gs-bdpl`` only, 0.1 by default.
         optimizer: Optimiser of the local step; AdamW state is per client.
@@ -73,34 +73,35 @@ class GradientSpec(_MethodSpec):
     """
 
     name: Literal["gs-bdpl", "bdpl"] = "gs-bdpl"
-    tau: Annotated[float, Field(gt=0, le=100)] | None = None
+    tau: Annotated[float, Field(gt=0, le=100)] | None = Field(default=None, validate_default=True)
     optimizer: Literal["sgd", "adamw"] = "adamw"
     learning_rate: Annotated[float, Field(gt=0, le=1e6)] = 3e-4
     alpha_min: Annotated[float, Field(gt=0, le=1)] = 1e-5
 
-    @model_validator(mode="after")
-    def _check_tau(self) -> Self:
-        if self.name == "bdpl" and self.tau is not None:
-            raise ValueError("tau: is no key of bdpl")
-        if self.name == "gs-bdpl" and self.tau is None:
-            object.__setattr__(self, "tau", 0.1)
-        return self
+    @pydantic.field_validator("tau")
+    @classmethod
+    def _check_tau(cls, tau: float | None, info: pydantic.ValidationInfo) -> float | None:
+        if info.data.get("name") != "bdpl":
+            return 0.1 if tau is None else tau
+        if tau is not None:
+            raise ValueError("is no key of bdpl")
+        return None
 
     @property
     def remembers(self) -> bool:
-        """AdamW's moments."""
+        """Whether there are moments of AdamW."""
         return self.optimizer == "adamw"
 
 
 class SearchSpec(_MethodSpec):
-    """Searches over whole prompts, with one evaluator and successive halving at the end.
+    """Searches over whole prompts, which end with successive halving.
 
     Attributes:
-        name: ``thompson`` samples from a Gaussian process over the prompts' shared candidates,
-            ``random`` tries random prompts, and ``tpe`` is Optuna's Tree-structured Parzen
+        name: ``thompson`` is Thompson sampling on a Gaussian process, in which prompts share
+            candidates; ``random`` tries random prompts; ``tpe`` is Optuna's Tree-structured Parzen
             Estimator (extra `optuna`).
         halving: Fraction of the run for successive halving. With 0, ``tpe`` deploys the prompt with
-            the least mean loss.
+            the lowest mean loss.
     """
 
     pools: ClassVar[bool] = True
@@ -113,14 +114,12 @@ class SearchSpec(_MethodSpec):
 
 
 class OwnMethodSpec(_MethodSpec):
-    """An algorithm of your own (`Algorithm`), which runs on the server alone.
+    """Your own `Algorithm`, which runs on the server. Devices receive neither key.
 
     Attributes:
         object: The class or function that makes it: ``package.module:object``, also from a module
             next to the file, or the name of an entry point of the group ``fedone.methods``.
-            Devices receive null.
-        options: Its keyword arguments, in addition to those that the run gives
-            (`fedone_sdk.algorithms.load_method`). Devices receive none.
+        options: Its keyword arguments, besides those of `fedone_sdk.algorithms.load_method`.
     """
 
     exchange: ClassVar[Exchange] = "losses"
@@ -135,7 +134,7 @@ class OwnMethodSpec(_MethodSpec):
         return self.object or self.name
 
     def for_devices(self) -> OwnMethodSpec:
-        """Return the same without what only the server uses."""
+        """Return the method without `object` and `options`."""
         return self.model_copy(update={"object": None, "options": {}})
 
 
@@ -150,19 +149,19 @@ class ParticipationSpec(Spec):
 
     Attributes:
         clients_per_round: K*; 1 is the paper's query-optimal choice, more is FedAvg.
-        exchange: Contents of assignments and updates: ``losses``, that of searches and of your
-            own method, or ``alpha``, the default of the paper's methods.
-        selection: ``uniform`` without replacement, or ``proportional`` to examples held, with
-            replacement (the paper's proof).
+        exchange: Contents of assignments and updates: ``losses`` for searches and your own method,
+            or ``alpha``, the default of the paper's methods.
+        selection: ``uniform`` without replacement, or ``proportional`` to the clients' numbers of
+            examples, with replacement (the paper's proof).
         aggregation: Mean of the clients' alpha, ``plain`` (the paper's Algorithm 1) or weighted by
             ``examples`` (its code).
         min_clients: Enrolled clients that are required to start the first round.
         deadline_s: Seconds until a client without a message loses its seat.
-        own_models: Who pays for devices that query a model of their own: ``charged``, each update
-            costs its whole lease; ``trusted``, what the device reports. Null is ``charged`` without
-            a gateway, and refuses such devices where there is one.
-        model: Fingerprint of the required model; a device with another one declines. Null is the
-            gateway's; a run without a gateway must name it.
+        own_models: Cost of an update from a device with its own model: ``charged``, the whole
+            lease; ``trusted``, the amount that the device reports. Null is ``charged`` without a
+            gateway; a run with a gateway then refuses these devices.
+        model: Fingerprint of the required model; other devices decline. Null is the gateway's
+            model; a run without a gateway must set it.
     """
 
     clients_per_round: Annotated[int, Field(ge=1, le=10_000)] = 1
@@ -179,9 +178,8 @@ class EvaluationSpec(Spec):
     """Measurement of the deployable prompt on the dev split.
 
     Attributes:
-        every: Rounds between points of the curve; 0 measures only before and after the run.
-        examples: Dev examples per point of the curve; the first and last measurement use the whole
-            split.
+        every: Rounds between measurements; 0 measures only before and after the run.
+        examples: Dev examples per measurement; the first and the last use the whole split.
     """
 
     every: Annotated[int, Field(ge=0)] = 10
@@ -189,13 +187,12 @@ class EvaluationSpec(Spec):
 
 
 class CalibrationSpec(Spec):
-    """Correction of label bias (docs/explanation/calibration.md); may be written as its kind.
+    """Correction of label bias (docs/explanation/calibration.md); also written as its kind.
 
     Attributes:
-        kind: ``auto`` is ``labels`` if the run supports it, else ``none``. ``labels``: updates have
-            the derivatives of the losses over the label bias, at no further query, and the method
-            fits a bias for each prompt; it needs a method with a pool of prompts and a
-            cross-entropy over label words.
+        kind: ``labels`` fits a bias for each prompt, from derivatives of the losses in the updates,
+            without further queries; it needs a method with a pool of prompts, and a cross-entropy
+            over label words. ``auto`` is ``labels`` if the run supports it, else ``none``.
     """
 
     kind: Literal["auto", "none", "labels"] = "auto"
@@ -207,27 +204,27 @@ class CalibrationSpec(Spec):
 
 
 class DefenceSpec(Spec):
-    """Defences against Byzantine clients (docs/explanation/defences.md); or ``standard``.
+    """Defences against Byzantine clients (docs/explanation/defences.md); also written as its kind.
 
     Attributes:
         kind: ``none``, or ``standard`` for devices that are not yours: long steps of alpha are
             scaled down, and updates that disagree are rejected.
         loss_clip: G: mean losses are clipped to [0, G], by the server in the ``losses`` exchange
-            and by the client in the ``alpha`` exchange. Standard is 20; null for losses that may
-            legitimately be larger, such as ``nll`` of long texts.
-        outliers: Threshold of disagreement, in robust standard deviations, from which an update is
-            rejected. Standard is 3; null rejects none, for clients with opposite data.
+            and by the client in the ``alpha`` exchange. Standard is 20; null is for tasks with
+            larger losses, such as ``nll`` of long texts.
+        outliers: Disagreement, in robust standard deviations, from which an update is rejected.
+            Standard is 3; null rejects no update, for clients with opposite data.
     """
 
     trust_region: ClassVar[float] = 1.5
-    """Maximum step of alpha, in medians of the run's last steps: honest steps hardly exceed it."""
+    """Maximum step of alpha, in medians of the run's last steps; honest steps rarely exceed it."""
 
     widest_region: ClassVar[float] = 10.0
-    """The same without a defence, for methods whose steps are not bounded otherwise (SGD)."""
+    """Maximum step without a defence, for methods whose steps have no other bound (SGD)."""
 
     quarantine: ClassVar[int] = 2
     """A client gets no more work if at least this many of its updates, and more than half of them,
-    were rejected: one may be bad luck."""
+    were rejected."""
 
     kind: Literal["none", "standard"] = "none"
     loss_clip: _Positive | None = None
@@ -257,8 +254,6 @@ class DefenceSpec(Spec):
 class PrivacySpec(Spec):
     """Clipping and Gaussian noise on the device (docs/explanation/privacy.md).
 
-    The bounds keep the noise between a tenth of the sensitivity and what a message can carry.
-
     Attributes:
         target: ``losses`` clips each example's loss and adds noise to each prompt's mean loss,
             which protects one example. ``alpha`` clips the step of alpha and adds noise to each
@@ -266,7 +261,7 @@ class PrivacySpec(Spec):
         clip: ``losses``: maximum loss of one example. ``alpha``: maximum L2 norm of a step.
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
         delta: The delta of (epsilon, delta)-differential privacy.
-        max_epsilon: A device that has spent this epsilon gets no more work; null only counts.
+        max_epsilon: A device that has spent this epsilon gets no more work.
     """
 
     target: Literal["losses", "alpha"] = "losses"
@@ -279,14 +274,10 @@ class PrivacySpec(Spec):
 class RequiredPrivacy(Spec):
     """A device's requirements of the runs that it works for (docs/explanation/privacy.md).
 
-    A run's clip needs no bound, because its noise is proportional to it.
-
     Attributes:
-        max_epsilon: Maximum total epsilon of all work of the device. Work that would exceed it is
-            declined.
+        max_epsilon: Maximum total epsilon of all work of the device, which declines further work.
         delta: The delta of (epsilon, delta)-differential privacy, independent of the run's delta.
-        min_noise_multiplier: Work with less noise is declined, independent of `max_epsilon`; null
-            accepts any noise.
+        min_noise_multiplier: The device declines work with less noise.
         unit: Unit of privacy. ``label``: the label of one example; the server may see texts.
             ``example``: one whole example. ``device``: all data of the device, which only runs
             with target ``alpha`` protect.

@@ -203,7 +203,7 @@ async def test_a_proposer_that_fails_costs_its_call_only() -> None:
 
 def test_a_proposer_needs_a_pool() -> None:
     prompt = {"slots": SLOTS, "proposer": {"backend": {"kind": "onnx"}}}
-    with pytest.raises(ValueError, match="gs-bdpl tells nothing of single candidates"):
+    with pytest.raises(ValueError, match="gs-bdpl has none"):
         spec_of("gs-bdpl", "losses", prompt=prompt)
 
 
@@ -214,7 +214,7 @@ def test_a_proposer_needs_a_pool() -> None:
         ({"slots": SLOTS, "length": 4}, "length: follows from the slots, which have 5"),
         ({"slots": [SLOTS[0], SLOTS[0]]}, "two have the same name"),
         ({"slots": [SLOTS[3]]}, "needs one besides labels"),
-        ({"slots": [{"name": "mask", "candidates": ["a", "b"]}]}, "none of prompt, mask"),
+        ({"slots": [{"name": "mask", "candidates": ["a", "b"]}]}, "must not be prompt or mask"),
         ({"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]}, "is for the slot labels"),
         ({"slots": [SLOTS[0], SLOTS[2]]}, r"needs the slot \{closing\} exactly once"),
     ],

@@ -298,7 +298,7 @@ export interface Description {
 }
 export interface JsonValue {}
 /**
- * The paper's methods: a gradient in a distribution over tokens.
+ * The paper's methods: gradient descent on a distribution over tokens.
  */
 export interface GradientSpec {
   /**
@@ -314,7 +314,7 @@ export interface GradientSpec {
    */
   batch_size?: number;
   /**
-   * `gs-bdpl` is Gumbel-Softmax black-box discrete prompt learning, `bdpl` the same on the simplex (Diao et al. 2022).
+   * `gs-bdpl` is Gumbel-Softmax black-box discrete prompt learning, `bdpl` its form on the simplex (Diao et al. 2022).
    */
   name: "gs-bdpl" | "bdpl";
   /**
@@ -335,7 +335,7 @@ export interface GradientSpec {
   alpha_min?: number;
 }
 /**
- * Searches over whole prompts, with one evaluator and successive halving at the end.
+ * Searches over whole prompts, which end with successive halving.
  */
 export interface SearchSpec {
   /**
@@ -351,16 +351,16 @@ export interface SearchSpec {
    */
   batch_size?: number;
   /**
-   * `thompson` samples from a Gaussian process over the prompts' shared candidates, `random` tries random prompts, and `tpe` is Optuna's Tree-structured Parzen Estimator (extra `optuna`).
+   * `thompson` is Thompson sampling on a Gaussian process, in which prompts share candidates; `random` tries random prompts; `tpe` is Optuna's Tree-structured Parzen Estimator (extra `optuna`).
    */
   name: "thompson" | "random" | "tpe";
   /**
-   * Fraction of the run for successive halving. With 0, `tpe` deploys the prompt with the least mean loss.
+   * Fraction of the run for successive halving. With 0, `tpe` deploys the prompt with the lowest mean loss.
    */
   halving?: number;
 }
 /**
- * An algorithm of your own (`Algorithm`), which runs on the server alone.
+ * Your own `Algorithm`, which runs on the server. Devices receive neither key.
  */
 export interface OwnMethodSpec {
   /**
@@ -377,11 +377,11 @@ export interface OwnMethodSpec {
   batch_size?: number;
   name: "own";
   /**
-   * The class or function that makes it: `package.module:object`, also from a module next to the file, or the name of an entry point of the group `fedone.methods`. Devices receive null.
+   * The class or function that makes it: `package.module:object`, also from a module next to the file, or the name of an entry point of the group `fedone.methods`.
    */
   object?: string | null;
   /**
-   * Its keyword arguments, in addition to those that the run gives (`fedone_sdk.algorithms.load_method`). Devices receive none.
+   * Its keyword arguments, besides those of `fedone_sdk.algorithms.load_method`.
    */
   options?: {
     [k: string]: JsonValue;
@@ -389,8 +389,6 @@ export interface OwnMethodSpec {
 }
 /**
  * Clipping and Gaussian noise on the device (docs/explanation/privacy.md).
- *
- * The bounds keep the noise between a tenth of the sensitivity and what a message can carry.
  */
 export interface PrivacySpec {
   /**
@@ -410,16 +408,16 @@ export interface PrivacySpec {
    */
   delta?: number;
   /**
-   * A device that has spent this epsilon gets no more work; null only counts.
+   * A device that has spent this epsilon gets no more work.
    */
   max_epsilon?: number | null;
 }
 /**
- * Correction of label bias (docs/explanation/calibration.md); may be written as its kind.
+ * Correction of label bias (docs/explanation/calibration.md); also written as its kind.
  */
 export interface CalibrationSpec {
   /**
-   * `auto` is `labels` if the run supports it, else `none`. `labels`: updates have the derivatives of the losses over the label bias, at no further query, and the method fits a bias for each prompt; it needs a method with a pool of prompts and a cross-entropy over label words.
+   * `labels` fits a bias for each prompt, from derivatives of the losses in the updates, without further queries; it needs a method with a pool of prompts, and a cross-entropy over label words. `auto` is `labels` if the run supports it, else `none`.
    */
   kind?: "auto" | "none" | "labels";
 }
