@@ -128,19 +128,21 @@ async def test_a_price_that_is_not_known_is_null() -> None:
 
 async def test_one_replica_measures_the_whole_dev_split(monkeypatch: pytest.MonkeyPatch) -> None:
     class Follower(MemoryStore):
+        leads = False
+
         async def lead(self) -> bool:
-            return False
+            return self.leads
 
     monkeypatch.setattr("fedone_sdk.aggregator.model.evaluation._RETRY_S", 0)
-    backend = ScriptedBackend()
-    async with serving(backend=backend, store=Follower()) as service:
+    backend, store = ScriptedBackend(), Follower()
+    async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         training = asyncio.create_task(train(service, run, TRAIN))
         await until(lambda: len([1 for report in run.history if report.metric is not None]) == 2)
         assert sum(map(is_dev, backend.asked)) == 4  # the points of its rounds
         assert run.state.metric.no_prompt is run.state.metric.after is None
         # The one that led is gone, with all that it had not measured yet.
-        service.replicas.is_leader = True
+        store.leads = service.replicas.is_leader = True
         await training
     assert sum(map(is_dev, backend.asked)) == 13
     assert run.result().verdict is not None
