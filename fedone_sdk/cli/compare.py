@@ -73,7 +73,7 @@ def compare(
     if html is not None:
         check_report("--html", html)
     run = RunFile.load(run_path, cap=cap)
-    state = RunState.next_to(run.path, run.spec.name)
+    state = RunState.of(run.path, run.spec.name)
     folder = state.store.with_suffix(".compare")
     options: dict[str, Any] = {"cache": state.answers}
     caps = {"requests": requests, "usd": usd if usd is None else Decimal(str(usd))}

@@ -76,7 +76,7 @@ def retune(
         output.write_json(plan)
         print_plan(output, plan)
         return
-    state = RunState.next_to(path, name)
+    state = RunState.of(path, name)
     with _tuning.abortable(state):
         known, result = asyncio.run(_retune(model, retuning, plan, state, fresh))
     finished = _output.exit_code(result) == 0
