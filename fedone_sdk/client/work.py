@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 from pydantic import ValidationError
@@ -193,35 +193,31 @@ class Work:
 
     def check(self) -> None:
         """Check that the assignment fits the run; the server is not trusted."""
-        run, given, biases = self.run, self.assignment, None
+        run, assignment, biases = self.run, self.assignment, None
         shape = run.prompt_len, run.vocab_size
-        if isinstance(given, messages.AlphaAssignment):
+        if isinstance(assignment, messages.AlphaAssignment):
             fits = run.method.exchange == "alpha"
-            fits &= (given.alpha.dtype, given.alpha.shape) == ("float32", shape)
+            fits &= (assignment.alpha.dtype, assignment.alpha.shape) == ("float32", shape)
         else:
-            prompts, biases = given.prompts, given.biases
+            prompts, biases = assignment.prompts, assignment.biases
             fits = not prompts.dtype.startswith("float") and len(prompts.shape) == 2
             fits = fits and math.prod(prompts.shape) > 0
             fits = fits and are_prompts(prompts.rows(), run.layout or ((*shape, run.blank),))
         if not fits or (run.calibration.kind == "labels") != (biases is not None):
             raise Declining("the assignment does not fit its run")
-        if self.num_prompts > given.leased_queries:
+        num_prompts, leased = self.num_prompts, assignment.leased_queries
+        if num_prompts > leased:
             raise Declining(
-                f"the assignment names {self.num_prompts} prompts, and leases "
-                f"{given.leased_queries} queries"
+                f"the assignment has {num_prompts} prompts, and leases {leased} queries"
             )
-        if isinstance(given, messages.LossesAssignment) and run.privacy and not self._noise:
+        is_losses = isinstance(assignment, messages.LossesAssignment)
+        if is_losses and run.privacy and not self._noise:
             raise Declining("the run's privacy does not fit its exchange")  # no loss has noise
-        if biases is not None and not self._fits(biases):
-            raise Declining("the run's calibration does not fit its task")
-
-    def _fits(self, biases: messages.Tensor) -> bool:
-        task, shape = self.run.task, (self.num_prompts, len(self.run.task.labels))
-        return (
-            task.loss == "cross_entropy"
-            and (biases.dtype, biases.shape) == ("float32", shape)
-            and all(abs(value) <= MAX_BIAS for value in biases.values())
-        )
+        if biases is not None:
+            form = run.task.loss, biases.dtype, biases.shape
+            fits = form == ("cross_entropy", "float32", (num_prompts, len(run.task.labels)))
+            if not fits or any(abs(value) > MAX_BIAS for value in biases.values()):
+                raise Declining("the run's calibration does not fit its task")
 
     async def update(self) -> messages.Update:
         """Do the work; return its update.
@@ -232,13 +228,14 @@ class Work:
             SpecError: The backend cannot answer what the task's loss needs.
         """
         self.check()
-        given = self.assignment
-        if isinstance(given, messages.AlphaAssignment):
-            return await self._alpha_update(given)
+        assignment = self.assignment
+        if isinstance(assignment, messages.AlphaAssignment):
+            return await self._alpha_update(assignment)
         self.memory = b""  # the server keeps it
-        step = await self._step(0, given.minibatch_seed, given.prompts, given.biases)
+        seed, prompts = assignment.minibatch_seed, assignment.prompts
+        step = await self._step(0, seed, prompts, assignment.biases)
         update = await self._losses_update(step)
-        if not given.reflect or self.device.reflect is None or self.run.privacy is not None:
+        if not assignment.reflect or self.device.reflect is None or self.run.privacy is not None:
             return update
         from fedone_sdk.client.own_model import propose
 
@@ -372,26 +369,26 @@ class Work:
         """Return the mean losses, and the part of the update for label biases."""
         task, examples = self.run.task, step.batch.examples
         targets = [int(target_of(task, examples[index])) for index in kept]
-        terms = []
+        labels, terms = len(task.labels), []
         for place, row in enumerate(rows):
-            at, pairs = step.task_at(place), zip([row[each] for each in kept], targets, strict=True)
-            terms.append([loss_terms(at, one, of) for one, of in pairs if isinstance(one, tuple)])
-        labels = len(task.labels)
+            # A run with label biases has label log-probabilities only.
+            biased, answers = step.task_at(place), cast(Any, [row[index] for index in kept])
+            terms.append([loss_terms(biased, *pair) for pair in zip(answers, targets, strict=True)])
         groups = num_groups(labels, private=self._noise is not None)
         if self._noise is not None:
             # An example without a loss counts as 0, as without a label bias.
             missing = scored - len(targets)
-            terms = [[*own, *[[0.0] * (2 + labels)] * missing] for own in terms]
+            terms = [[*by_example, *[[0.0] * (2 + labels)] * missing] for by_example in terms]
             targets += [-1] * missing
             draw = partial(private_terms, terms, targets, self._noise)
             numbers = self.release(step.keys, draw)
             values, rest = numbers[: len(terms)], iter(numbers[len(terms) :])
-            # The largest trace stands for an unknown one.
+            # 1.0 is the largest sum of 1 minus squared probabilities, which is not known.
             means = [[[loss, 1.0, *itertools.islice(rest, labels)]] for loss in values]
             counts = tuple(rest)
         else:
-            values = tuple(math.fsum(term[0] for term in own) / len(own) for own in terms)
-            means = [class_means(own, targets, groups) for own in terms]
+            values = tuple(math.fsum(loss for loss, *_ in rows) / len(rows) for rows in terms)
+            means = [class_means(by_example, targets, groups) for by_example in terms]
             counts = tuple(float(targets.count(label)) for label in range(labels))
         flat = itertools.chain.from_iterable(itertools.chain.from_iterable(means))
         by_class = messages.Tensor.pack(flat, (len(terms), groups, 2 + labels), "float32")
