@@ -611,7 +611,7 @@ export interface Scored {
   vetoed?: number;
 }
 /**
- * An amount in the five units.
+ * Amounts of use of a model.
  */
 export interface Usage {
   /**
