@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Self
 
 import structlog
+from pydantic import SecretStr
 
 from fedone_sdk.aggregator.authority import AdminToken, Authority, EnrolmentToken
 from fedone_sdk.aggregator.http.application import build_app, build_metrics_app, listening
@@ -22,7 +23,7 @@ from fedone_sdk.backends import LLMBackend
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.messages import RunEvent, RunResult
 from fedone_sdk.metrics import MetricFunction
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
@@ -62,7 +63,7 @@ class Aggregator:
         backend: LLMBackend | None = None,
         store: Store | None = None,
         enrolment_tokens: Iterable[str | EnrolmentToken] = (),
-        admin_token: str | None = None,
+        admin_token: str | SecretStr | None = None,
         admin_tokens: Iterable[AdminToken] = (),
         limits: Limits = NO_LIMITS,
         cors: CorsConfig = NO_ORIGINS,
@@ -71,15 +72,16 @@ class Aggregator:
         drain_s: float = 1.0,
         retention: Retention = KEEP_ALL,
     ) -> None:
+        tokens = {
+            "enrolment_tokens": tuple(enrolment_tokens),
+            "admin_token": admin_token,
+            "admin_tokens": tuple(admin_tokens),
+        }
         self._is_default_store = store is None
         self.service = Service(
             store=store or MemoryStore(),
             clock=clock or SystemClock(),
-            authority=Authority(
-                enrolment_tokens=enrolment_tokens,
-                admin_token=admin_token,
-                admin_tokens=admin_tokens,
-            ),
+            authority=validate_spec(Authority, tokens, source="Aggregator"),
             backend=backend,
             retention=retention,
             observe_commit=observers.commit,

@@ -9,6 +9,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
@@ -172,25 +173,33 @@ def _list_of(kind: str) -> BeforeValidator:
     return BeforeValidator(validate)
 
 
-class Authority:
-    """The configured tokens and roles; a ``ValueError`` if two share a secret or a name."""
+class Authority(Spec):
+    """Section ``auth``: who may enrol devices, and who may control runs, in which role.
 
-    def __init__(
-        self,
-        *,
-        enrolment_tokens: Iterable[str | EnrolmentToken] = (),
-        admin_token: str | None = None,
-        admin_tokens: Iterable[AdminToken] = (),
-    ) -> None:
-        self.enrolment_tokens = tuple(
-            EnrolmentToken(token=SecretStr(token)) if isinstance(token, str) else token
-            for token in enrolment_tokens
-        )
-        self._people = list(admin_tokens)
-        if admin_token is not None:
-            self._people.append(
-                AdminToken(token=SecretStr(admin_token), name="admin_token", role="admin")
-            )
+    A token is text, or ``{env: NAME}`` to read it from the environment.
+
+    Attributes:
+        admin_tokens: Tokens of more users, with their roles. Without any admin token, the
+            administrative routes are disabled.
+    """
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    enrolment_tokens: Annotated[tuple[EnrolmentToken, ...], _list_of("tokens")] = ()
+    admin_token: Token | None = None
+    admin_tokens: Annotated[
+        tuple[AdminToken, ...], _list_of("mappings with token (or env), name and role")
+    ] = ()
+
+    @cached_property
+    def _people(self) -> tuple[AdminToken, ...]:
+        if self.admin_token is None:
+            return self.admin_tokens
+        admin = AdminToken(token=self.admin_token, name="admin_token", role="admin")
+        return (*self.admin_tokens, admin)
+
+    @model_validator(mode="after")
+    def _check_tokens(self) -> Self:
         for key, tokens in (
             ("enrolment_tokens", self.enrolment_tokens),
             ("admin_tokens", self._people),
@@ -203,6 +212,7 @@ class Authority:
         enrolment_digests = {token.token_sha256 for token in self.enrolment_tokens}
         if any(person.token_sha256 in enrolment_digests for person in self._people):
             raise ValueError("admin_tokens: must not be one that devices enrol with")
+        return self
 
     def person(self, token: str | None) -> AdminToken | None:
         """Return the admin token with this secret, if any."""
@@ -229,29 +239,9 @@ class Authority:
             raise ProblemError("forbidden", f"this needs role {role}; the token has {person.role}")
         return person
 
-
-class AuthConfig(Spec):
-    """Authentication. A token is text, or ``{env: NAME}`` to read it from the environment.
-
-    Attributes:
-        admin_tokens: Tokens of more users, with their roles. Without any admin token, the
-            administrative routes are disabled.
-    """
-
-    enrolment_tokens: Annotated[tuple[EnrolmentToken, ...], _list_of("tokens")] = ()
-    admin_token: Token | None = None
-    admin_tokens: Annotated[
-        tuple[AdminToken, ...], _list_of("mappings with token (or env), name and role")
-    ] = ()
-
-    @model_validator(mode="after")
-    def _check_tokens(self) -> Self:
-        Authority(**self.arguments())
-        return self
-
     @property
     def guessable(self) -> list[str]:
-        """Return the keys of tokens that are too short or too regular to be secure."""
+        """Keys of tokens that are too short or too regular to be secure."""
         tokens = {
             f"{kind}.{index}": entry.token
             for kind in ("enrolment_tokens", "admin_tokens")
@@ -260,15 +250,6 @@ class AuthConfig(Spec):
         if self.admin_token is not None:
             tokens["admin_token"] = self.admin_token
         return [key for key, token in tokens.items() if _is_guessable(token.get_secret_value())]
-
-    def arguments(self) -> dict[str, Any]:
-        """Return keyword arguments for `Authority` or `Aggregator`."""
-        admin = self.admin_token
-        return {
-            "enrolment_tokens": self.enrolment_tokens,
-            "admin_token": None if admin is None else admin.get_secret_value(),
-            "admin_tokens": self.admin_tokens,
-        }
 
 
 def _is_guessable(secret: str) -> bool:

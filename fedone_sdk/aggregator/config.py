@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
-from fedone_sdk.aggregator.authority import MAKE_A_TOKEN, AuthConfig, Token
+from fedone_sdk.aggregator.authority import MAKE_A_TOKEN, Authority, Token
 from fedone_sdk.aggregator.http.guards import CorsConfig, Limits, ServerTls, TlsConfig
 from fedone_sdk.aggregator.replicas import Retention
 from fedone_sdk.data import check_examples, load_examples
@@ -35,7 +35,7 @@ def _store(value: object) -> object:
 
 
 def _mapping(value: object) -> object:
-    if not isinstance(value, (dict, AuthConfig)):
+    if not isinstance(value, (dict, Authority)):
         raise ValueError("must be a mapping with enrolment_tokens and admin_token")
     return value
 
@@ -184,7 +184,7 @@ class ServeConfig(Spec):
 
     listen: Address = "127.0.0.1:8080"
     store: Annotated[StoreConfig, NoDecode, BeforeValidator(_store)] = StoreConfig()
-    auth: Annotated[AuthConfig, BeforeValidator(_mapping)] = AuthConfig()
+    auth: Annotated[Authority, BeforeValidator(_mapping)] = Authority()
     limits: Limits = Limits()
     cors: CorsConfig = CorsConfig()
     retention: Retention = Retention()

@@ -216,7 +216,7 @@ class Replicas:
         load = pool.num_away, round(pool.rate(self.clock.now()), 3)
         before, self._published_load = self._published_load, load
         if (before, load) != ((0, 0.0), (0, 0.0)):
-            signal = signals.PoolLoad(replica=self.store.replica, away=load[0], rate=load[1])
+            signal = signals.PoolLoad(replica=self.store.replica, num_away=load[0], rate=load[1])
             await signals.publish(self.store, signal)
 
     async def _watch(self) -> None:
@@ -295,7 +295,7 @@ class Replicas:
                 self.dispatcher.on_members_left(signal.client_indices)
             case signals.PoolLoad():
                 self.dispatcher.pool.record_replica(
-                    signal.replica, signal.away, signal.rate, self.clock.now()
+                    signal.replica, signal.num_away, signal.rate, self.clock.now()
                 )
             case signals.ClientChanged():
                 await self.access.reload(signal.client_index)

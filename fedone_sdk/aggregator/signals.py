@@ -67,11 +67,11 @@ class ClientChanged(_Signal):
 
 
 class PoolLoad(_Signal):
-    """Number of a replica's clients that poll again later, and its assignments per second."""
+    """The load of a replica: clients that poll again later, and finished assignments per second."""
 
-    kind: Literal["crowd"] = "crowd"
+    kind: Literal["load"] = "load"
     replica: str
-    away: int
+    num_away: int
     rate: float
 
 

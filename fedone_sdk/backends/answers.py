@@ -1,4 +1,4 @@
-"""Paid answers: in memory, and durable in a SQLite file."""
+"""Cache of paid answers: in memory, and durable in a SQLite file."""
 
 from __future__ import annotations
 
@@ -26,40 +26,41 @@ T = TypeVar("T")
 
 _APPLICATION_ID = 0x46454441  # "FEDA", to distinguish this file from other SQLite files.
 
+MAX_ENTRIES = 400_000
+"""Maximum number of answers in memory; the least recently used ones are dropped."""
 
 Keep = Callable[[Mapping[bytes, Answer], Usage], Awaitable[None]]
-"""Takes the answers of one request by their keys, and what the request cost."""
+"""Stores the answers of one request by their keys; the second argument is its cost."""
 
 Ask = Callable[[Sequence[bytes], Keep], Awaitable[None]]
-"""Asks the model for the answers to these keys, and keeps those of each request as they come."""
+"""Asks the model for the answers to these keys, and calls `Keep` after each request."""
 
 
 class AnswerCache:
     """Keeps the answer to each input by its key, and shares one call between equal pending inputs.
 
-    An answer that is kept has one input. A cached or shared one has ``usage=NOTHING``, ``cached=1``
-    and no ``limits``. Errors and answers with a failed input are not kept, but shared with all
-    callers of that call. One instance serves one event loop at a time.
+    A cached or shared answer has one input, ``usage=NOTHING``, ``cached=1`` and no ``limits``.
+    Errors and failed inputs are shared with all callers of the call, and not kept. One instance
+    serves one event loop at a time.
 
-    With a file, answers are durable: each is on disk before `rows` returns, so that an answer is
-    never paid twice, also after a crash. Processes may share a file; equal concurrent queries of
-    two processes are two calls.
+    With a file, each answer is on disk before `rows` returns, so that no answer is paid twice, also
+    after a crash. Processes may share a file; equal concurrent queries of two processes are two
+    calls.
 
     Attributes:
         hits: Number of inputs that were answered without the model.
-        misses: Number of inputs that the model was asked for, failed ones included.
+        misses: Number of inputs that the model was asked for, failed inputs included.
 
     Args:
         file: SQLite file for all answers; created if it does not exist. It contains no inputs.
 
     Raises:
-        SpecError: The file cannot be opened, is damaged, or is not a cache's.
+        SpecError: The file cannot be opened, is damaged, or is not the file of a cache.
     """
 
-    def __init__(self, file: Path | None = None, *, max_entries: int = 400_000) -> None:
+    def __init__(self, file: Path | None = None) -> None:
         self.hits = 0
         self.misses = 0
-        self._max_entries = max_entries
         self._file = None if file is None else _AnswerFile(file)
         self._answers: OrderedDict[bytes, Answer] = OrderedDict()
         self._in_flight: dict[bytes, asyncio.Future[Answer]] = {}
@@ -68,8 +69,8 @@ class AnswerCache:
         """Return the answer to each key: from memory, a pending equal input, the file or `ask`.
 
         Raises:
-            BackendBlocked: The file cannot be read or written. A paid answer is written once that
-                works again, before any further call.
+            BackendBlocked: The file cannot be read or written. Paid answers stay in memory, and are
+                written before any further call.
         """
         known: dict[bytes, Answer] = {}
         while missing := [key for key in dict.fromkeys(keys) if key not in known]:
@@ -79,22 +80,22 @@ class AnswerCache:
             if mine := [key for key in unknown if key not in pending]:
                 known |= await self._called(mine, fingerprint, ask)
             elif pending:
-                # Not awaited themselves: a cancelled caller would cancel the call for all callers.
+                # `wait` and not `await`: a cancelled caller would cancel the call for all callers.
                 await asyncio.wait(pending.values())
-                # The query of a cancelled call was cancelled (and pays for the call), or had no
-                # budget left. One of the waiting queries then calls again, so that usage is
-                # reported to exactly one caller, and none fails because of another's budget.
+                # A call is cancelled with its query, which pays for it, or for lack of budget. One
+                # of the waiting queries then calls again, so that usage is reported to exactly one
+                # caller, and no query fails because of the budget of another.
                 done = {key: call for key, call in pending.items() if not call.cancelled()}
                 known |= {key: _as_known(call.result()) for key, call in done.items()}
         rows = []
         for key in keys:
             rows.append(known[key])
-            known[key] = _as_known(known[key])  # The same input again is free.
+            known[key] = _as_known(known[key])  # A repeated input is free.
         self.hits += sum(row.cached for row in rows)
         return rows
 
     async def unknown(self, keys: Sequence[bytes]) -> list[int]:
-        """Return the positions of the keys whose answer neither memory nor the file has."""
+        """Return the positions of the keys whose answer is neither in memory nor in the file."""
         new = [key for key in dict.fromkeys(keys) if self._remembered(key) is None]
         filed = await self._filed(new)
         return sorted(keys.index(key) for key in new if key not in filed)
@@ -117,10 +118,10 @@ class AnswerCache:
                 calls[key].set_result(row)
 
         async def keep(rows: Mapping[bytes, Answer], usage: Usage) -> None:
-            whole = {key: row for key, row in rows.items() if None not in row.log_probs + row.texts}
+            good = {key: row for key, row in rows.items() if None not in row.log_probs + row.texts}
             if self._file is not None:
-                await self._file.put(whole, fingerprint, usage)
-            for key, row in whole.items():
+                await self._file.put(good, fingerprint, usage)
+            for key, row in good.items():
                 self._remember(key, _as_known(row))
             answered(rows)
 
@@ -156,7 +157,7 @@ class AnswerCache:
 
     def _remember(self, key: bytes, answer: Answer) -> Answer:
         self._answers[key] = answer
-        if len(self._answers) > self._max_entries:
+        if len(self._answers) > MAX_ENTRIES:
             self._answers.popitem(last=False)
         return answer
 
@@ -173,8 +174,8 @@ def row_keys(
     Args:
         fingerprint: The model.
         query: The query.
-        shortened: Per input, its truncated form; None if it is not truncated.
-        apart: Whether the answer to an input does not depend on the others of its query.
+        shortened: The result of `LLMBackend.shortened`.
+        apart: See `LLMBackend`.
     """
     shared = [fingerprint, query.scope, query.want, query.label_words, query.max_tokens, query.stop]
     shared.append(query.schema)
@@ -210,10 +211,7 @@ class _AnswerFile:
         return await self._in_worker(lambda: self._get(keys))
 
     async def put(self, rows: Mapping[bytes, Answer], fingerprint: str, usage: Usage) -> None:
-        """Store answers durably. The first answer to a key is kept.
-
-        The answers of a cancelled caller are written too.
-        """
+        """Store answers durably, also if the caller is cancelled. An earlier answer is kept."""
         now = time.time()
         with self._lock:
             for key, answer in rows.items():
@@ -262,9 +260,9 @@ class _AnswerFile:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    # SQLite would create it readable for all users; the answers may be generated text.
+    # SQLite would create a file that all users can read, and answers may be generated text.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    # Created here, then used only by the worker.
+    # From here on, only the worker thread uses the connection.
     db = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False)
     try:
         _prepare(db, path)
@@ -286,7 +284,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
         )
         db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     elif application != _APPLICATION_ID:
-        raise SpecError("is a SQLite file of something else", source=str(path))
+        raise SpecError("is a SQLite file of another program", source=str(path))
     db.execute("COMMIT")
     use_wal(db, PATIENCE_S)
     (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
@@ -295,19 +293,18 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _dump(value: object) -> bytes:
-    """One line of JSON. Floats have the shortest form that parses to the same value."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    # "surrogatepass": the model rejects lone surrogates.
+    # Lone surrogates pass here; the model rejects them.
     return text.encode("utf-8", "surrogatepass")
 
 
 def dump_answer(answer: Answer) -> bytes:
-    """Return what an answer says, as JSON."""
+    """Return the log-probabilities, texts and model of an answer as JSON."""
     return _dump([answer.log_probs, answer.texts, answer.censored, answer.model])
 
 
 def load_answer(data: bytes) -> Answer:
-    """Load the result of `dump_answer`, as a known answer."""
+    """Load the result of `dump_answer`, as a cached answer of one input."""
     try:
         log_probs, texts, censored, model = json.loads(data.decode("utf-8", "surrogatepass"))
         rows = tuple(None if row is None else tuple(map(float, row)) for row in log_probs)
@@ -320,4 +317,4 @@ def load_answer(data: bytes) -> Answer:
             cached=1,
         )
     except (OverflowError, TypeError) as exc:
-        raise ValueError(f"no answer: {exc!r}") from exc
+        raise ValueError(f"not an answer: {exc!r}") from exc

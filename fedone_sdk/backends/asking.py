@@ -11,34 +11,15 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from fedone_sdk import errors
+from fedone_sdk import task as tasks
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendError,
-    BackendUnavailable,
-    BudgetError,
-    SpecError,
-)
 from fedone_sdk.losses import example_loss, predicted
 from fedone_sdk.messages import MAX_WRITTEN_CHARS
 from fedone_sdk.metrics import MetricFunction, evaluate
 from fedone_sdk.scores import graded
-from fedone_sdk.task import (
-    Example,
-    LogProbs,
-    Loss,
-    Part,
-    Role,
-    Score,
-    ScoreFunction,
-    TaskSpec,
-    TextPrompt,
-    references_of,
-    render,
-    target_of,
-    words_of,
-)
+from fedone_sdk.task import Example, LogProbs, Loss, Score, ScoreFunction, TaskSpec, TextPrompt
 
 if TYPE_CHECKING:
     from fedone_sdk.budget import Payer
@@ -47,17 +28,21 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 CONCURRENCY = 32
-"""Number of concurrent queries. A number beyond the rate limit only delays the detection of
-failures."""
+"""Number of concurrent queries. More of them would only wait for the rate limit."""
 
-_STARTS = 8
-"""Queries that start in one turn of the event loop, each in up to half a millisecond."""
+_MAX_STARTS = 8
+"""Number of queries that start before the event loop gets control; a start takes up to 0.5 ms."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
     # With log-probabilities, the most likely label is the one that the model would write.
     "zero_one": ("labels", "choice"),
     "nll": ("reference",),
     "score": ("text",),
+}
+_NEEDED = {
+    "labels": "log-probabilities of label words",
+    "reference": "log-probabilities of reference texts",
+    "text": "generated texts",
 }
 
 
@@ -66,15 +51,12 @@ def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
     wanted = _WANTED.get(task.loss, ("labels",))
     if supported := [want for want in wanted if want in answers]:
         return supported[0]
-    if "choice" in answers:
-        raise SpecError(
-            f"task.loss: {task.loss} needs log-probabilities, which this backend does not show; "
-            "zero_one does without, and log_probs: {samples: 8} estimates them"
-        )
-    others = "; kinds transformers and vllm do" if wanted == ("reference",) else ""
-    raise SpecError(
-        f"task.loss: {task.loss} needs a backend that answers {wanted[0]!r}; this one answers "
-        f"{', '.join(sorted(answers))}{others}"
+    hint = "; kinds transformers and vllm do" if wanted == ("reference",) else ""
+    if wanted == ("labels",) and "choice" in answers:
+        hint = ": set loss: zero_one, or estimate them by log_probs: {samples: 8}"
+    raise errors.SpecError(
+        f"task.loss: {task.loss} needs {_NEEDED[wanted[0]]}, which this backend does not "
+        f"return{hint}"
     )
 
 
@@ -92,13 +74,13 @@ def query_for(
     want = want_of(task, backend.answers)
     schema = task.answer_schema
     if schema is not None and not backend.takes_schema:
-        raise SpecError(
-            "task.score.json_fields.schema: this backend holds no text to a JSON schema; kinds "
-            "llama_cpp, vllm and openai with api chat do"
+        raise errors.SpecError(
+            "task.score.json_fields.schema: this backend cannot enforce a JSON schema; kinds "
+            "llama_cpp, vllm and openai with api chat can"
         )
     return Query(
-        inputs=tuple(render(task, prompt, text) for text in texts),
-        label_words=words_of(task, prompt),
+        inputs=tuple(tasks.render(task, prompt, text) for text in texts),
+        label_words=tasks.words_of(task, prompt),
         want=want,
         references=tuple(references) if want == "reference" else (),
         max_tokens=task.max_written,
@@ -109,31 +91,33 @@ def query_for(
     )
 
 
-def written_query(messages: Iterable[tuple[Role, str]], max_tokens: int, schema: str = "") -> Query:
-    """Return the query of a text that a model writes after these messages."""
-    parts = [part for role, text in messages for part in (Part("role", role), Part("text", text))]
-    rendered = (*parts, Part("role", "assistant"))
+def written_query(
+    messages: Iterable[tuple[tasks.Role, str]], max_tokens: int, schema: str = ""
+) -> Query:
+    """Return a query for the text that follows these messages."""
+    pairs = [(tasks.Part("role", role), tasks.Part("text", text)) for role, text in messages]
+    rendered = (*chain(*pairs), tasks.Part("role", "assistant"))
     return Query(inputs=(rendered,), want="text", max_tokens=max_tokens, schema=schema)
 
 
 def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:
-    """Per input the log-probabilities or the text; None if the input failed."""
+    """Return per input the log-probabilities or the text; None if the input failed."""
     if query.want != "text":
         return answer.log_probs
-    return tuple(None if text is None else _ended(query, text) for text in answer.texts)
+    return tuple(None if text is None else _shortened(query, text) for text in answer.texts)
 
 
 def texts_of(queries: Sequence[Query], answers: Sequence[Answer]) -> list[str | None]:
-    """Per input of some queries the generated text; None if the input failed."""
+    """Return the generated text of each input of the queries; None if the input failed."""
     pairs = zip(queries, answers, strict=True)
     rows = (row for query, answer in pairs for row in rows_of(query, answer))
     return [row if isinstance(row, str) else None for row in rows]
 
 
-def _ended(query: Query, text: str) -> str:
-    """Return a text up to its end, and to the wire's limit.
+def _shortened(query: Query, text: str) -> str:
+    """Cut a text at the first stop string, and at the maximum length in a message.
 
-    Not every model stops there, and a loss must not depend on where it is computed.
+    Not every model stops at a stop string, and the loss must be the same on server and device.
     """
     for stop in query.stop:
         text = text.partition(stop)[0]
@@ -141,7 +125,7 @@ def _ended(query: Query, text: str) -> str:
 
 
 def check_answer(query: Query, answer: Answer) -> None:
-    """Check that an answer fits its query, because a backend may be user code."""
+    """Check that an answer has the form that its query asks for: a backend may be user code."""
     rows = rows_of(query, answer)
     if len(rows) != len(query.inputs):
         raise ValueError(f"{len(rows)} answers were given to {len(query.inputs)} inputs")
@@ -156,16 +140,14 @@ def check_answer(query: Query, answer: Answer) -> None:
 
 
 async def is_known(backend: LLMBackend, query: Query) -> bool:
-    """Whether a cache of the backend has the answer, so that the query costs nothing."""
+    """Whether the backend has the answer in its cache, so that the query costs nothing."""
     return (await backend.quote(query)).without_queries() == NOTHING
 
 
-async def score_all(
-    backend: LLMBackend, queries: Iterable[Query], *, concurrency: int = CONCURRENCY
-) -> list[Answer]:
-    """Scores several queries concurrently and waits for all of them (see `ask_each`)."""
+async def score_all(backend: LLMBackend, queries: Iterable[Query]) -> list[Answer]:
+    """Score several queries concurrently, and wait for all of them (see `ask_each`)."""
     asked = list(queries)
-    answers, failures = await ask_each(backend.score, asked, concurrency=concurrency)
+    answers, failures = await ask_each(backend.score, asked)
     if failures:
         raise failures[0]
     return [answers[index] for index in range(len(asked))]
@@ -174,7 +156,7 @@ async def score_all(
 async def ask_each(
     score: Callable[[Q], Awaitable[R]], queries: Iterable[Q], *, concurrency: int = CONCURRENCY
 ) -> tuple[dict[int, R], list[Exception]]:
-    """Scores several queries, `concurrency` of them at a time.
+    """Score several queries, `concurrency` of them at a time.
 
     After a failure no further query starts. Pending queries complete, because they are paid and a
     cache keeps their answers. A cancellation cancels them.
@@ -184,28 +166,33 @@ async def ask_each(
     """
     answers: dict[int, R] = {}
     failures: list[Exception] = []
-    ahead = deque(enumerate(queries))
+    waiting = deque(enumerate(queries))
 
     async def work() -> None:
-        while ahead and not failures:
-            index, query = ahead.popleft()
+        while waiting and not failures:
+            index, query = waiting.popleft()
             try:
                 answers[index] = await score(query)
             except Exception as exc:
                 failures.append(exc)
 
     async with asyncio.TaskGroup() as group:
-        for started in range(1, min(concurrency, len(ahead)) + 1):
+        for started in range(1, min(concurrency, len(waiting)) + 1):
             group.create_task(work())
-            if started % _STARTS == 0:
+            if started % _MAX_STARTS == 0:
                 await asyncio.sleep(0)
-    return answers, sorted(failures, key=_gravity, reverse=True)
+    return answers, sorted(failures, key=_severity, reverse=True)
 
 
-def _gravity(failure: Exception) -> int:
-    order = (BackendUnavailable, BackendBlocked, BudgetError, BackendError)
-    ranks = {BackendUnavailable: 0, BackendError: 1, BudgetError: 2, BackendBlocked: 3}
-    return next((ranks[kind] for kind in order if isinstance(failure, kind)), len(order))
+def _severity(failure: Exception) -> int:
+    # The first two are subclasses of BackendError.
+    ranks = {
+        errors.BackendUnavailable: 0,
+        errors.BackendBlocked: 3,
+        errors.BudgetError: 2,
+        errors.BackendError: 1,
+    }
+    return next((rank for kind, rank in ranks.items() if isinstance(failure, kind)), 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +200,7 @@ class Prediction:
     """A model's answers to one prompt.
 
     Attributes:
+        task: The task; the metric and the loss apply its label bias.
         rows: Per example, the log-probabilities without the label bias, or the text's score; None
             if the model or the score function failed on it.
         censored: Number of log-probabilities that are upper bounds.
@@ -252,7 +240,7 @@ class Prediction:
 
     @property
     def scored(self) -> list[tuple[LogProbs | Score, Example]]:
-        """The pairs of answer and example on which nothing failed."""
+        """The answers that did not fail, each with its example."""
         pairs = zip(self.rows, self.examples, strict=True)
         return [(row, example) for row, example in pairs if row is not None]
 
@@ -263,7 +251,7 @@ class Prediction:
             return self.mean_loss
         predictions, targets = [], []
         for row, example in self.scored:
-            target = target_of(self.task, example)
+            target = tasks.target_of(self.task, example)
             assert not isinstance(row, Score)
             assert isinstance(target, int)
             predictions.append(predicted(self.task, row))
@@ -287,10 +275,10 @@ def prediction_queries(
     """Return the queries that measure a prompt, one per batch."""
     if not task.generates:
         for example in examples:
-            target_of(task, example)  # Labels are checked before any query is paid for.
+            tasks.target_of(task, example)  # Labels are checked before any query is paid for.
     batches = [examples[at : at + batch_size] for at in range(0, len(examples), batch_size)]
     return [
-        query_for(task, prompt, batch, backend=backend, references=references_of(task, batch))
+        query_for(task, prompt, batch, backend=backend, references=tasks.references_of(task, batch))
         for batch in batches
     ]
 
@@ -305,7 +293,7 @@ async def predict(
     score: ScoreFunction | None = None,
     measure: MetricFunction | None = None,
 ) -> Prediction:
-    """Scores every example with one prompt; the prediction includes the task's label bias."""
+    """Score every example with one prompt."""
     queries = prediction_queries(backend, task, prompt, examples, batch_size)
     answers = await score_all(backend, queries)
     return await Prediction.of(task, queries, answers, examples, score=score, measure=measure)

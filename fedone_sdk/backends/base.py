@@ -28,33 +28,37 @@ EVERY_UNIT = frozenset(
 )
 """All units that a budget can cap."""
 
-_REMEMBERED = 4096
-"""Number of prepared queries to remember: more than are pending at once, as a rule."""
+_MAX_PREPARED = 4096
+"""Number of prepared queries that are kept: usually more than are pending at once."""
+
+_MAX_MODEL_CHARS = 500
 
 Want = Literal["labels", "choice", "counts", "reference", "text"]
-"""Kind of a query: the log-probabilities of the label words; the label word that the model writes,
-or how often it writes each (for models without log-probabilities); the log-probability of a
-reference text; or a text."""
+"""What a query asks for.
+
+``labels``: log-probabilities of the label words; ``choice``: the label word that the model writes;
+``counts``: how many of several answers write each label word; ``reference``: the log-probability of
+a reference text; ``text``: a generated text.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One logical query: one prompt on one mini-batch.
+    """One logical query: one prompt on one mini-batch of B inputs.
 
     Attributes:
-        inputs: The rendered inputs, B of them.
+        inputs: The B rendered inputs.
         label_words: The C label words (``labels``, ``choice`` and ``counts``).
-        want: Kind of the query.
         references: Per input, the text to score (``reference``).
-        samples: Answers to sample per input; a model may give fewer (``counts``).
-        max_tokens: Limit of the generated text, in tokens (``text``).
-        stop: A generated text ends before the first of these texts.
+        samples: Answers to sample per input; a model may return fewer (``counts``).
+        max_tokens: Maximum length of the generated text, in tokens (``text``).
+        stop: A generated text ends before the first of these strings.
         schema: JSON Schema of the generated text, as JSON; empty for any text.
         scope: The run and, at a gateway, the device that asks; empty for other callers. Cached
             answers are shared within a scope only, because their time and cost reveal that a text
             was asked before.
-        payer: Budget that is charged for each request, retries included. Not part of the query's
-            identity.
+        payer: Budget that is charged for each request, retries included. It does not affect
+            equality.
     """
 
     inputs: tuple[Rendered, ...]
@@ -70,7 +74,7 @@ class Query:
 
     @property
     def device(self) -> tuple[str, ...] | None:
-        """The scope of a gateway's device; None for other callers."""
+        """The scope, if it names a device of a gateway."""
         return self.scope if len(self.scope) > 1 else None
 
     def part(self, places: Sequence[int]) -> Query:
@@ -84,13 +88,9 @@ class Query:
         )
 
 
-_MODEL_CHARS = 500
-"""Of a reported model version, at most."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimits:
-    """Remaining rate limits as reported by a provider; None is unknown."""
+    """Remaining rate limits that a provider reports; None if unknown."""
 
     requests: int | None = None
     requests_reset_s: float | None = None
@@ -110,12 +110,11 @@ class Answer:
             the whole reference text; ``text``: an empty tuple.
         usage: Actual usage. Its ``queries`` are 0; the caller counts them.
         cached: Number of inputs whose answer came from a cache.
-        cached_tokens: Prompt tokens of the usage that the provider had in its cache.
+        cached_tokens: Prompt tokens of the usage that were in the provider's cache.
         texts: Per input, the generated text (``text``).
         censored: Number of log-probabilities that are upper bounds, because the model's interface
             did not show that label.
         model: The model version that the provider reports, if more specific than the fingerprint.
-        limits: The provider's rate limits.
     """
 
     log_probs: tuple[tuple[float, ...] | None, ...]
@@ -131,7 +130,7 @@ class Answer:
         texts = tuple(None if text is None else in_unicode(text) for text in self.texts)
         object.__setattr__(self, "texts", texts)
         if self.model is not None:
-            object.__setattr__(self, "model", in_unicode(self.model)[:_MODEL_CHARS])
+            object.__setattr__(self, "model", in_unicode(self.model)[:_MAX_MODEL_CHARS])
 
     @property
     def text(self) -> str:
@@ -149,14 +148,14 @@ class LLMBackend(ABC):
         bounds: The units that `worst_case` bounds. A run with a cap in another unit is refused at
             its start.
         answers: The supported kinds of queries.
-        takes_schema: Whether a generated text can be held to a JSON schema.
-        max_inputs: Maximum number of inputs per request; None sends a whole query at once.
-            `ModelClient` splits queries, so that each call of `score` is one request.
-        apart: Whether the answer to an input does not depend on the other inputs of its query, so
-            that `ModelClient` asks only for the inputs whose answer it does not know.
+        takes_schema: Whether the backend can constrain a generated text to a JSON schema.
+        max_inputs: Maximum number of inputs per request; `ModelClient` splits longer queries. None
+            is no limit.
+        apart: Whether the answer to an input is independent of the other inputs of its query. If
+            so, `ModelClient` requests only the inputs that are not in its cache.
         metered: Whether each request is charged to the query's payer (done by `ModelClient`).
         samples: Answers per input from which `ModelClient` estimates the log-probabilities of
-            labels (`sampled`), for a model that answers ``counts``; 0 estimates none.
+            labels (`sampled`), for a model that answers ``counts``; 0 for other models.
         local: Whether the model runs in this process at no cost, so that a plan may time it.
     """
 
@@ -176,24 +175,24 @@ class LLMBackend(ABC):
 
     @property
     def at_once(self) -> int:
-        """Sampled answers that one request gives, at most."""
+        """Maximum number of sampled answers per request."""
         return 1
 
     @abstractmethod
     async def score(self, query: Query) -> Answer:
-        """Answers one query with one request.
+        """Answer one query with one request.
 
-        The SDK's backends truncate the text fields of an input that is too long at their ends, the
-        longest first; prompt, template text and mask are not. Their log-probabilities are float32
-        numbers, which the wire preserves.
+        The SDK's backends shorten an input that is too long: they cut the ends of its text fields,
+        the longest first, but no prompt, template text or mask. Their log-probabilities are float32
+        numbers, which messages preserve.
 
         Raises:
-            BackendError: An input does not fit the model, or the model refused the query as a
-                whole, or cannot be loaded or run.
+            BackendError: An input does not fit the model, the model refused the query as a whole,
+                or the model cannot be loaded or run.
             BackendUnavailable: Temporary failure; a retry may succeed.
             BackendBlocked: Permanent failure until a setting, key or quota changes.
             LabelWordError: A label word is not one token.
-            ValueError: The query has no inputs, or not what its kind needs.
+            ValueError: The query has no inputs, or lacks a field that its kind needs.
         """
 
     async def check(  # noqa: B027 (optional)
@@ -202,9 +201,8 @@ class LLMBackend(ABC):
         """Check, at no cost, that the model exists and supports the task.
 
         Args:
-            label_words: The task's label words; each must be one token of the model.
-            form: The task's form (`fedone_sdk.task.form_of`); empty checks only the label words,
-                as those of a template.
+            label_words: The task's label words.
+            form: The task's form (`fedone_sdk.task.form_of`); empty checks the label words only.
 
         Raises:
             LabelWordError: A label word is not one token.
@@ -212,7 +210,7 @@ class LLMBackend(ABC):
         """
 
     def check_query(self, query: Query) -> None:
-        """Check that a query is of a supported kind, and has what its kind needs."""
+        """Check that the kind of a query is supported, and that it has the fields of its kind."""
         if not query.inputs:
             raise ValueError("a query needs at least one input")
         if query.want not in self.answers:
@@ -233,33 +231,27 @@ class LLMBackend(ABC):
         return self.worst_case(len(query.inputs), query.max_tokens)
 
     async def special_tokens(self, text: str) -> list[str]:
-        """Return the special tokens of the model in a text; none if they are not known."""
+        """Return the model's special tokens in a text; empty if they are unknown."""
         return []
 
     async def shortened(self, query: Query) -> Sequence[object]:
-        """Return the truncated form of each input that is too long, for a cache key.
+        """Return the shortened form of each input that is too long, for a cache key.
 
-        Truncation may depend on more than the fingerprint, for example on the installed tokeniser.
-
-        Returns:
-            Per input, a JSON value that is equal for equal texts or token ids; None if it is not
-            truncated, or if the fingerprint determines the truncation.
-
-        Raises:
-            BackendError: An input does not fit the model.
+        The form is a JSON value that is equal for equal texts or token ids. It is None if the input
+        is sent as it is, or if the fingerprint determines how it is shortened.
         """
         return (None,) * len(query.inputs)
 
     @property
     def trouble(self) -> str | None:
-        """Why the model is known to be unavailable; None if it may be called."""
+        """Why the model is known to be unavailable; None if it can be called."""
         return None
 
     def reset(self) -> None:  # noqa: B027 (optional)
-        """Clear recorded failures, after an operator has resolved them."""
+        """Forget recorded failures, because an operator has resolved them."""
 
     async def aclose(self) -> None:  # noqa: B027 (optional)
-        """Releases the backend's resources."""
+        """Release the backend's resources."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -296,53 +288,43 @@ class Wrapper(LLMBackend):
 
     @property
     def fingerprint(self) -> str:
-        """Return the inner backend's."""
         return self.inner.fingerprint
 
     async def score(self, query: Query) -> Answer:
-        """Return the inner backend's answer."""
         return await self.inner.score(self._changed(query))
 
     def _changed(self, query: Query) -> Query:
         return replace(query, **self._changes) if self._changes else query
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Check with the inner backend."""
         await self.inner.check(label_words, form)
         self._describe()
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """Return the inner backend's."""
         return self.inner.worst_case(batch_size, max_tokens)
 
     async def quote(self, query: Query) -> Usage:
-        """Return the inner backend's."""
         return await self.inner.quote(self._changed(query))
 
     async def special_tokens(self, text: str) -> list[str]:
-        """Return the inner backend's."""
         return await self.inner.special_tokens(text)
 
     async def shortened(self, query: Query) -> Sequence[object]:
-        """Return the inner backend's."""
         return await self.inner.shortened(self._changed(query))
 
     @property
     def trouble(self) -> str | None:
-        """Return the inner backend's."""
         return self.inner.trouble
 
     def reset(self) -> None:
-        """Reset the inner backend."""
         self.inner.reset()
 
     async def aclose(self) -> None:
-        """Close the inner backend."""
         await self.inner.aclose()
 
 
 class Prepared(Protocol):
-    """A query that is tokenised and truncated, with the upper bound on its usage."""
+    """A tokenised and shortened query, with the upper bound on its usage."""
 
     @property
     def worst(self) -> Usage: ...
@@ -353,10 +335,9 @@ R = TypeVar("R")
 
 
 class PreparingBackend(LLMBackend, Generic[P]):
-    """Base of the adapters: each query is tokenised and truncated once.
+    """Base of the adapters: tokenises and shortens each query once.
 
-    Tokens are counted in one thread of the backend: texts of others must not hold up the event
-    loop.
+    One thread of the backend counts tokens, so that long texts do not block the event loop.
     """
 
     def __init__(self) -> None:
@@ -365,21 +346,19 @@ class PreparingBackend(LLMBackend, Generic[P]):
 
     @abstractmethod
     async def _prepare(self, query: Query) -> P:
-        """Tokenise and truncate a query."""
+        """Tokenise and shorten a query."""
 
     async def _prepared(self, query: Query) -> P:
         if (prepared := self._recent.get(query)) is None:
             prepared = self._recent[query] = await self._prepare(query)
-            if len(self._recent) > _REMEMBERED:
+            if len(self._recent) > _MAX_PREPARED:
                 self._recent.popitem(last=False)
         return prepared
 
     async def quote(self, query: Query) -> Usage:
-        """Return the counted tokens of the inputs, and the bound on the generated ones."""
         return (await self._prepared(query)).worst
 
     async def aclose(self) -> None:
-        """Stop the thread after its pending queries."""
         await asyncio.to_thread(self._token_thread.shutdown)
 
     async def _in(self, threads: ThreadPoolExecutor, call: Callable[[], R]) -> R:
@@ -391,17 +370,16 @@ M = TypeVar("M")
 
 
 class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
-    """A language model in this process, at no cost in money.
+    """Base of the adapters to a model in this process, at no cost in money.
 
-    The model computes in threads of its own. They load it on the first call that needs it.
+    Threads of the backend load the model on the first call that needs it, and run it. The abstract
+    methods block.
 
     Attributes:
         max_length: Maximum tokens per input, special tokens and continuation included.
 
     Args:
-        kind: For names of threads.
-        model_name: For logs.
-        threads: Concurrent queries.
+        threads: Maximum number of concurrent queries.
         has_template: Whether the model was trained on a chat template.
     """
 
@@ -421,19 +399,19 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
 
     @abstractmethod
     def _load_encoder(self) -> E:
-        """Load the tokeniser. It blocks."""
+        """Load the tokeniser."""
 
     @abstractmethod
     def _load_model(self) -> M:
-        """Load the weights. It blocks."""
+        """Load the weights."""
 
     @abstractmethod
     def _plan(self, query: Query) -> P:
-        """Tokenise and truncate a query. It blocks."""
+        """Tokenise and shorten a query."""
 
     @abstractmethod
     def _run(self, query: Query, plan: P) -> Answer:
-        """Ask the model. It blocks."""
+        """Run the model."""
 
     def _loaded_encoder(self) -> E:
         if self._encoder is None:  # Loaded by the token thread, before any query is answered.
@@ -448,8 +426,6 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
             return self._model
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Check that every label word is one token, and that the model supports the form."""
-
         def check() -> None:
             encoder = self._loaded_encoder()
             encoder.label_ids(label_words, form)
@@ -462,23 +438,19 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
             self._template_warning.check(form)
 
     async def special_tokens(self, text: str) -> list[str]:
-        """Return the special tokens of the model in a text."""
         return await self._in(
             self._token_thread, lambda: self._loaded_encoder().special_names(text)
         )
 
     async def score(self, query: Query) -> Answer:
-        """Answers one query."""
         plan = await self._prepared(query)
         return await self._in(self._model_threads, lambda: self._run(query, plan))
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """One query of `batch_size` inputs of the maximum length."""
         most_written = min(max_tokens, self.max_length)
         return one_query(self.max_length * batch_size, most_written * batch_size)
 
     async def aclose(self) -> None:
-        """Stop the threads after their pending queries, and free the model."""
         await super().aclose()
         await asyncio.to_thread(self._model_threads.shutdown)
         self._model = self._encoder = None
@@ -500,5 +472,5 @@ def one_query(prompt_tokens: int, completion_tokens: int = 0, requests: int = 1)
 
 
 def float32(value: float) -> float:
-    """Return the nearest float32 number, which the wire preserves."""
+    """Return the nearest float32 number, which messages preserve."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])

@@ -1,4 +1,4 @@
-"""What requests cost: the bound that is reserved, and the bill that is charged."""
+"""Cost of requests: the bound that is reserved, and the bill that is charged."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fedone_sdk.errors import BackendError, BudgetExhausted
 _log = structlog.get_logger(__name__)
 
 _MARGIN = 2
-"""Later quotes are raised by this multiple of the largest surplus, so that a bill that grows from
-request to request is not ahead of the quotes of concurrent requests."""
+"""Later quotes are raised by this multiple of the largest surplus, because bills may grow from
+request to request, and concurrent requests are quoted at the same time."""
 
-_MOST = 2**53
+_MAX = 2**53
 
 
 class Surplus:
-    """Learns from each answer how much a provider bills beyond its adapter's quote.
+    """Learns from each answer how much a provider bills beyond the adapter's quote.
 
-    Causes are hidden reasoning, a longer chat template, or another tokeniser. Prompt tokens and
-    money are learnt in proportion to the quote, completion tokens per input.
+    Causes are hidden reasoning, a longer chat template, or another tokeniser. The surplus of prompt
+    tokens and money is learnt in proportion to the quote, that of completion tokens per input.
 
     Attributes:
-        unsure: Whether the last answer was billed beyond its raised quote, so that the next request
-            has to be sent alone.
+        unsure: Whether the last bill exceeded the raised quote, so that the next request must be
+            sent alone.
     """
 
     def __init__(self) -> None:
@@ -48,21 +48,20 @@ class Surplus:
         completion = quoted.completion_tokens + _MARGIN * self._completion * num_inputs
         return quoted.model_copy(
             update={
-                "prompt_tokens": min(math.ceil(prompt), _MOST),
-                "completion_tokens": min(math.ceil(completion), _MOST),
-                "usd": min(quoted.usd * (1 + _MARGIN * self._usd), Decimal(_MOST)),
+                "prompt_tokens": min(math.ceil(prompt), _MAX),
+                "completion_tokens": min(math.ceil(completion), _MAX),
+                "usd": min(quoted.usd * (1 + _MARGIN * self._usd), Decimal(_MAX)),
             }
         )
 
     def learn(self, quoted: Usage, billed: Usage, num_inputs: int) -> Usage:
-        """Take the bill of a request, and return by how much it exceeds the raised quote."""
+        """Learn from the bill of a request; return by how much it exceeds the raised quote."""
         more = billed.beyond(quoted)
         if not (more.prompt_tokens or more.completion_tokens or more.usd):
             self.unsure = False
             return NOTHING
-        over = billed.beyond(self.raised(quoted, num_inputs)).model_copy(
-            update={"queries": 0, "requests": 0}
-        )
+        counts = {"queries": 0, "requests": 0}
+        over = billed.beyond(self.raised(quoted, num_inputs)).model_copy(update=counts)
         self.unsure = over != NOTHING
         self._prompt = max(self._prompt, more.prompt_tokens / max(quoted.prompt_tokens, 1))
         self._completion = max(self._completion, more.completion_tokens / num_inputs)
@@ -94,11 +93,11 @@ class Billing:
         num_inputs: int,
         ask: Callable[[], Awaitable[Answer]],
     ) -> Answer:
-        """Return the answer to a request with its cost, which is charged.
+        """Send a request by `ask`, charge its cost, and return the answer with the cost.
 
         Raises:
             BudgetExhausted: The bound does not fit a budget, and the request was not sent.
-            BackendError: As of `ask`; with its cost.
+            BackendError: The error of `ask`, with its cost.
         """
         worst = self.bound(quoted, num_inputs).without_queries()
         leases: list[Lease] = []
@@ -107,7 +106,7 @@ class Billing:
             over = self._priced(self.surplus.learn(quoted, billed, num_inputs))
             if over != NOTHING:
                 _log.warning(
-                    "the provider counted more than the request was bounded by",
+                    "the provider billed more than the bound of the request",
                     quoted=worst.exact(),
                     beyond=over.exact(),
                 )
@@ -133,7 +132,7 @@ class Billing:
                 else:
                     settle(exc.usage)
                 raise
-            except BudgetExhausted:  # From another account, behind this model.
+            except BudgetExhausted:  # Raised by the model's server.
                 settle(NOTHING)
                 raise
             usage = settle(answer.usage, answer.cached_tokens)

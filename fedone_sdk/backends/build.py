@@ -1,4 +1,4 @@
-"""Building of a backend from its spec."""
+"""Builds a backend from its spec."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def build_backend(
 ) -> ModelClient:
     """Build the adapter of a spec, and the client that sends queries to it."""
     folder = Path(folder)
-    with _about("model"):
+    with _errors_of("model"):
         adapter = build_adapter(spec, folder)
-    with _about("cache"):
+    with _errors_of("cache"):
         cache = AnswerCache(None if spec.cache is None else _path(folder, spec.cache))
     return ModelClient(
         adapter,
@@ -44,19 +44,20 @@ def build_backend(
 
 
 @contextmanager
-def _about(key: str) -> Iterator[None]:
+def _errors_of(key: str) -> Iterator[None]:
+    """Name the key of RUN.yaml in errors."""
     try:
         yield
     except SpecError as exc:
-        where = {"backend": "", "spec": f"{key}: "}.get(exc.source, f"{key}: {exc.source}: ")
-        raise SpecError([f"backend.{where}{problem}" for problem in exc.problems]) from exc
+        prefix = {"backend": "", "spec": f"{key}: "}.get(exc.source, f"{key}: {exc.source}: ")
+        raise SpecError([f"backend.{prefix}{problem}" for problem in exc.problems]) from exc
 
 
 @asynccontextmanager
 async def proposer_of(
     spec: RunSpec, folder: str | Path = ".", backend: LLMBackend | None = None
 ) -> AsyncIterator[LLMBackend | None]:
-    """Return the open model of a run's ``prompt.proposer``; None if the run has no proposer."""
+    """Open the model of a run's ``prompt.proposer``; None without a proposer."""
     proposer = spec.prompt.proposer
     if proposer is None or proposer.backend is None:
         yield None
@@ -89,13 +90,15 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
             from fedone_sdk.backends.llama_cpp import LlamaCppBackend
 
             file = _path(folder, model)
-            named = model in LOCAL_MODELS and not file.is_file()
-            return LlamaCppBackend(**{**options, "model": model if named else file})
+            if file.is_file() or model not in LOCAL_MODELS:
+                options["model"] = file
+            return LlamaCppBackend(**options)
         case "transformers":
             from fedone_sdk.backends.transformers import TransformersBackend
 
-            local = _path(folder, model)
-            return TransformersBackend(**{**options, "model": local if local.is_dir() else model})
+            if (local := _path(folder, model)).is_dir():
+                options["model"] = local
+            return TransformersBackend(**options)
         case "vllm":
             from fedone_sdk.backends.vllm import VllmBackend
 
@@ -120,7 +123,7 @@ def _own(spec: BackendSpec, folder: Path) -> LLMBackend:
         raise setting_error(problem) from exc
     if not isinstance(backend, LLMBackend):
         kind = type(backend).__name__
-        raise setting_error(f"object: {spec.object} makes a {kind}, no LLMBackend")
+        raise setting_error(f"object: {spec.object} returned a {kind}, which is not an LLMBackend")
     return backend
 
 
@@ -129,11 +132,11 @@ def _path(folder: Path, name: str) -> Path:
 
 
 def price_of(spec: BackendSpec) -> Price | None:
-    """Return the prices of a model; None if they are not known."""
+    """Return the prices of a model; None if they are unknown."""
     if spec.prices is not None:
-        given = spec.prices.prompt
-        prompt, cached = given if isinstance(given, tuple) else (given, None)
-        return Price(prompt=prompt, cached=cached, completion=spec.prices.completion)
+        prompt = spec.prices.prompt
+        uncached, cached = prompt if isinstance(prompt, tuple) else (prompt, None)
+        return Price(prompt=uncached, cached=cached, completion=spec.prices.completion)
     if spec.kind == "openai":
         price = known_price(spec.model or "") if spec.base_url is None else None
         return price.in_flex() if price is not None and spec.service_tier else price

@@ -1,9 +1,9 @@
 """Frames of chat templates.
 
-A chat template turns messages into one text. Here it is applied to placeholders once; the text
-around them is the frame. Contents of messages are then inserted into the frame, so that they pass
-neither through the template nor through a tokeniser that parses special tokens. Special tokens
-come only from the frame.
+A chat template turns messages into one text. This module applies it once, to placeholders; the text
+around them is the frame. The contents of messages are inserted into the frame, so that neither the
+template nor a tokeniser that parses special tokens reads them: special tokens come from the frame
+only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ from fedone_sdk.task import Rendered, answer_word
 
 _log = structlog.get_logger(__name__)
 
-MASKED = "a masked model answers at {mask}, so write the task as a template"
-"""Error text for chats on a masked model."""
-
 ApplyTemplate = Callable[[list[dict[str, str]]], str]
 """Applies a model's chat template to messages (``role``, ``content``), and returns the text.
 
-After a last message of the user the text opens the answer. A last message of the assistant is the
-beginning of the answer, so nothing follows it.
+If the last message is the user's, the text ends where the answer begins. If it is the assistant's,
+it is the beginning of the answer, and the text ends with it.
 
 Raises:
     BackendError: The template refuses the messages.
@@ -62,26 +59,29 @@ def is_chat(parts: Rendered) -> bool:
     return bool(parts) and parts[0].kind == "role"
 
 
-def refuse_chat(parts: Rendered, instead: str) -> None:
-    """Raise an error with the advice `instead` if an input is a chat."""
+def refuse_chat(parts: Rendered) -> None:
+    """Raise an error if an input is a chat, for masked models."""
     if is_chat(parts):
-        raise BackendError(f"the task is a chat, which this model does not take: {instead}")
+        raise BackendError(
+            "the task is a chat, which this model does not take: a masked model answers at {mask}, "
+            "so write the task as a template"
+        )
 
 
 def refuse_mask(parts: Rendered) -> None:
     """Raise an error if an input has a mask, for models that answer at the end."""
     if any(part.kind == "mask" for part in parts):
         raise BackendError(
-            "the template has {mask}, but this model answers at the end: take {mask} and what "
-            "follows it out of the template"
+            "the template has {mask}, but this model answers at the end: remove {mask} and the "
+            "text after it from the template"
         )
 
 
 def messages_of(parts: Rendered) -> list[Message]:
     """Return the messages of a rendered chat.
 
-    A system message without content is left out: the default of the model's template takes its
-    place. So is an empty last message of the assistant: the template opens the answer.
+    An empty system message is left out, so that the template inserts its default. An empty last
+    message of the assistant is left out too, because the template adds the start of the answer.
     """
     messages: list[Message] = []
     for part in parts:
@@ -96,27 +96,31 @@ def messages_of(parts: Rendered) -> list[Message]:
     return messages
 
 
-def probes(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return placeholder messages of these roles, from which `chat_frame` reads the frame."""
-    pairs = [*zip(roles, _names(roles), strict=True)]
+def placeholder_chats(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return two chats of placeholders, without and with spaces, for `chat_frame`."""
+    pairs = [*zip(roles, _placeholders(roles), strict=True)]
     bare = [{"role": role, "content": name} for role, name in pairs]
     return bare, [{"role": role, "content": f" {name} "} for role, name in pairs]
 
 
 def chat_frame(
-    roles: Sequence[str], bare: str, spaced: str, cut: Callable[[str], Rendered]
+    roles: Sequence[str], bare: str, spaced: str, split: Callable[[str], Rendered]
 ) -> ChatFrame:
-    """Return the frame that a chat template makes for messages of these roles."""
-    names = _names(roles)
-    pieces, wider = _pieces(bare, names), _pieces(spaced, names)
+    """Return the frame that a chat template makes for messages of these roles.
+
+    `bare` and `spaced` are the template's texts for `placeholder_chats`; `split` splits a text into
+    special tokens and other text.
+    """
+    names = _placeholders(roles)
+    pieces, spaced_pieces = _pieces(bare, names), _pieces(spaced, names)
     strips = tuple(
-        (not wider[at].endswith(f"{pieces[at]} "), not wider[at + 1].startswith(" "))
+        (not spaced_pieces[at].endswith(f"{pieces[at]} "), spaced_pieces[at + 1][:1] != " ")
         for at in range(len(names))
     )
-    return ChatFrame(tuple(map(cut, pieces)), strips)
+    return ChatFrame(tuple(map(split, pieces)), strips)
 
 
-def _names(roles: Sequence[str]) -> list[str]:
+def _placeholders(roles: Sequence[str]) -> list[str]:
     return [f"@@{role}-{number}@@" for number, role in enumerate(roles)]
 
 
@@ -126,37 +130,33 @@ def _pieces(text: str, names: Sequence[str]) -> list[str]:
         before, mark, rest = rest.partition(name)
         if not mark or name in rest:
             raise BackendError(
-                f"the model's chat template does not show a message of the role "
-                f"{name.strip('@').partition('-')[0]!r} once and in its place: "
-                "write the task with other roles"
+                "the model's chat template repeats, drops or moves a message of the role "
+                f"{name.strip('@').partition('-')[0]!r}: write the task with other roles"
             )
         pieces.append(before)
     return [*pieces, rest]
 
 
 def unpadded(parts: Rendered, ends: tuple[bool, bool]) -> Rendered:
-    """Return a content without the white space at its ends that the template strips."""
+    """Return a content without the white space that the template strips at its two ends."""
     kept = list(parts)
-    for strips, order, cut in (
+    for is_stripped, indices, strip in (
         (ends[0], range(len(kept)), str.lstrip),
         (ends[1], reversed(range(len(kept))), str.rstrip),
     ):
-        for at in order if strips else ():
-            kept[at] = kept[at]._replace(text=cut(kept[at].text))
-            if kept[at].text:
+        for index in indices if is_stripped else ():
+            kept[index] = kept[index]._replace(text=strip(kept[index].text))
+            if kept[index].text:
                 break
     return tuple(kept)
 
 
 def answer_words(words: Sequence[str], framed: Rendered) -> tuple[str, ...]:
-    """Label words as the answer to an input spells them: see `fedone_sdk.task.answer_word`.
-
-    The input is within its frame, whose special tokens are parts of their own.
-    """
+    """Return label words with the leading space that they have after an input in its frame."""
     before = ""
     for part in reversed(framed):
         if part.kind == "special" or part.text:
-            # A field differs from row to row, and all rows have the same label words.
+            # "." stands for the text of a field, which differs in each row.
             before = {"special": "", "field": "."}.get(part.kind, part.text)
             break
     return tuple(answer_word(word, before) for word in words)
@@ -167,12 +167,12 @@ class TemplateWarning:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._given = False
+        self._is_logged = False
 
     def check(self, form: Rendered) -> None:
         """Check the form of the task."""
-        if form and not is_chat(form) and not self._given:
-            self._given = True
+        if form and not is_chat(form) and not self._is_logged:
+            self._is_logged = True
             _log.warning(
                 "raw_template_on_chat_model",
                 model=self._model,

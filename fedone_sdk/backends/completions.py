@@ -202,8 +202,7 @@ def label_log_probs(
 ) -> tuple[tuple[float, ...], int]:
     """Return the labels' log-probabilities in nats, and the number of upper bounds among them.
 
-    Raises:
-        ValueError: The shown probabilities add up to more than 1.
+    Shown probabilities that add up to more than 1 raise `ValueError`.
     """
     # The last token may be the generated one, shown in addition to the most likely ones.
     least = top[-2] if len(top) > 1 and top[-1].text == written else top[-1]
@@ -270,16 +269,13 @@ async def sampled(
     at_once: Callable[[], int],
     ask: Callable[[Query], Awaitable[Answer]],
 ) -> Answer:
-    """Estimate the log-probabilities of labels from up to `samples` answers to each input.
+    """Estimate the log-probabilities of a query for ``labels``, without usage.
 
     Args:
-        query: A query for ``labels``.
+        query: The query.
         samples: Answers to an input whose first answers differ.
-        at_once: Returns how many answers the model gives to one request.
+        at_once: Returns the maximum number of answers per request.
         ask: Sends one request of kind ``counts``.
-
-    Returns:
-        The estimates, without usage; None for an input if one of its requests failed.
     """
     counts: list[Counts | None] = [(0.0,) * (len(query.label_words) + 1) for _ in query.inputs]
     model: str | None = None

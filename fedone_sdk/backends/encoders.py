@@ -1,4 +1,4 @@
-"""Encoders of rendered inputs: token ids, truncated to a model's maximum length."""
+"""Encoders of rendered inputs: token ids, shortened to a model's maximum length."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Encoding(NamedTuple):
 
     @classmethod
     def spread(cls, text: str, ids: list[int]) -> Encoding:
-        """Return the encoding of a tokeniser that does not show which characters a token covers.
+        """Return an encoding with evenly spread offsets, for a tokeniser that shows no offsets.
 
-        Offsets are spread evenly. That suffices for truncation, which measures the result again.
+        They suffice for `fit`, which checks the length again after each cut.
         """
-        borders = [index * len(text) // len(ids) for index in range(len(ids))]
-        return cls(ids, list(zip(borders, [*borders[1:], len(text)], strict=True)))
+        starts = [index * len(text) // len(ids) for index in range(len(ids))]
+        return cls(ids, list(zip(starts, [*starts[1:], len(text)], strict=True)))
 
 
 class _Encoder:
     # Text before a continuation, for tokenisers that tokenise the start of a text differently.
     _anchor = ""
-    # Whether label words may have several tokens, and what allows them.
-    _several, _way_out = False, ""
+    # Whether label words may have several tokens; else the advice in the error.
+    _multi_token, _advice = False, ""
 
     def __init__(self, tokenizer_file: Path, max_length: int) -> None:
         self._tokenizer = load_tokenizer(tokenizer_file)
@@ -53,8 +53,8 @@ class _Encoder:
         self._place_special_tokens(tokenizer_file)
         # "<mask>" in a user's text is plain text.
         self._tokenizer.encode_special_tokens = True
-        # Special tokens are placed here by id; what is left to post-process is that offsets must
-        # cover the spaces too, for cutting.
+        # This class inserts special tokens by their ids. The post-processor only makes offsets
+        # include spaces, which `fit` needs.
         from tokenizers.processors import ByteLevel
 
         self._tokenizer.post_processor = ByteLevel(trim_offsets=False)
@@ -64,12 +64,11 @@ class _Encoder:
         raise NotImplementedError
 
     def special_names(self, text: str) -> list[str]:
-        """Return the special tokens that a text, or a piece of a frame, contains."""
+        """Return the special tokens in a text, or in a piece of a frame."""
         return special_names(self._tokenizer, text)
 
     def _tokenise(self, text: str) -> Any:
-        # Text by text: `encode_batch` is no faster on short texts, and starts a thread pool of its
-        # own that ignores the backend's.
+        # `encode_batch` is not faster on short texts, and starts more threads.
         try:
             return self._tokenizer.encode(text, add_special_tokens=False)
         except (TypeError, UnicodeEncodeError) as exc:
@@ -80,32 +79,30 @@ class _Encoder:
         if not self._anchor:
             return self._tokenise(text)
         anchor = self._tokenise(self._anchor).ids
-        whole = self._tokenise(self._anchor + text)
-        if whole.ids[: len(anchor)] != anchor:
+        anchored = self._tokenise(self._anchor + text)
+        if anchored.ids[: len(anchor)] != anchor:
             raise BackendError(f"cannot tell how {text!r} is tokenised after another text")
-        offsets = whole.offsets[len(anchor) :]
         shift = len(self._anchor)
-        return Encoding(
-            list(whole.ids[len(anchor) :]), [(begin - shift, end - shift) for begin, end in offsets]
-        )
+        offsets = [(begin - shift, end - shift) for begin, end in anchored.offsets[len(anchor) :]]
+        return Encoding(list(anchored.ids[len(anchor) :]), offsets)
 
     def continuation(self, text: str) -> list[int]:
-        """Return the token ids of a text that continues another one; its leading space is kept."""
+        """Return the token ids of a text that continues another text, with its leading space."""
         return list(self._continued(text).ids)
 
-    def spelled(self, label_words: Sequence[str], like: Rendered) -> tuple[str, ...]:
-        """Return the label words as the answer to an input, or to the task's form, spells them."""
+    def spelled(self, label_words: Sequence[str], before: Rendered) -> tuple[str, ...]:
+        """Return the label words with the spelling that they have after an input or a form."""
         return (*label_words,)
 
-    def label_ids(self, label_words: Sequence[str], like: Rendered = ()) -> list[list[int]]:
-        """Return the token ids of each label word, in its spelling after an input (`spelled`)."""
-        words = self.spelled(label_words, like)
+    def label_ids(self, label_words: Sequence[str], before: Rendered = ()) -> list[list[int]]:
+        """Return the token ids of each label word, with its spelling after an input or a form."""
+        words = self.spelled(label_words, before)
         labels: list[list[int]] = []
         for word in words:
             ids = self.continuation(word)
-            if not ids or (len(ids) > 1 and not self._several):
+            if not ids or (len(ids) > 1 and not self._multi_token):
                 names = [self._tokenizer.id_to_token(token) for token in ids]
-                raise LabelWordError(word, names, self._way_out)
+                raise LabelWordError(word, names, self._advice)
             if ids in labels:
                 same = f"{words[labels.index(ids)]!r} and {word!r}"
                 raise BackendError(f"label words {same} are the same token: choose others")
@@ -113,38 +110,38 @@ class _Encoder:
         return labels
 
     def _fitted(self, parts: Rendered, num_extra: int) -> list[int]:
-        """Return the token ids of a rendered input, truncated to max_length - `num_extra`."""
-        borders = [index for index, part in enumerate(parts) if part.kind in ("mask", "special")]
-        names = [parts[index].text or "<mask>" for index in borders]
-        placed = [int(self._tokenizer.token_to_id(name)) for name in names]
-        masks = [side for side, index in enumerate(borders) if parts[index].kind == "mask"]
-        # Each side of a border is one text: tokens may span two parts.
-        pairs = pairwise([-1, *borders, len(parts)])
-        sides = [parts[before + 1 : border] for before, border in pairs]
+        """Return the token ids of a rendered input, shortened to max_length - `num_extra`."""
+        special = [index for index, part in enumerate(parts) if part.kind in ("mask", "special")]
+        names = [parts[index].text or "<mask>" for index in special]
+        special_ids = [int(self._tokenizer.token_to_id(name)) for name in names]
+        before_masks = [at for at, index in enumerate(special) if parts[index].kind == "mask"]
+        # The text between two special tokens is tokenised as one, as a token may span two parts.
+        pairs = pairwise([-1, *special, len(parts)])
+        sections = [parts[before + 1 : after] for before, after in pairs]
         encodings: list[Any] = []
 
-        def offsets(sides: Sequence[Rendered]) -> list[Sequence[Span]]:
-            texts = ["".join(part.text for part in side) for side in sides]
-            # <mask> swallows the space before it (`lstrip`), as it did in the model's training.
-            for side in masks:
-                texts[side] = texts[side].rstrip()
+        def offsets(sections: Sequence[Rendered]) -> list[Sequence[Span]]:
+            texts = ["".join(part.text for part in section) for section in sections]
+            # The mask token removes the space before it, as it did in the model's training.
+            for at in before_masks:
+                texts[at] = texts[at].rstrip()
             encodings[:] = [self._tokenise(texts[0]), *map(self._continued, texts[1:])]
             return [encoding.offsets for encoding in encodings]
 
-        most = self._max_length - len(placed) - num_extra
-        limit = f"the model takes {most} besides special tokens and the answer"
-        fit(sides, most, offsets, chars=self._max_length * CHARS_PER_TOKEN, limit=limit)
+        most = self._max_length - len(special) - num_extra
+        limit = f"the model takes {most} tokens besides special tokens and the answer"
+        fit(sections, most, offsets, chars=self._max_length * CHARS_PER_TOKEN, limit=limit)
         ids = list(encodings[0].ids)
-        for between, encoding in zip(placed, encodings[1:], strict=True):
-            ids += [between, *encoding.ids]
+        for special_id, encoding in zip(special_ids, encodings[1:], strict=True):
+            ids += [special_id, *encoding.ids]
         return ids
 
 
 class ClozeEncoder(_Encoder):
-    """Inputs of masked language models of the RoBERTa family.
+    """Encodes inputs of masked language models of the RoBERTa family.
 
-    The text fields of an input that is too long are truncated at their ends, the longest first;
-    prompt, template text and mask are not. Special tokens in a text are plain text.
+    An input that is too long is shortened at the ends of its text fields, the longest first. Names
+    of special tokens in a text are plain text.
     """
 
     pad_id: int
@@ -156,8 +153,8 @@ class ClozeEncoder(_Encoder):
         self._start, self.pad_id, self._end, self._mask = special
 
     def encode(self, parts: Rendered) -> Cloze:
-        """Tokenises an input, and shortens its fields until it fits."""
-        chat.refuse_chat(parts, chat.MASKED)
+        """Tokenise an input, and shorten its fields until it fits."""
+        chat.refuse_chat(parts)
         num_masks = sum(part.kind == "mask" for part in parts)
         if num_masks != 1:
             raise BackendError(
@@ -169,15 +166,17 @@ class ClozeEncoder(_Encoder):
 
 
 class CausalEncoder(_Encoder):
-    """Inputs of causal language models, which answer at the end.
+    """Encodes inputs of causal language models, which answer at the end.
 
-    They start with the tokeniser's start tokens, if it has any, and are truncated like those of
-    `ClozeEncoder`. A chat has the frame of the model's chat template instead; frames are cached by
-    the roles of their messages. Special tokens in a text are plain text.
+    An input begins with the tokeniser's start tokens, if it has any, and is shortened like an input
+    of `ClozeEncoder`. A chat has the frame of the model's chat template instead.
+
+    Attributes:
+        frames: The frames of chats by the roles of their messages.
     """
 
     frames: dict[tuple[str, ...], chat.ChatFrame]
-    _way_out = "set multi_token_labels: true"
+    _advice = "set multi_token_labels: true"
 
     def __init__(
         self,
@@ -189,7 +188,7 @@ class CausalEncoder(_Encoder):
         multi_token_labels: bool = False,
     ) -> None:
         super().__init__(tokenizer_file, max_length)
-        self._several = multi_token_labels
+        self._multi_token = multi_token_labels
         if start is not None:
             self._start = start
         self._apply_template = apply_template
@@ -199,19 +198,17 @@ class CausalEncoder(_Encoder):
         def ids(text: str, *, special: bool = False) -> list[int]:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
-        # The special tokens that the tokeniser puts before a text, without those after it.
-        plain, whole = ids("a"), ids("a", special=True)
-        starts = [
-            index for index in range(len(whole)) if whole[index : index + len(plain)] == plain
-        ]
+        # The tokeniser puts special tokens before a text, and perhaps after it.
+        plain, framed = ids("a"), ids("a", special=True)
+        starts = [at for at in range(len(framed)) if framed[at : at + len(plain)] == plain]
         if not plain or not starts:
             raise BackendError(f"{tokenizer_file}: cannot tell which special tokens start a text")
-        self._start = whole[: starts[0]]
+        self._start = framed[: starts[0]]
         # Some tokenisers (SentencePiece) put a space before every text, but not after a line break.
         self._anchor = "" if ids("\na") == ids("\n") + plain else "\n"
 
-    def cut(self, piece: str) -> Rendered:
-        """Return a piece of a frame: its special tokens, and the text between them."""
+    def split_special(self, piece: str) -> Rendered:
+        """Split a piece of a frame into its special tokens and other text."""
         names = sorted(self.special_names(piece), key=len, reverse=True)
         texts = re.split(f"({'|'.join(map(re.escape, names))})", piece) if names else [piece]
         kinds: cycle[Literal["text", "special"]] = cycle(("text", "special"))
@@ -225,8 +222,8 @@ class CausalEncoder(_Encoder):
                     "the task is a chat, but the model has no chat template: "
                     "write the task as a template, or take an instruct model"
                 )
-            bare, spaced = map(self._apply_template, chat.probes(roles))
-            self.frames[roles] = chat.chat_frame(roles, bare, spaced, self.cut)
+            bare, spaced = map(self._apply_template, chat.placeholder_chats(roles))
+            self.frames[roles] = chat.chat_frame(roles, bare, spaced, self.split_special)
         return self.frames[roles]
 
     def framed(self, parts: Rendered) -> Rendered:
@@ -240,14 +237,14 @@ class CausalEncoder(_Encoder):
             framed += [*piece, *chat.unpadded(message.parts, strips)]
         return (*framed, *frame.pieces[-1])
 
-    def spelled(self, label_words: Sequence[str], like: Rendered) -> tuple[str, ...]:
-        """Return the label words as the answer to an input, or to the task's form, spells them."""
-        if not chat.is_chat(like):
+    def spelled(self, label_words: Sequence[str], before: Rendered) -> tuple[str, ...]:
+        """Return the label words with the spelling that they have after an input or a form."""
+        if not chat.is_chat(before):
             return (*label_words,)
-        return chat.answer_words(label_words, self.framed(like))
+        return chat.answer_words(label_words, self.framed(before))
 
     def endings(self, query: Query) -> list[list[list[int]]]:
-        """Return per input the token ids of the texts to score: label words, or its reference."""
+        """Return per input the token ids of each text to score: label words, or a reference."""
         if query.want != "reference":
             return [self.label_ids(query.label_words, query.inputs[0])] * len(query.inputs)
         endings = [[self.continuation(text)] for text in query.references]
@@ -259,8 +256,8 @@ class CausalEncoder(_Encoder):
                 )
         return endings
 
-    def starts(self, query: Query) -> list[list[int]]:
-        """Return the token ids of the inputs of a query for a text, with room for the text."""
+    def encode_for_text(self, query: Query) -> list[list[int]]:
+        """Return the token ids of each input of a query for ``text``, with room for the text."""
         if not 0 < query.max_tokens < self._max_length:
             raise BackendError(
                 f"max_tokens must be from 1 to {self._max_length - 1} for this model, "
@@ -269,9 +266,9 @@ class CausalEncoder(_Encoder):
         return [self.encode(parts, reserve=query.max_tokens) for parts in query.inputs]
 
     def encode(self, parts: Rendered, *, reserve: int = 0) -> list[int]:
-        """Tokenises an input, and shortens its fields until it and `reserve` tokens fit."""
+        """Tokenise an input, and shorten its fields until it and `reserve` tokens fit."""
         chat.refuse_mask(parts)
-        # A chat template includes the start token, if the model has one.
+        # The frame of a chat includes the start token, if the model has one.
         start = [] if chat.is_chat(parts) else self._start
         ids = self._fitted(self.framed(parts), len(start) + reserve)
         if not start and not ids:
@@ -284,10 +281,7 @@ class CausalEncoder(_Encoder):
 
 
 def read_max_length(folder: Path, *, causal: bool = False) -> int:
-    """Return a model's maximum number of tokens per input, from its folder.
-
-    A model that is not causal is of the RoBERTa family.
-    """
+    """Return the maximum tokens per input of a causal model, or one of the RoBERTa family."""
     limits: list[int] = []
     stated = read_json(folder / "tokenizer_config.json").get("model_max_length")
     if isinstance(stated, int) and stated < 2**31:  # transformers writes 1e30 for "unknown"

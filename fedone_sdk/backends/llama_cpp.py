@@ -10,15 +10,8 @@ from math import fsum
 from pathlib import Path
 from typing import NamedTuple
 
-from fedone_sdk.backends.base import (
-    Answer,
-    LocalBackend,
-    Query,
-    Want,
-    float32,
-    one_query,
-    setting_error,
-)
+from fedone_sdk.backends import base
+from fedone_sdk.backends.base import Answer, LocalBackend, Query
 from fedone_sdk.backends.llama_engine import GgufEncoder, LlamaEngine, read_gguf
 from fedone_sdk.backends.local_models import gguf_file
 from fedone_sdk.budget import Usage
@@ -39,9 +32,9 @@ class _Plan(NamedTuple):
 class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
     """Backend for a causal language model in a GGUF file, on the CPU or on a GPU.
 
-    A query's inputs are evaluated sequentially; the tokens of the prefix that an input shares with
-    the previous one are not computed again. Log-probabilities are over the whole vocabulary. An
-    answer depends only on its query.
+    The inputs of a query are computed one after the other; a prefix that two successive inputs
+    share is computed once. Log-probabilities are over the whole vocabulary. An answer depends only
+    on its query.
 
     The constructor reads the file's metadata. A worker thread loads the model on the first call
     that needs it.
@@ -50,7 +43,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
     ``fedone models``.
     """
 
-    answers = frozenset[Want]({"labels", "text"})
+    answers = frozenset[base.Want]({"labels", "text"})
     takes_schema = True
 
     def __init__(
@@ -67,9 +60,9 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         metadata = read_gguf(self._file)
         trained = metadata.get(f"{metadata.get('general.architecture')}.context_length")
         if not isinstance(trained, int):
-            raise SpecError("holds no language model", source=str(self._file))
+            raise SpecError("contains no language model", source=str(self._file))
         if max_input_tokens is not None and not 16 <= max_input_tokens <= trained:
-            raise setting_error(
+            raise base.setting_error(
                 f"max_input_tokens: must be from 16 to {trained} for this model, not "
                 f"{max_input_tokens}"
             )
@@ -99,9 +92,10 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         )
 
     def _load_model(self) -> LlamaEngine:
-        """Return the loaded model, with as many threads as there are cores for it now.
+        """Load the model, by default with one thread per free core.
 
-        Threads wait for each other in every layer: if other programs use the cores, few are faster.
+        Threads wait for each other in every layer: if other programs use the cores, fewer threads
+        are faster.
         """
 
         def load(threads: int) -> LlamaEngine:
@@ -112,7 +106,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         threads = self._threads or os.cpu_count() or 1
         engine = load(threads)
         if self._threads is None and (free := max(1, round(engine.used_cores()))) < threads:
-            del engine  # Two of them would need the memory of both.
+            del engine  # Frees its memory.
             engine = load(free)
         return engine
 
@@ -121,11 +115,11 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         labels = encoder.label_ids(query.label_words, query.inputs[0])
         longest = max(map(len, labels), default=1)
         if query.want == "text":
-            starts = encoder.starts(query)
+            starts = encoder.encode_for_text(query)
         else:
             starts = [encoder.encode(parts, reserve=longest) for parts in query.inputs]
         num_tokens = sum(len(start) + longest - 1 for start in starts)
-        worst = one_query(num_tokens, query.max_tokens * len(starts))
+        worst = base.one_query(num_tokens, query.max_tokens * len(starts))
         return _Plan(starts, [tuple(label) for label in labels], worst)
 
     def _run(self, query: Query, plan: _Plan) -> Answer:
@@ -143,26 +137,20 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
 
 
 def _label_log_probs(engine: LlamaEngine, plan: _Plan) -> tuple[tuple[float, ...], ...]:
-    # Each token of a label word, after the tokens of the word before it.
-    steps = [(label[:at], label[at]) for label in plan.labels for at in range(len(label))]
-    heads = sorted({head for head, _ in steps})
-    asked = [[token for head, token in steps if head == wanted] for wanted in heads]
-    values = iter(
-        engine.next_log_probs(
-            [(*start, *head) for start in plan.starts for head in heads], asked * len(plan.starts)
-        )
-    )
+    # Per beginning of label words, the tokens that follow it in one of them.
+    following: dict[tuple[int, ...], list[int]] = {}
+    for label in plan.labels:
+        for at, token in enumerate(label):
+            following.setdefault(label[:at], []).append(token)
+    beginnings = sorted(following)
+    prompts = [(*start, *beginning) for start in plan.starts for beginning in beginnings]
+    wanted = [following[beginning] for beginning in beginnings] * len(plan.starts)
+    shown = iter(engine.next_log_probs(prompts, wanted))
     rows = []
     for _ in plan.starts:
-        known = {
-            (head, token): value
-            for head, tokens in zip(heads, asked, strict=True)
-            for token, value in zip(tokens, next(values), strict=True)
-        }
-        rows.append(
-            tuple(
-                float32(fsum(known[label[:at], label[at]] for at in range(len(label))))
-                for label in plan.labels
-            )
+        after = {beginning: next(shown) for beginning in beginnings}
+        row = (
+            fsum(after[label[:at]][label[at]] for at in range(len(label))) for label in plan.labels
         )
+        rows.append(tuple(map(base.float32, row)))
     return tuple(rows)

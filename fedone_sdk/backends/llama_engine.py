@@ -1,4 +1,4 @@
-"""The engine llama.cpp in this process, and the metadata of its files. All calls block."""
+"""The engine of llama.cpp in this process, and the metadata of its files. All calls block."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens local URLs without the environment's proxy."""
 
 _FIRST_PROBS = 256
-"""Number of next tokens to request first. The engine needs about 10 microseconds per token, and
-label words are nearly always among these."""
+"""Number of next tokens in the first request. The engine needs about 10 microseconds per token,
+and nearly all label words are among these."""
 
 _TIMED_TOKENS = 32
 
-_SURELY = 1e6
+_MAX_LOGIT = 1e6
 """A logit far above all others."""
 
 _STRING, _ARRAY = 8, 9
@@ -52,13 +52,12 @@ class LlamaEngine:
     Queries call the engine directly. Tokenisation and the chat template are only available through
     the engine's HTTP server, which listens on loopback with a random key.
 
-    Sequences are computed one at a time, and each reuses the prefix that it shares with the
-    previous one. The first sequence of a call reuses nothing, so that results do not depend on
-    earlier calls.
+    Sequences are computed one at a time. Each reuses the prefix that it shares with the previous
+    sequence of the same call, so that results do not depend on earlier calls.
 
     Args:
         file: The model.
-        context_length: Tokens of the longest sequence.
+        context_length: Maximum tokens of a sequence.
         threads: CPU threads.
         exact: Whether attention is computed in float32. Half precision, the engine's default, is a
             fifth faster and changes log-probabilities by 0.01 nats, less than quantised weights do.
@@ -80,7 +79,7 @@ class LlamaEngine:
         params.cache_ram_mib = 0
         # With the full cache a sliding-window model can resume from any earlier token.
         params.swa_full = True
-        params.verbosity = -1  # stderr is not ours.
+        params.verbosity = -1  # A library does not write to stderr.
         params.ui = False
         params.endpoint_slots = False
         params.api_keys = [self._key]
@@ -88,8 +87,8 @@ class LlamaEngine:
             self._server = engine.Server(params)
         except RuntimeError as exc:
             raise BackendError(
-                f"{file.name}: llama.cpp cannot load the model: it does not know the architecture, "
-                "the file is damaged, or the memory does not suffice for it and for "
+                f"{file.name}: llama.cpp cannot load the model: the architecture is unknown, the "
+                "file is damaged, or there is too little memory for the model and "
                 f"{context_length} tokens of context (backend.max_input_tokens)"
             ) from exc
         self._url = str(self._server.listening_address)
@@ -101,40 +100,40 @@ class LlamaEngine:
         self._bos = str(self._request("/props")["bos_token"])
 
     def used_cores(self) -> float:
-        """Return how many cores a pass over some tokens had, on average; the first is not timed."""
-        for _ in range(2):
+        """Return the mean number of cores that a pass over some tokens had."""
+        for _ in range(2):  # The second pass counts.
             wall_s, cores_s = time.perf_counter(), time.process_time()
             self._shown([self._sampled] * min(_TIMED_TOKENS, self.context_length // 2), fresh=True)
         return (time.process_time() - cores_s) / (time.perf_counter() - wall_s)
 
     def next_log_probs(
         self, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]
-    ) -> list[list[float]]:
-        """Return the log-probabilities of the `wanted` tokens after each prompt, nats."""
+    ) -> list[dict[int, float]]:
+        """Return the log-probabilities of the `wanted` and other tokens after each prompt, nats."""
         rows = []
         for number, (prompt, tokens) in enumerate(zip(prompts, wanted, strict=True)):
             shown = self._shown(prompt, fresh=number == 0)
             if not shown.keys() >= set(tokens):
                 shown = self._shown(prompt, fresh=False, num_probs=self.num_vocab)
-            rows.append([shown[token] for token in tokens])
+            rows.append(shown)
         return rows
 
     def _shown(
         self, prompt: Sequence[int], *, fresh: bool, num_probs: int = _FIRST_PROBS
     ) -> dict[int, float]:
         """Return the most likely next tokens after a prompt, and their log-probabilities."""
-        # Sampling is restricted to one token, because the engine shows nothing for a token that is
-        # a part of a character. The log-probabilities are those before sampling.
+        # Sampling is restricted to one token, because the engine shows nothing if the sampled token
+        # is a part of a character. The log-probabilities are those before sampling.
         choice = self._complete(
             prompt,
             fresh=fresh,
             n_predict=1,
             n_probs=num_probs,
             samplers=[],
-            logit_bias=[[self._sampled, _SURELY]],
+            logit_bias=[[self._sampled, _MAX_LOGIT]],
         )
         shown = choice["logprobs"]["content"][0]["top_logprobs"]
-        return {one["id"]: one["logprob"] for one in shown}
+        return {token["id"]: token["logprob"] for token in shown}
 
     def write(
         self,
@@ -145,12 +144,12 @@ class LlamaEngine:
     ) -> list[Written]:
         """Generate greedily after each prompt, up to one of the stop texts.
 
-        With a JSON schema the text is an object of that form, or the beginning of one.
+        With a JSON schema the text is an object of that form, or its beginning.
         """
         form = {"json_schema": json.loads(schema)} if schema else {}
         written = []
         for prompt in prompts:
-            # Without prefix reuse, so that a text does not depend on earlier ones.
+            # Without reuse of a prefix, so that a text does not depend on earlier texts.
             choice = self._complete(
                 prompt,
                 fresh=True,
@@ -175,19 +174,14 @@ class LlamaEngine:
         return dict(choice)
 
     def tokenise(self, text: str, *, special: bool = False) -> list[tuple[int, str]]:
-        """Return the tokens of a text, with the text of each.
-
-        Args:
-            text: The text.
-            special: Whether names of special tokens in it are these tokens.
-        """
+        """Return the tokens of a text, with their texts; `special` parses special tokens."""
         return self._tokens(text, parse_special=special)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
-        """Tokenise a text as a tokeniser of ``tokenizers`` does."""
+        """Tokenise a text, like a tokeniser of ``tokenizers``."""
         if not text and not add_special_tokens:
             return Encoding([], [])
-        text.encode()  # The server would replace a lone surrogate.
+        text.encode()  # Raises for a lone surrogate, which the server would replace.
         tokens = self._tokens(text, add_special=add_special_tokens)
         self._names.update(tokens)
         return Encoding.spread(text, [token for token, _ in tokens])
@@ -198,7 +192,7 @@ class LlamaEngine:
         return token
 
     def id_to_token(self, token_id: int) -> str:
-        """Return the text of a token that `encode` has returned."""
+        """Return the text of a token of an encoded text."""
         return self._names[token_id]
 
     def _tokens(
@@ -208,8 +202,8 @@ class LlamaEngine:
         answer = self._request("/tokenize", {"content": text, "with_pieces": True, **options})
         # A token that is a part of a character is reported as bytes.
         return [
-            (one["id"], piece if isinstance(piece := one["piece"], str) else bytes(piece).hex())
-            for one in answer["tokens"]
+            (token["id"], piece if isinstance(piece := token["piece"], str) else bytes(piece).hex())
+            for token in answer["tokens"]
         ]
 
     def apply_template(self, messages: list[dict[str, str]]) -> str:
@@ -242,11 +236,11 @@ class LlamaEngine:
 
 
 def _engine() -> Any:
-    """Return the engine's module.
+    """Import the engine's module.
 
-    Its threads synchronise after each operation, and spin meanwhile with OpenMP's default setting.
-    Another busy process on the same cores then makes the model tens of times slower. The setting
-    here lets threads sleep after a short spin. OpenMP reads it on load.
+    Its threads synchronise after each operation. By OpenMP's default they spin while they wait,
+    and another busy process on the same cores makes the model tens of times slower. With the
+    setting here, which OpenMP reads on load, they sleep after a short spin.
     """
     name = "GOMP_SPINCOUNT"
     if name in os.environ or "OMP_WAIT_POLICY" in os.environ:
@@ -259,25 +253,25 @@ def _engine() -> Any:
 
 
 class GgufEncoder(CausalEncoder):
-    """Encoder for the model of an engine, whose file may have a chat template."""
+    """Encoder for the model of an engine."""
 
     def __init__(
         self, engine: LlamaEngine, *, has_template: bool, multi_token_labels: bool
     ) -> None:
         self._engine: LlamaEngine = engine
         self._tokenizer: Any = engine
-        self._several = multi_token_labels
+        self._multi_token = multi_token_labels
         self._max_length = engine.context_length
         self._apply_template = engine.apply_template if has_template else None
         self.frames = {}
         self._place_special_tokens(Path(engine.name))
 
     def special_names(self, text: str) -> list[str]:
-        """Return the special tokens in a text, which plain text does not have."""
+        """Return the special tokens in a text: the names that are other tokens as plain text."""
         return [
             name
             for token, name in dict(self._engine.tokenise(text, special=True)).items()
-            if [token] != [one for one, _ in self._engine.tokenise(name)]
+            if [token] != [plain for plain, _ in self._engine.tokenise(name)]
         ]
 
 
@@ -290,7 +284,7 @@ def read_gguf(file: Path) -> dict[str, object]:
     try:
         with file.open("rb") as content:
             if content.read(4) != b"GGUF":
-                raise SpecError("is no GGUF file", source=str(file))
+                raise SpecError("is not a GGUF file", source=str(file))
             version, _, num_pairs = _numbers(content, "<IQQ")
             if version < 2:
                 raise SpecError(f"is a GGUF file of version {version}; needs 2", source=str(file))
@@ -307,7 +301,7 @@ def read_gguf(file: Path) -> dict[str, object]:
 
 
 def _value(content: BinaryIO, kind: int) -> object:
-    """Return a value; None for an array, which is skipped."""
+    """Read a value; skip an array, and return None."""
     if kind == _STRING:
         return _text(content)
     if kind != _ARRAY:

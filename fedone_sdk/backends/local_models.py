@@ -1,4 +1,4 @@
-"""Local models with short names, and the locations of their files."""
+"""Local models with short names (``fedone models``), and the paths of their files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ from fedone_sdk import assets
 from fedone_sdk.errors import SpecError, needs_extra
 from fedone_sdk.files import user_path
 
-CACHE_VARIABLE = "FEDONE_CACHE"
-"""Environment variable for the cache folder."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWheel:
-    """A wheel on PyPI that contains the file of a model, at the path `member` in it."""
+    """A wheel on PyPI that contains the file of a model, at the path `member`."""
 
     distribution: str
     version: str
@@ -35,7 +32,7 @@ class ModelWheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
-    """A model that runs on this machine, by its name in ``backend.model`` and ``fedone models``."""
+    """A model that runs on this machine, and has a name in ``backend.model``."""
 
     name: str
     backend: Literal["llama_cpp", "onnx"]
@@ -63,27 +60,20 @@ def local_model(name: str) -> LocalModel:
     return LOCAL_MODELS[name]
 
 
-def cache_folder() -> Path:
-    """Return the cache folder: ``FEDONE_CACHE``, else the user's cache folder.
+def models_folder() -> Path:
+    """Return the folder of fetched models, in ``FEDONE_CACHE`` or the user's cache folder.
 
-    An account without a home folder has it in the current folder.
+    Without a home folder it is in the current folder. It may not exist.
     """
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return user_path(given).absolute()
+    if cache := os.environ.get("FEDONE_CACHE"):
+        return user_path(cache).absolute() / "models"
     with needs_extra("the cache folder of local models", "llama-cpp"):
         from platformdirs import user_cache_path
     try:
         folder = user_cache_path("fedone", appauthor=False)
-    except RuntimeError:
-        return Path(".fedone").absolute()
-    # Versions of platformdirs differ without a home folder: an error, or a path below "~".
-    return folder if folder.is_absolute() else Path(".fedone").absolute()
-
-
-def models_folder() -> Path:
-    """Return the folder of fetched models in the cache folder; it may not exist."""
-    return cache_folder() / "models"
+    except RuntimeError:  # No home folder; some versions of platformdirs return a path below "~".
+        folder = Path("~")
+    return (folder if folder.is_absolute() else Path(".fedone").absolute()) / "models"
 
 
 def model_file(model: LocalModel) -> Path:
@@ -99,11 +89,7 @@ def is_present(model: LocalModel) -> bool:
 
 
 def gguf_file(model: str | Path) -> Path:
-    """Return a file, or that of a known model by its name.
-
-    Raises:
-        SpecError: There is none.
-    """
+    """Return the path of a file, or of a known model by its name."""
     file = user_path(model)
     if file.is_file():
         return file
@@ -116,10 +102,7 @@ def gguf_file(model: str | Path) -> Path:
 
 
 def model_path(name: str) -> Path:
-    """Return the file of a model for ``llama_cpp``, or the folder of a model for ``onnx``.
-
-    It does not download: ``fedone models NAME`` fetches a model.
-    """
+    """Return the file of a model for ``llama_cpp``, or the folder of a model for ``onnx``."""
     model = local_model(name)
     file = model_file(model)
     size = _size(file)
@@ -136,5 +119,5 @@ def model_path(name: str) -> Path:
 def _size(file: Path) -> int | None:
     try:
         return file.stat().st_size if file.is_file() else None
-    except OSError:  # a folder that this user cannot enter
+    except OSError:  # The user cannot enter the folder.
         return None

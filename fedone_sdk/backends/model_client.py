@@ -1,4 +1,4 @@
-"""The way of a query to a model: split, cache, retries, rate limits, budget."""
+"""The client of a model: cache, split, retries, rate limits and budget of a query."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedone_sdk.backends.rate_limit import RateLimiter
 from fedone_sdk.backends.refusals import Refusals, failed
 from fedone_sdk.backends.retries import Retries
 from fedone_sdk.budget import NOTHING, BudgetGuard, Price, Usage
-from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused
+from fedone_sdk.errors import BackendError, BackendRefused
 from fedone_sdk.spec import LimitsSpec, RetrySpec
 
 _SMALL = 32 * 1024
@@ -32,38 +32,39 @@ class ModelClient(Wrapper):
     """Sends queries to a model through stages, in one order.
 
     1. cache: answers known inputs, and joins equal pending ones (`AnswerCache`);
-    2. split: divides the other inputs into requests of at most `LLMBackend.max_inputs`, and into
-       several if log-probabilities are estimated from answers (`sampled`);
-    3. refusals: a refused input fails alone, until all are refused (`Refusals`);
+    2. split: divides the other inputs into requests of at most `LLMBackend.max_inputs`, and sends
+       several requests if log-probabilities are estimated from answers (`sampled`);
+    3. refusals: a refused input fails alone, until all inputs of a form are refused (`Refusals`);
     4. retries: repeats a request after temporary failures, until a circuit breaker opens
        (`Retries`);
     5. rate limits: delays each attempt (`RateLimiter`);
     6. budget: reserves each attempt before it is sent, and settles it after the answer;
     7. watch, for metrics and traces; then the adapter sends the request.
 
-    **Cache.** Inputs are equal if their texts, the truncated form of one that is too long
-    (`LLMBackend.shortened`), and the query's scope, kind and label words are equal; the payer and
-    the other inputs of the query do not matter (but see `LLMBackend.apart`).
+    **Cache.** Inputs are equal if their texts, their shortened form (`LLMBackend.shortened`), and
+    the query's scope, kind and label words are equal; the payer and the other inputs of the query
+    do not matter (but see `LLMBackend.apart`).
 
-    **Split.** The requests of a query are sent concurrently. After a failure no further one starts,
-    pending ones complete, and the most severe error is raised with the usage of all (`ask_each`).
+    **Split.** The requests of a query are sent concurrently. After a failure no further request
+    starts, pending requests complete, and the most severe error is raised with the usage of all
+    requests (`ask_each`).
 
-    **Budget.** The query's payer is charged, and an optional second budget. The upper bound of a
-    request's cost is reserved before it is sent; a request that does not fit is not sent. The
-    actual cost is charged after the answer, and the rest is released. A request of unknown cost (a
-    timeout, a cancelled caller) is charged in full. Logical queries are counted by the caller,
-    because a retry is the same query. The bound is the adapter's `quote`. If a provider bills more,
-    the actual cost is charged, and a warning is logged; later quotes are raised by what was learnt
-    (`Billing`). A cap may be exceeded by the surplus of one request: the first request of each
-    kind, and the next one after each surprise, is sent alone, if the client has retries.
+    **Budget.** The query's payer is charged, and an optional second budget. The adapter's `quote`,
+    an upper bound on the cost, is reserved before a request is sent; a request that does not fit is
+    not sent. After the answer the actual cost is charged, and the remainder is released. A request
+    of unknown cost (a timeout, a cancelled caller) is charged in full. Logical queries are counted
+    by the caller, because a retry is the same query. If a provider bills more than the quote, the
+    actual cost is charged, and later quotes are higher (`Billing`). A cap may be exceeded by the
+    surplus of one request: the first request of each kind, and the next request after each surplus,
+    is sent alone, if the client has retries.
 
     Args:
         inner: The adapter.
         cache: None keeps no answers.
         retry: None sends each request once.
         limits: None delays no request.
-        price: Price of the model. None keeps the adapter's cost, so that there is no bound in money
-            unless the adapter has one.
+        price: Price of the model. None keeps the adapter's cost, so that cost in money is bounded
+            only if the adapter bounds it.
         guard: A budget that is charged in addition to the query's payer.
         watch: Called for every request, including each retry.
     """
@@ -84,15 +85,13 @@ class ModelClient(Wrapper):
         self._billing = Billing(price, guard)
         self._watch = watch
         self._concurrency = CONCURRENCY if limits is None else limits.concurrency
-        self._limiter: RateLimiter | None = None
-        if limits is not None:
-            max_wait_s = (retry or RetrySpec()).max_wait_s
-            self._limiter = RateLimiter(limits, max_wait_s=max_wait_s)
+        max_wait_s = (retry or RetrySpec()).max_wait_s
+        self._limiter = None if limits is None else RateLimiter(limits, max_wait_s=max_wait_s)
         self._retries: Retries | None = None
         if retry is not None:
             self._retries = Retries(
                 retry,
-                on_open=self._refuse_waiting,
+                on_open=None if self._limiter is None else self._limiter.refuse_waiting,
                 alone=lambda: self._billing.surplus.unsure or self._refusals.unsure,
             )
         self._refusals = Refusals(self._retried)
@@ -112,19 +111,19 @@ class ModelClient(Wrapper):
                 self.bounds -= {"usd"}
 
     async def score(self, query: Query) -> Answer:
-        """Answers one query with as many requests as needed.
+        """Answer one query with as many requests as needed.
 
         Returns:
             The rows in the order of the inputs, `usage` of all requests with the cost in money,
             the sums of `censored` and `cached`, `limits` of the last request, and the `model` of
-            the first input, or of one that differs from it.
+            the first input; if another input has another model, that one.
 
         Raises:
-            BackendBlocked: The breaker is open, or a setting, key or quota must change, or the
-                cache's file cannot be used; takes precedence over all other errors.
-            BudgetExhausted: A request does not fit a budget and was not sent; or the model's own
-                budget is exhausted. Second in precedence.
-            BackendError: An input does not fit the model; third in precedence.
+            BackendBlocked: The breaker is open, a setting, key or quota must change, or the file of
+                the cache cannot be used. Of several errors, the first in this list is raised.
+            BudgetExhausted: A request does not fit a budget and was not sent, or the budget of the
+                model's server is exhausted.
+            BackendError: An input does not fit the model.
             BackendUnavailable: Temporary failure; answered requests are paid.
         """
         sent: list[Answer] = []
@@ -133,26 +132,27 @@ class ModelClient(Wrapper):
             asked = query.part(part)
             try:
                 answer = await self._answered(asked, sent)
-            except BackendRefused as exc:  # One of several inputs; halves find out which.
+            except BackendRefused as exc:  # One of several inputs; asking for halves finds it.
                 sent.append(failed(asked, exc.usage or NOTHING))
                 half = len(part) // 2
                 return [*await send(part[:half], keep), *await send(part[half:], keep)]
-            _check_size(answer, len(part))
+            if {len(answer.log_probs), len(answer.texts) or len(part)} != {len(part)}:
+                raise ValueError(f"{len(answer.log_probs)} answers to {len(part)} inputs")
             if keep is not None:
                 rows = dict(zip((keys[place] for place in part), _rows(answer), strict=True))
                 await keep(rows, answer.usage)
             return [answer]
 
         async def send_all(places: Sequence[int], keep: Keep | None = None) -> list[Answer]:
-            parts = self._parts(places)
-            if len(parts) == 1:
-                return await send(parts[0], keep)
+            requests = self._parts(places)
+            if len(requests) == 1:
+                return await send(requests[0], keep)
             answers, errors = await ask_each(
-                lambda part: send(part, keep), parts, concurrency=self._concurrency
+                lambda part: send(part, keep), requests, concurrency=self._concurrency
             )
             if errors:
                 raise _with_usage(errors[0], _total(sent, errors))
-            return [answer for _, own in sorted(answers.items()) for answer in own]
+            return [answer for _, parts in sorted(answers.items()) for answer in parts]
 
         if self.cache is None:
             return _merged(await send_all(range(len(query.inputs))), sent)
@@ -165,19 +165,19 @@ class ModelClient(Wrapper):
         return _merged(await self.cache.rows(keys, self.fingerprint, ask), sent)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """Return the bound of all requests of `batch_size` inputs, as one query, with its cost."""
+        """Return the bound on all requests of `batch_size` inputs, as one query, in money too."""
         most = self.inner.max_inputs or max(batch_size, 1)
-        full, rest = divmod(batch_size, most)
+        num_full, remainder = divmod(batch_size, most)
         usage = NOTHING
-        for size, times in ((most, full), (rest, min(rest, 1))):
+        for size, times in ((most, num_full), (remainder, min(remainder, 1))):
             if times:
                 usage += self._billing.bound(self.inner.worst_case(size, max_tokens), size) * times
         return _as_one_query(usage)
 
     async def quote(self, query: Query) -> Usage:
-        """Return the quote of all requests of the query, as one query, with its cost in money.
+        """Return the bound on all requests of the query, as one query, in money too.
 
-        A known input costs nothing, so that a resumed run near its cap can replay paid answers.
+        A cached input costs nothing, so that a resumed run near its cap can replay paid answers.
         """
         new: Sequence[int] = range(len(query.inputs))
         if self.cache is not None:
@@ -193,7 +193,7 @@ class ModelClient(Wrapper):
         return (self._retries and self._retries.trouble) or self.inner.trouble
 
     def reset(self) -> None:
-        """Clear recorded failures: the next request is the breaker's probe."""
+        """Forget recorded failures: the next request is the breaker's probe."""
         if self._retries is not None:
             self._retries.reset()
         self._refusals.reset()
@@ -210,7 +210,7 @@ class ModelClient(Wrapper):
     # Cache, split, samples, retries, rate limits
 
     async def _answered(self, query: Query, sent: list[Answer]) -> Answer:
-        """Answer the inputs of one request, by several requests if answers are sampled."""
+        """Answer a part of a query, by several requests if answers are sampled."""
 
         async def ask(part: Query) -> Answer:
             answer = await self._refusals.run(part)
@@ -254,30 +254,20 @@ class ModelClient(Wrapper):
         tokens = worst.prompt_tokens + worst.completion_tokens
         return await self._limiter.run("" if payer is None else payer.name, tokens, pay)
 
-    def _refuse_waiting(self, reason: BackendBlocked) -> None:
-        if self._limiter is not None:
-            self._limiter.refuse_waiting(reason)
-
 
 def _as_one_query(usage: Usage) -> Usage:
     return usage.model_copy(update={"queries": 1})
 
 
-def _check_size(answer: Answer, num_inputs: int) -> None:
-    given = len(answer.log_probs)
-    if given != num_inputs or len(answer.texts) not in (0, num_inputs):
-        raise ValueError(f"{given} answers were given to {num_inputs} inputs")
-
-
 def _rows(answer: Answer) -> list[Answer]:
-    """Return the answer to each input of a request, at no cost."""
+    """Split an answer into the answers to its inputs, without usage."""
     return [
         replace(
             answer,
             log_probs=(row,),
             texts=answer.texts[place : place + 1],
             usage=NOTHING,
-            # Its share is not known.
+            # The share of each input is not known.
             censored=0 if place else answer.censored,
             cached=0 if place else answer.cached,
         )
@@ -293,7 +283,7 @@ def _merged(rows: Sequence[Answer], sent: Sequence[Answer]) -> Answer:
         cached=sum(row.cached for row in rows),
         texts=tuple(chain.from_iterable(row.texts for row in rows)),
         censored=sum(row.censored for row in rows),
-        # A run must detect that answers came from different models.
+        # So that a run detects answers from different models.
         model=next((row.model for row in rows if row.model != first), first),
         limits=sent[-1].limits if sent else None,
     )

@@ -1,4 +1,4 @@
-"""A server with OpenAI's HTTP API: requests, errors, keys, rate limits and usage."""
+"""Client for a server with OpenAI's HTTP API: requests, errors, keys, rate limits and usage."""
 
 from __future__ import annotations
 
@@ -16,20 +16,14 @@ from urllib.parse import parse_qsl, urlsplit
 import aiohttp
 from aiohttp import ClientConnectorCertificateError, ClientConnectorError
 
+from fedone_sdk import errors
 from fedone_sdk.backends.base import P, PreparingBackend, RateLimits, setting_error
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.clock import wait_until_s
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendError,
-    BackendRefused,
-    BackendUnavailable,
-    one_line,
-)
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused, BackendUnavailable
 from fedone_sdk.messages import is_sendable
 
 OPENAI_URL = "https://api.openai.com/v1"
-"""URL of OpenAI's API."""
 
 ONE_REQUEST = Usage(requests=1)
 """The cost of a refused request."""
@@ -37,7 +31,7 @@ ONE_REQUEST = Usage(requests=1)
 _QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
 # Refusals of `service_tier: flex`, which are not billed.
 _NO_CAPACITY = frozenset({"resource_unavailable", "resource_unavailable_error"})
-_CAPACITY_S = 30.0
+_CAPACITY_WAIT_S = 30.0
 _RETRYABLE = frozenset({408, 409, 425, 429})
 # Sent by proxies; the server behind one may have processed the request.
 _OUTCOME_UNKNOWN = frozenset({502, 504, *range(520, 528)})
@@ -45,10 +39,10 @@ _NOT_SENT = ClientConnectorError, aiohttp.ClientHttpProxyError, aiohttp.Connecti
 # The connection broke in use; other TLS errors come from its configuration.
 _TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _CONNECT_S = 10.0
+# Headers that select the billed organisation and project of a key, by environment variables.
 _ACCOUNT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
-"""Who is billed, for a key of several organisations or projects."""
 _SECRET_NAME = re.compile(r"(?i)(^|_)(api_?keys?|keys?|tokens?|secrets?|credentials?)(_|$)|passw")
-_LEAST_CHARS = 8
+_MIN_SECRET_CHARS = 8
 _SECRET_SHAPE = re.compile(
     r"(?i:\bbearer\s+)(?=\S*\d)[^\s\"',;]+"
     r"|\b(?i:(?:sk|pk|rk|gsk|xai)[-_]|hf_)[^\s\"',;]{6,}"
@@ -56,12 +50,12 @@ _SECRET_SHAPE = re.compile(
     r"|(?<=://)[^\s/@]+(?=@)"
 )
 _MAX_BYTES = 64 * 1024 * 1024
-"""Maximal length of an answer: a list of inputs, each with the log-probabilities of many tokens."""
+"""Maximum length of an answer: a list of inputs, each with the log-probabilities of many tokens."""
 _MAX_TOKENS = 2**32
-"""Maximal number of tokens that one answer can report, so that sums of reports stay exact."""
-# Linear in the text: what is not closed goes to the end, or to the next tag.
+"""Maximum number of tokens that one answer can report, so that sums of reports stay exact."""
+# Runs in linear time: an unclosed script extends to the end of the text, any other tag to the next.
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?(?:</\1>|\Z)|<[a-z/!][^<>]*>")
-_SAYING = (
+_MESSAGE_FIELDS = (
     *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
     *("raw", "reason", "error_msg", "error_message"),
 )
@@ -76,7 +70,7 @@ class Reply(NamedTuple):
     """What a server answers to one request.
 
     Attributes:
-        status: The HTTP status; of an error in place of an answer, the status that it names.
+        status: The HTTP status. If a 200 answer contains an error, the status in that error.
         body: The parsed JSON; a text if it is not JSON.
     """
 
@@ -102,7 +96,7 @@ class Reply(NamedTuple):
 
 
 class ModelServer:
-    """A server, for one of its models.
+    """HTTP client for one model of a server.
 
     Attributes:
         url: The base URL of requests, without a query.
@@ -111,8 +105,9 @@ class ModelServer:
         model: The server's name of the model.
         base_url: URL with its ``/v1``, or an address of Azure with its query; None is OpenAI's own.
         api_key_env: Environment variable that holds the key; None sends no key.
-        timeout_s: Time limit of a request, in seconds; connecting has half of it, at most 10 s.
-        max_bytes: Maximal length of an answer. A longer one is not read.
+        timeout_s: Time limit of a request, in seconds. The connect timeout is half of it, at most
+            10 s.
+        max_bytes: Maximum length of an answer; a longer answer is an error.
 
     Raises:
         SpecError: The URL, the key, or the environment's proxy cannot be used.
@@ -131,7 +126,7 @@ class ModelServer:
         self.url, self._query = _address(base_url or OPENAI_URL)
         self._proxy = _proxy_for(self.url)
         self._max_bytes = max_bytes
-        # An answer is never decompressed: a small answer stays small.
+        # Without compression, because a small answer could expand beyond `max_bytes`.
         self._headers = {"User-Agent": "fedone-sdk", "Accept-Encoding": "identity"}
         self._headers["Content-Type"] = "application/json"
         if api_key_env is not None:
@@ -149,10 +144,6 @@ class ModelServer:
     async def send(self, path: str, body: Mapping[str, Any] | None = None) -> Reply:
         """Send one request, GET without a body, and return the reply, which may be an error.
 
-        Args:
-            path: Relative to `url`.
-            body: Sent as JSON.
-
         Raises:
             BackendUnavailable: There is no reply, or it is cut off or too long.
             BackendBlocked: TLS failed.
@@ -167,7 +158,7 @@ class ModelServer:
         if self._session is None:  # Created here, because a session belongs to its event loop.
             self._session = aiohttp.ClientSession(
                 # Servers close idle connections after 5 s or more. A request sent at that moment
-                # is lost, at unknown cost, so idle connections expire earlier here.
+                # is lost, at unknown cost, so the client closes idle connections earlier.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
                 # The connect timeout expires first, and proves that nothing was sent.
                 timeout=aiohttp.ClientTimeout(connect=min(_CONNECT_S, self.timeout_s / 2)),
@@ -181,7 +172,7 @@ class ModelServer:
             headers=self._headers,
             params=self._query,
             proxy=self._proxy,
-            allow_redirects=False,  # The new address would get the texts.
+            allow_redirects=False,  # The texts may be sent to `url` only.
         )
         received = bytearray()
         try:
@@ -196,11 +187,7 @@ class ModelServer:
         return _parsed(response.status, bytes(received), response.headers)
 
     async def call(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Send one request, GET without a body, and return the JSON object of its answer.
-
-        Raises:
-            BackendError: As of `send` and `error_of`.
-        """
+        """Send one request, GET without a body, and return the JSON object of its answer."""
         reply = await self.send(path, body)
         if reply.is_error:
             raise self.error_of(reply)
@@ -213,22 +200,22 @@ class ModelServer:
         return BackendBlocked(problem, url=self.url)
 
     def unreadable(self) -> BackendUnavailable:
-        """Return the error for an answer of another form, of unknown cost."""
+        """Return the error for an answer that cannot be parsed; its cost is unknown."""
         return BackendUnavailable(
             "the answer is cut off or not a completion (if that stays so, check base_url and api)",
             url=self.url,
         )
 
     def message_of(self, reply: Reply) -> str:
-        """Return what an error says: one bounded line without the key."""
-        return _short(_words(reply.body), self._key_env)
+        """Return the message of an error in one line of limited length, without the key."""
+        return _short(_message(reply.body), self._key_env)
 
     def error_of(self, reply: Reply) -> BackendError:
-        """Return the SDK's error for an error of the server.
+        """Map an error of the server to the SDK's errors.
 
         Returns:
             `BackendUnavailable` for 408, 409, 425, 429 and 5xx; `BackendBlocked` for 401, 402, 404,
-            405, a redirect, and no quota left; else `BackendRefused`.
+            405, a redirect, and an exhausted quota; else `BackendRefused`.
         """
         status, said = reply.status, self.message_of(reply)
         facts: dict[str, Any] = {"url": self.url, "said": said, "usage": ONE_REQUEST}
@@ -251,7 +238,7 @@ class ModelServer:
                 facts["usage"] = None
             wait_s = retry_after_s(reply.headers, str(reply.body))
             if _NO_CAPACITY & reply.codes:
-                wait_s = _CAPACITY_S if wait_s is None else wait_s
+                wait_s = _CAPACITY_WAIT_S if wait_s is None else wait_s
                 problem += ": service_tier flex has no capacity now; without it, calls cost more"
             return BackendUnavailable(problem, retry_after_s=wait_s, **facts)
         if status == 403:
@@ -290,14 +277,13 @@ class ModelServer:
 
 
 class ServerBackend(PreparingBackend[P]):
-    """Base of the backends for servers, which are dialects of one API."""
+    """Base of the backends that send requests to a server."""
 
     def __init__(self, server: ModelServer) -> None:
         super().__init__()
         self._server = server
 
     async def aclose(self) -> None:
-        """Close the connections and stop the thread."""
         await super().aclose()
         await self._server.aclose()
 
@@ -314,7 +300,7 @@ def rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
 
 
 def retry_after_s(headers: Mapping[str, str], said: str = "") -> float | None:
-    """Return the requested pause in seconds: ``retry-after-ms``, ``Retry-After`` or the text's."""
+    """Return the requested pause, seconds, from the headers or from the error's message."""
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -332,9 +318,9 @@ def usage_of(usage: object, quoted: Usage, least: Usage) -> Usage:
     """Return the usage of one answered request.
 
     Args:
-        usage: As the provider reports it.
-        quoted: The request's quote, which counts for tokens that are not reported.
-        least: What was certainly sent and written. A report below it is wrong, and counts as none.
+        usage: The provider's report.
+        quoted: The request's quote; used for tokens that are not reported.
+        least: Lower bound on the tokens that were sent and written. A lower report is ignored.
     """
     prompt = _tokens(usage, "prompt_tokens")
     completion = _tokens(usage, "completion_tokens")
@@ -352,23 +338,18 @@ def usage_of(usage: object, quoted: Usage, least: Usage) -> Usage:
 
 
 def cached_tokens(usage: object, prompt_tokens: int) -> int:
-    """Return how many of a request's prompt tokens the provider says were in its cache."""
+    """Return how many of a request's prompt tokens were in the provider's cache, by its report."""
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     cached = _tokens(details, "cached_tokens") or _tokens(usage, "prompt_cache_hit_tokens") or 0
     return min(cached, prompt_tokens)
 
 
 def read_key(env: str) -> str:
-    """Return the key in an environment variable.
-
-    Raises:
-        SpecError: The variable is not set; or a header cannot carry its value, which the error does
-            not show.
-    """
+    """Return the key in an environment variable. No error contains the value."""
     # A newline at the end of a secret's file is common, and not allowed in a header.
     key = os.environ.get(env, "").strip()
     if not is_sendable(key):
-        problem = "holds characters that no key has (allowed is printable ASCII)"
+        problem = "has characters that are not allowed in a key (only printable ASCII is)"
         raise setting_error(
             f"api_key_env: the environment variable {env} {problem if key else 'is not set'}; put "
             "the key there, or name another variable (null sends no key)"
@@ -379,8 +360,8 @@ def read_key(env: str) -> str:
 def without_secrets(text: str, key_env: str | None = None) -> str:
     """Remove keys from a server's message, because servers may repeat the key of the request.
 
-    These are the value of `key_env`, those of variables with a secret's name, and text that looks
-    like a key.
+    The keys are the value of `key_env`, the values of variables with the name of a secret, and text
+    that looks like a key.
     """
     secrets = {
         value.strip()
@@ -389,7 +370,7 @@ def without_secrets(text: str, key_env: str | None = None) -> str:
     }
     # Longest first: one key may be a prefix of another.
     for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= _LEAST_CHARS:
+        if len(secret) >= _MIN_SECRET_CHARS:
             text = text.replace(secret, "[removed]")
     return _SECRET_SHAPE.sub("[removed]", text)
 
@@ -398,15 +379,12 @@ def _is_http(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # The port, or a bracket.
+    except ValueError:  # An invalid port or an unbalanced bracket.
         return False
 
 
 def _address(base_url: str) -> tuple[str, dict[str, str]]:
-    """Return a URL without its query and its endpoint, and the query.
-
-    Users copy Azure's addresses with both.
-    """
+    """Split a URL into its base, without an endpoint such as /chat/completions, and its query."""
     if not _is_http(base_url) or any(map(str.isspace, base_url)):
         raise setting_error(
             f"base_url: {without_secrets(base_url)!r} is no address; write http(s)://host:port/v1 "
@@ -418,8 +396,7 @@ def _address(base_url: str) -> tuple[str, dict[str, str]]:
 
 
 def _proxy_for(url: str) -> str | None:
-    """Return the environment's proxy for a URL."""
-    # Not aiohttp's `trust_env`, which also reads passwords from ~/.netrc.
+    # aiohttp's `trust_env` would also read passwords from ~/.netrc.
     parts, proxies = urlsplit(url), urllib.request.getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if proxy is None or urllib.request.proxy_bypass(parts.netloc):
@@ -440,39 +417,39 @@ def _parsed(status: int, content: bytes, headers: Mapping[str, str]) -> Reply:
         body = text
     if status >= 300 or not isinstance(body, dict):
         return Reply(status, body, headers)
-    # An error in place of an answer.
+    # A 200 answer may contain an error.
     choices = body.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     first = first if isinstance(first, dict) else {}
     error = body if body.get("object") == "error" else body.get("error") or first.get("error")
     # OpenRouter reports "stop" for an answer that its provider broke off.
     reasons = str(first.get("finish_reason")), str(first.get("native_finish_reason"))
-    ended = [reason for reason in reasons if "error" in reason]
-    if not error and not ended:
+    failures = [reason for reason in reasons if "error" in reason]
+    if not error and not failures:
         return Reply(status, body, headers)
     if not isinstance(error, dict):
-        error = {"message": str(error or f"finish_reason: {ended[0]}")}
+        error = {"message": str(error or f"finish_reason: {failures[0]}")}
     code = str(error.get("code"))
-    named = int(code) if re.fullmatch("[45][0-9][0-9]", code) else 500 if ended else 400
-    # 502 and 504 are a proxy's, which does not know whether the server has answered.
-    return Reply(min(named, 500), {"error": error}, headers)
+    status = int(code) if re.fullmatch("[45][0-9][0-9]", code) else 500 if failures else 400
+    # At most 500: 502 and 504 would mean that the outcome is unknown, but the server did answer.
+    return Reply(min(status, 500), {"error": error}, headers)
 
 
-def _words(body: object, levels: int = 20) -> str:
-    """Return what an error's body says, whatever its form: JSON of any shape, text or HTML."""
+def _message(body: object, levels: int = 20) -> str:
+    """Return the message in an error's body: JSON of any shape, text or HTML."""
     if isinstance(body, str):
         return _MARKUP.sub(" ", body)
     below = levels - 1
     if isinstance(body, dict) and below:
-        texts = [_words(body[name], below) for name in _SAYING if name in body]
+        texts = [_message(body[name], below) for name in _MESSAGE_FIELDS if name in body]
     else:
         inner = body if isinstance(body, list) and below else ()
-        texts = [_words(each, below) for each in inner]
+        texts = [_message(each, below) for each in inner]
     return ": ".join(dict.fromkeys(filter(None, texts)))
 
 
 def _short(text: str, key_env: str | None) -> str:
-    line = without_secrets(one_line(text), key_env)
+    line = without_secrets(errors.one_line(text), key_env)
     return line if len(line) <= 300 else line[:297] + "..."
 
 

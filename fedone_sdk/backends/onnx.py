@@ -34,9 +34,9 @@ class _Plan(NamedTuple):
 class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
     """Backend for a local masked language model, which predicts the word at ``{mask}``.
 
-    Inputs of a query are batched by similar length to reduce padding. An int8 model's scores
-    depend on the batch, so batches depend only on the query, and queries are never merged. Each
-    pass runs on one core, so scores do not depend on `threads`.
+    The inputs of a query are sorted by length and run in batches of `_GROUP`, to reduce padding. A
+    score of an int8 model depends on the other inputs in its batch, so queries are never merged.
+    Each pass runs on one core, so scores do not depend on `threads`.
 
     The constructor checks the files. A worker thread loads them on the first call that needs them.
 
@@ -76,7 +76,7 @@ class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
         return _Plan(clozes, labels, one_query(num_tokens))
 
     async def shortened(self, query: Query) -> list[list[int]]:
-        """Return all token ids: the fingerprint does not determine the maximum length."""
+        # All token ids: the fingerprint does not determine the maximum length.
         return [cloze.ids for cloze in (await self._prepared(query)).clozes]
 
     def _run(self, query: Query, plan: _Plan) -> Answer:
@@ -93,22 +93,18 @@ class _MaskedModel:
         options = onnxruntime.SessionOptions()
         # One core per pass, because a sum over several threads rounds differently.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 4  # Failures are exceptions, so logging to stderr is disabled.
+        options.log_severity_level = 4  # No logs on stderr, as failures raise exceptions.
         try:
             self._session = onnxruntime.InferenceSession(
                 str(model_file), options, providers=["CPUExecutionProvider"]
             )
-        except Exception as exc:  # The library has no base class for its errors.
+        except Exception as exc:  # The library's errors have no common base class.
             raise BackendError(f"{model_file.parent}: cannot load the model: {exc}") from exc
 
     def log_probs(
         self, clozes: Sequence[Cloze], label_ids: Sequence[int]
     ) -> tuple[tuple[float, ...], ...]:
-        """Run forward passes over batches of similar length.
-
-        Returns:
-            Shape (len(clozes), len(label_ids)), nats over the whole vocabulary, float32 numbers.
-        """
+        """Return log-probabilities over the whole vocabulary, shape (clozes, labels), nats."""
         rows: dict[int, tuple[float, ...]] = {}
         order = sorted(range(len(clozes)), key=lambda at: len(clozes[at].ids))
         for start in range(0, len(order), _GROUP):
@@ -135,7 +131,7 @@ class _MaskedModel:
         }
         try:
             (output,) = self._session.run(["logits"], feed)
-        except Exception as exc:  # As above: no base class.
+        except Exception as exc:  # As above.
             raise BackendError(f"onnxruntime failed: {exc}") from exc
         logits = output.astype(np.float64)
         logits -= logits.max(axis=1, keepdims=True)

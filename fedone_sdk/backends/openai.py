@@ -17,32 +17,26 @@ from fedone_sdk.backends.chat import Message, is_chat, messages_of, refuse_mask
 from fedone_sdk.backends.completions import Choice, Completion, requests_of
 from fedone_sdk.backends.label_words import LabelWatch
 from fedone_sdk.backends.model_server import ModelServer, ServerBackend
-from fedone_sdk.backends.request_form import WITHOUT, Contents, RequestForm
+from fedone_sdk.backends.request_form import CONTINUING, WITHOUT, Contents, RequestForm
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused, LabelWordError
 from fedone_sdk.messages.base import SERVED_BY
 from fedone_sdk.task import Rendered
 
 MAX_INPUT_TOKENS = 1024
-"""Default of `max_input_tokens`."""
 
-_MAX_BYTES = 4 * 1024 * 1024  # Of an answer to one input, or of the list of models.
+_MAX_BYTES = 4 * 1024 * 1024  # An answer to one input, or the list of models, is shorter.
 _CHOICE_TOKENS = 64  # Enough for a label word inside JSON.
 _COMPLETIONS_OVERHEAD = 4  # The start token, for models that have one.
 _WEIGHTS = ("n_params", "size", "ftype")
-_CODES = "take codes, such as ' A', with a slot of candidates: codes"
+_ADVICE = "use codes, such as ' A', with a slot of candidates: codes"
 
 
 class _Prepared(NamedTuple):
-    """An input as messages.
-
-    Attributes:
-        least: Prompt tokens that it has at least.
-        is_shortened: Whether it was too long.
-    """
+    """An input as messages."""
 
     contents: Contents
-    least: int
+    least: int  # Lower bound on the prompt tokens.
     worst: Usage
     is_shortened: bool
 
@@ -52,15 +46,15 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     Log-probabilities come from the most likely tokens that the provider shows, up to 20. A label's
     log-probability is the logsumexp over the shown tokens that spell its whole word, ignoring case
-    and a leading space; a token that is only the start of the word does not count. A label that is
-    not shown gets an upper bound: the smaller of the least likely shown token and the probability
-    that the shown tokens leave. `Answer.censored` counts these labels.
+    and a leading space; a token that is only the start of the word does not count. A label without
+    a shown token gets an upper bound: the smaller of the least likely shown token and the
+    probability that the shown tokens leave. `Answer.censored` counts these labels.
 
     The form of requests is adapted to the server's refusals (`RequestForm`).
 
-    The arguments are keys of ``kind: openai``. A `model` in the form of a result's ``models``, with
-    its ``system_fingerprint``, refuses answers of another one. Without `log_probs` it answers
-    ``choice`` instead of ``labels``, and with a number of samples ``counts``.
+    The arguments are keys of ``kind: openai``. `model` may have a ``system_fingerprint``, as in
+    ``models`` of a result; answers with another fingerprint are refused. With `log_probs` false the
+    backend answers ``choice`` instead of ``labels``, with a number of samples ``counts``.
     """
 
     bounds = frozenset({"queries", "requests", "tokens", "prompt_tokens", "completion_tokens"})
@@ -119,7 +113,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         )
         self._counter: tokens.TokenCounter | None = None
         self._weights = ""  # Set by `check`.
-        self._down: BackendError | None = None  # Why the list of models was not read.
+        self._list_error: BackendError | None = None  # Why the list of models was not read.
         self._watch = LabelWatch(model=self._model, url=server.url, written=not self._log_probs)
 
     @property
@@ -127,8 +121,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         """``openai:<host>:<model>``, plus settings that change scores and differ from the default.
 
         After `check`, it also has the size and quantisation of the weights if the server lists
-        them (llama.cpp, where the model's name is arbitrary). `Answer.model` has the version that
-        the provider reports.
+        them: the server of llama.cpp does, where the model's name is arbitrary.
         """
         settings = {
             "system_fingerprint": self._pinned or None,
@@ -143,24 +136,17 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     @property
     def at_once(self) -> int:
-        """Sampled answers that one request gives, at most."""
         return self._form.at_once
 
     async def score(self, query: Query) -> Answer:
         """Send one request for a query of one input.
 
-        The answer is None if the provider filters the answer, the model refuses it, or it is empty.
-        With several samples, those count that are none of these.
+        The answer is None if the provider filters it, the model refuses, or it is empty. Of several
+        samples, only the others count.
 
         Raises:
-            BackendError: The input has a mask, or is too long without its text fields.
-            BackendRefused: The provider filters the input, or refuses it or its form.
-            BackendUnavailable: The server is unavailable, or the next attempt has another form.
-            BackendBlocked: Key, quota, model or settings must change.
-            LabelsNotShown: Most of the first answers showed none of the label words; no request
-                is sent.
+            LabelsNotShown: Most of the first answers showed none of the label words.
             SpecError: Two label words differ only in case or space.
-            ValueError: The query has more than one input.
         """
         self.check_query(query)
         if len(query.inputs) != 1:
@@ -181,7 +167,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             usage = await self._usage(query, prepared, completion)
             self._check_served(completion)
             answer = self._read(query, completion, words)
-        except ValidationError:  # It quotes the answer.
+        except ValidationError:  # Its message quotes the answer.
             raise self._server.unreadable() from None
         except BackendError as exc:
             exc.url, exc.usage = self._server.url, usage or exc.usage
@@ -195,24 +181,22 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         )
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Check label words, form, and that the server lists the model, at no cost."""
         words = completions.spellings(label_words)
         counter = await self._in(self._token_thread, self._loaded)
         if self._log_probs and counter.exact:
             for given, word in zip(label_words, words, strict=True):
-                spelled = {word, word.capitalize(), word.upper(), given.strip()}
-                if all(counter.count(space + one) != 1 for one in spelled for space in ("", " ")):
-                    raise LabelWordError(given, counter.tokens(given), _CODES)
+                texts = {word, word.capitalize(), word.upper(), given.strip()}
+                if all(counter.count(space + text) != 1 for text in texts for space in ("", " ")):
+                    raise LabelWordError(given, counter.tokens(given), _ADVICE)
         entry = await self._listed()
         if entry is not None:
-            self._form.identify(entry.get("owned_by"))
+            self._form.continuing = CONTINUING.get(str(entry.get("owned_by")))
             meta = entry.get("meta")
             if isinstance(meta, dict):
                 self._weights = _suffix({name: meta.get(name) for name in _WEIGHTS})
         self._check_form(form)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """`batch_size` inputs of the maximum length."""
         scores: Want = "labels" if self._log_probs or self.samples else "choice"
         written = self._written("text" if max_tokens else scores, max_tokens)
         requests = batch_size * len(written)
@@ -220,22 +204,18 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         return one_query(num_tokens, batch_size * sum(written), requests)
 
     async def quote(self, query: Query) -> Usage:
-        """Return the counted tokens of the inputs, and the bound on the generated ones."""
         inputs = [await self._prepared(query.part([at])) for at in range(len(query.inputs))]
         return sum((one.worst.without_queries() for one in inputs), Usage(queries=1))
 
     async def shortened(self, query: Query) -> Sequence[object]:
-        """Return the messages of each input that is too long."""
         inputs = [await self._prepared(query.part([at])) for at in range(len(query.inputs))]
         return [one.contents if one.is_shortened else None for one in inputs]
 
     async def special_tokens(self, text: str) -> list[str]:
-        """Return the special tokens of the model in a text, if its tokeniser is at hand."""
         counter = await self._in(self._token_thread, self._loaded)
         return counter.special_tokens(text)
 
     def reset(self) -> None:
-        """Reset the count of answers that show the label words."""
         self._watch.reset()
 
     # From an input to messages
@@ -275,20 +255,20 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if not is_chat(parts):
             return
         if self._api == "completions":
-            raise BackendError("the task is a chat, but api: completions takes none: set api: chat")
+            raise BackendError("the task is a chat, which needs api: chat, not api: completions")
         if self._form.continuing is None and messages_of(parts)[-1].role == "assistant":
-            raise self._down or BackendError(
+            raise self._list_error or BackendError(
                 "the server is not known to continue an answer that the task begins: remove "
                 "task.chat.assistant (llama.cpp's server and vLLM support it)",
                 url=self._server.url,
             )
 
     def _written(self, want: Want, max_tokens: int, samples: int = 1) -> list[int]:
-        """Return the largest number of tokens that each request of one input may write."""
+        """Return the maximum number of generated tokens of each request for one input."""
         if want == "text":
             return [max_tokens]
         if want == "labels" and self.samples:
-            return [_CHOICE_TOKENS * more for more in requests_of(self.samples, self.at_once)]
+            return [_CHOICE_TOKENS * num for num in requests_of(self.samples, self.at_once)]
         return [1 if want == "labels" else _CHOICE_TOKENS * samples]
 
     def _schema(self, query: Query) -> dict[str, Any] | None:
@@ -320,8 +300,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     def _check_served(self, completion: Completion) -> None:
         if self._pinned and completion.system_fingerprint != self._pinned:
             raise BackendBlocked(
-                f"the answer is of {completion.version!r}, the run asks for system_fingerprint "
-                f"{self._pinned}: change model"
+                f"the answer is from {completion.version!r}, and backend.model has "
+                f"system_fingerprint {self._pinned}: change model"
             )
         if completion.service_tier not in (None, self._service_tier or completion.service_tier):
             raise BackendBlocked(
@@ -330,7 +310,6 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             )
 
     def _read(self, query: Query, completion: Completion, words: Sequence[str]) -> Answer:
-        """Return what the choices say, without the facts of the request."""
         choices = completion.choices
         if query.want == "labels":
             row, censored = self._shown(query, choices[0], words)
@@ -358,7 +337,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         """Return the labels' log-probabilities, and how many of them are upper bounds."""
         top = None if choice.withheld else choice.top()
         if top is None and not choice.withheld:
-            # llama.cpp's server omits them if a token ends inside a character.
+            # llama.cpp's server omits the tokens if one of them ends inside a character.
             raise self._form.no_log_probs(sometimes=self._form.continuing is not None)
         if not top:
             return None, 0
@@ -366,7 +345,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             row, censored = completions.label_log_probs(top, choice.first_token(), words)
         except ValueError as exc:
             raise BackendRefused(
-                f"{exc}, so they are no probabilities: {WITHOUT}, or take another server"
+                f"{exc}, which must be at most 1: {WITHOUT}, or use another server"
             ) from exc
         shown = [token.text for token in top]
         self._watch.note(query.label_words, shown, device=query.device)
@@ -393,8 +372,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             reply = await self._server.send("/models")
         if reply.status == 401:
             raise self._server.error_of(reply)
-        if reply.is_error:  # The list may be forbidden, or down; the first request decides.
-            self._down = self._server.error_of(reply) if reply.status >= 500 else None
+        if reply.is_error:  # The key may have no access to the list, and yet to the model.
+            self._list_error = self._server.error_of(reply) if reply.status >= 500 else None
             return None
         listed = reply.body.get("data") if isinstance(reply.body, dict) else reply.body
         by_name: dict[str, Mapping[str, Any]] = {}

@@ -16,7 +16,7 @@ from fedone_sdk.spec import LimitsSpec
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """One request's amount of a unit; `total` is the sum of all up to it, as quoted."""
+    """A sent request's amount of a unit, and the quoted amounts of all requests up to it."""
 
     at: float
     amount: int
@@ -25,7 +25,7 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Meter:
-    """Counts one unit against a configured limit, if any, and the provider's remaining limit."""
+    """Counts a unit against the configured limit and the provider's remaining limit."""
 
     per_minute: float | None
     _recent: deque[_Sent] = field(default_factory=deque)
@@ -35,13 +35,13 @@ class _Meter:
     _allowed_until: float = 0.0
 
     def ready_at(self, amount: int, now: float) -> float:
-        """Return the time at which an amount may be sent; a past time means now."""
+        """Return the time from which an amount may be sent; it may be past."""
         ready = 0.0
         if now < self._allowed_until and self._total + amount > self._allowed:
             ready = self._allowed_until
         if self.per_minute is None:
             return ready
-        # A limit below one per minute is one in a longer window.
+        # A limit below one per minute allows one in a longer window.
         window_s = max(60.0, 60.0 / self.per_minute)
         while self._recent and self._recent[0].at + window_s <= now:
             self._recent.popleft()
@@ -78,12 +78,12 @@ class RateLimiter:
     """Delays requests until the rate limits allow them.
 
     In any window of a minute, requests and tokens stay within the limits, bursts included. The
-    provider's remaining limits (`Answer.limits`) hold until their reset, and a requested pause
+    provider's remaining limits (`Answer.limits`) apply until their reset, and a requested pause
     (`BackendUnavailable.retry_after_s`) applies to all requests. Payers take turns (round robin),
-    so that a payer with many waiting requests does not delay one with few.
+    so that a payer with many waiting requests does not delay other payers.
 
     Tokens count as quoted until the answer reports their number. A request with more tokens than
-    the limit per minute is sent after a minute without others.
+    the limit per minute is sent after a minute without other requests.
 
     One instance serves one event loop at a time.
 
@@ -133,11 +133,11 @@ class RateLimiter:
         return asyncio.get_running_loop().time() + min(seconds, self._max_wait_s)
 
     def refuse_waiting(self, reason: BackendBlocked) -> None:
-        """Fails all waiting requests with this reason, without sending them."""
+        """Fail all waiting requests with this reason."""
         for queue in self._queues.values():
             for waiter in queue:
                 if not waiter.turn.done():
-                    # A copy each: a shared exception would collect the traceback of every waiter.
+                    # Copies, because a shared exception would collect every waiter's traceback.
                     refusal = BackendBlocked(reason.summary, usage=NOTHING, **reason.private)
                     waiter.turn.set_exception(refusal)
         self._queues.clear()
@@ -151,14 +151,14 @@ class RateLimiter:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._pump_soon()  # The cancelled request may have been the first in line.
-            elif turn.exception() is None:  # It was cancelled after it got its turn.
+            elif turn.exception() is None:  # The request was cancelled after it got its turn.
                 for sent in turn.result():
                     sent.amount = 0
                 self._end()
             raise
 
     def _pump(self) -> None:
-        """Give the next request its turn: one per turn of the loop, as sending takes its time."""
+        """Give the next request its turn. One request starts per turn of the event loop."""
         loop = asyncio.get_running_loop()
         self._pumping = None
         if self._under_way >= self._concurrency or (head := self._next()) is None:

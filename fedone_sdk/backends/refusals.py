@@ -1,4 +1,4 @@
-"""What a refusal concerns: one input, or every input of a form."""
+"""Whether a model refuses one input, or every input of a form."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class _Form:
     refused: int = 0  # In a row.
     # Devices of these refusals; None for other callers.
     devices: set[tuple[str, ...] | None] = field(default_factory=set)
-    probed_at: int = 1  # Number of refusals at which the neutral input is sent.
-    deciding: bool = False
+    probe_at: int = 1  # Number of refusals after which the neutral input is sent.
+    is_probing: bool = False
     blocked: FormBlocked | None = None
 
     @property
     def unsure(self) -> bool:
-        return self.blocked is None and self.refused >= (self.probed_at if self.answered else 1)
+        return self.blocked is None and self.refused >= (self.probe_at if self.answered else 1)
 
     @property
     def hopeless(self) -> bool:
@@ -47,112 +47,101 @@ class _Form:
 
 
 class Refusals:
-    """Decides by evidence whether a refused request concerns its input or all inputs of its form.
+    """Decides whether a refusal concerns one input or all inputs of a form.
 
-    The neutral input of a form has a fixed word in place of each field and prompt. It is sent after
-    a refusal while no input of the form was answered, and after `_IN_A_ROW` refusals in a row. If
-    it is answered, the refusals concern the inputs, which fail. If it is refused too, no input can
-    pass, and all requests of this form are refused until `reset`. It has nothing of the caller's,
-    so a caller cannot block the form for others. A form is also refused after `_MAX_IN_A_ROW`
-    refusals, of the server's own inputs or of several callers.
+    The form of an input is all but the texts of its fields and prompt. The neutral input of a form
+    has a fixed word in their place. It is sent after a refusal while no input of the form has been
+    answered, and after `_IN_A_ROW` refusals in a row. If the neutral input is answered, the
+    refusals concern the inputs, which fail. If it is refused, all requests of this form are refused
+    until `reset`. It has no text of the caller, so that no caller can block the form for others. A
+    form is also refused after `_MAX_IN_A_ROW` refusals in a row, unless all come from one device.
 
     Args:
-        ask: Sends one request, which calls `admit` before each attempt.
+        ask: Sends one request, and calls `admit` before each attempt.
     """
 
     def __init__(self, ask: Callable[[Query], Awaitable[Answer]]) -> None:
         self._ask = ask
-        self._forms: OrderedDict[object, _Form] = OrderedDict()
+        self._forms: OrderedDict[Query, _Form] = OrderedDict()
         self._logged: set[str] = set()
 
     @property
     def unsure(self) -> bool:
-        """Whether a form may be refused, so that its requests should be sent one at a time."""
+        """Whether a form may be refused, so that requests are sent one at a time."""
         return any(form.unsure for form in self._forms.values())
 
     def admit(self, query: Query) -> None:
         """Raise `FormBlocked` if every input of this form is refused."""
         if not any(form.blocked for form in self._forms.values()):
             return
-        blocked = self._form(query).blocked
-        if blocked is not None:  # A copy without the traceback, which contains private texts.
+        blocked = self._form(_neutral(query)).blocked
+        if blocked is not None:  # A copy, because the traceback refers to private texts.
             raise FormBlocked(blocked.summary, usage=NOTHING, **blocked.private)
 
     async def run(self, query: Query) -> Answer:
-        """Return the answer to a request; a refused input's is None, at the cost of all requests.
+        """Return the answer to a request; None for a refused input. The neutral input is paid too.
 
         Raises:
-            BackendRefused: A request of several inputs was refused; it is not known for which.
+            BackendRefused: A request of several inputs was refused.
             FormBlocked: Every input of this form is refused.
         """
-        form = self._form(query)
+        neutral = _neutral(query)
+        form = self._form(neutral)
         try:
             answer = await self._ask(query)
         except BackendRefused as exc:
             if len(query.inputs) > 1:
                 raise
             form.devices.add(query.device)
-            spent = await self._decide(form, _neutral(query), exc)
-            self._log(exc)
+            spent = await self._decide(form, neutral, exc)
+            if exc.summary not in self._logged:  # Once per reason: there may be many inputs.
+                self._logged.add(exc.summary)
+                _log.warning("the model refused an input, which counts as failed", reason=str(exc))
             return failed(query, spent)
-        form.answered, form.refused, form.probed_at = True, 0, _IN_A_ROW
+        form.answered, form.refused, form.probe_at = True, 0, _IN_A_ROW
         form.devices.clear()
         return answer
 
     def reset(self) -> None:
-        """Clear the evidence."""
+        """Forget all refusals and answers."""
         self._forms.clear()
 
     async def _decide(self, form: _Form, neutral: Query, refusal: BackendRefused) -> Usage:
-        """Return the usage of the refused request and of the neutral one, if that was sent."""
+        """Return the usage of the refused request and of the neutral input, if that was sent."""
         form.refused += 1
         spent = refusal.usage or NOTHING
         if form.hopeless:
             self._block(form, f"the model refused {form.refused} inputs in a row", refusal, spent)
-        if form.deciding or form.refused < form.probed_at:
+        if form.is_probing or form.refused < form.probe_at:
             return spent
-        form.deciding = True
+        form.is_probing = True
         try:
             spent += (await self._ask(neutral)).usage
         except BackendRefused as exc:
             spent += exc.usage or NOTHING
             self._block(form, "the model refuses every input, also a neutral one", exc, spent)
         finally:
-            form.deciding = False
-        form.probed_at = max(_IN_A_ROW, 2 * form.refused)
+            form.is_probing = False
+        form.probe_at = max(_IN_A_ROW, 2 * form.refused)
         return spent
 
     def _block(self, form: _Form, what: str, refusal: BackendRefused, spent: Usage) -> NoReturn:
         form.blocked = FormBlocked(f"{what}: {refusal.summary}", usage=spent, **refusal.private)
         raise form.blocked from refusal
 
-    def _form(self, query: Query) -> _Form:
-        key = _form_key(query)
+    def _form(self, neutral: Query) -> _Form:
+        key = replace(neutral, payer=None)
         form = self._forms.setdefault(key, _Form())
         self._forms.move_to_end(key)
         while len(self._forms) > _MAX_FORMS:
             self._forms.popitem(last=False)
         return form
 
-    def _log(self, refusal: BackendRefused) -> None:
-        if refusal.summary not in self._logged:  # Once per reason: there may be many inputs.
-            self._logged.add(refusal.summary)
-            _log.warning("the model refused an input, which counts as failed", reason=str(refusal))
-
 
 def failed(query: Query, usage: Usage) -> Answer:
     """Return the answer to a query whose inputs all failed."""
     nothing = (None,) * len(query.inputs)
     return Answer(log_probs=nothing, texts=nothing if query.want == "text" else (), usage=usage)
-
-
-def _form_key(query: Query) -> object:
-    """Return a key that is equal for two queries if their neutral queries are."""
-    parts = tuple(
-        (kind, "" if kind in ("field", "prompt") else text) for kind, text in query.inputs[0]
-    )
-    asked = query.want, query.label_words, bool(query.references), query.samples
-    return parts, *asked, query.max_tokens, query.stop, query.schema
 
 
 def _neutral(query: Query) -> Query:

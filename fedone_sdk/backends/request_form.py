@@ -16,7 +16,7 @@ from fedone_sdk.errors import BackendBlocked, BackendRefused, BackendUnavailable
 _log = structlog.get_logger(__name__)
 
 WITHOUT = "set log_probs: false with loss: zero_one, or log_probs: {samples: 8}"
-"""What to change for a model without log-probabilities."""
+"""Advice for a model without log-probabilities."""
 
 _TOP = 20  # OpenAI's maximum of top_logprobs.
 _SMALL_TOP = 5  # The maximum of many other servers.
@@ -32,21 +32,21 @@ _SCHEMA = (
     "structured output",
 )
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
-_CONTINUING: Mapping[str, Mapping[str, Any]] = {
+CONTINUING: Mapping[str, Mapping[str, Any]] = {
     "llamacpp": {},
     "vllm": {"add_generation_prompt": False, "continue_final_message": True},
 }
-"""Servers that continue a last message of the assistant, by the `owned_by` of their models, with
-the extra fields that their requests need."""
+"""Extra fields of a request whose last message is the assistant's, by the `owned_by` of the model;
+other servers do not continue such a message."""
 
 Contents = Sequence[tuple[str, str]]
 """One input as messages: (role, text) pairs."""
 
 
 def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the field of a request that holds an answer to a JSON Schema.
+    """Return the field of a request that constrains an answer to a JSON Schema.
 
-    OpenAI's strict form takes closed objects only, and not every keyword.
+    OpenAI's strict form supports closed objects only, and not every keyword.
     """
     strict = schema.get("additionalProperties") is False and "maxLength" not in json.dumps(schema)
     answer = {"name": "answer", "strict": strict, "schema": schema}
@@ -56,12 +56,12 @@ def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
 class RequestForm:
     """Builds the requests to a server, and adapts their form to its refusals.
 
-    A refusal may name the limit of completion tokens, the number of tokens to show, the number of
-    answers to one request, the temperature, the JSON schema, or the form of messages. Each of these
-    is changed once and logged; the refusal is then a `FormChanged`.
+    A refusal may name the limit of completion tokens, the number of shown tokens, the number of
+    answers, the temperature, the JSON schema, or the form of messages. The form then changes in
+    this point, once, and the refusal is raised as `FormChanged`.
 
     Attributes:
-        at_once: Sampled answers that one request gives, at most.
+        at_once: Maximum number of sampled answers per request.
         continuing: Fields of a request that continues a message of the assistant; None if the
             server is not known to support that.
         shows_labels: Whether an answer has shown log-probabilities.
@@ -87,10 +87,6 @@ class RequestForm:
         self._num_top = _TOP
         self._changes: set[str] = set()
 
-    def identify(self, owner: object) -> None:
-        """Take the `owned_by` of the server's model."""
-        self.continuing = _CONTINUING.get(str(owner))
-
     def body(
         self, query: Query, contents: Contents, max_tokens: int, schema: dict[str, Any] | None
     ) -> dict[str, Any]:
@@ -98,7 +94,7 @@ class RequestForm:
         num_top = self._num_top if query.want == "labels" else None
         body: dict[str, Any] = {"model": self._server.model, "service_tier": self._tier}
         if "temperature" not in self._changes:
-            # Servers may scale log-probabilities by it; a written answer must not be random.
+            # At 1, servers do not scale log-probabilities; at 0, a written answer is not random.
             body["temperature"] = 0 if query.want in ("choice", "text") else 1
         if not self._is_chat:
             body |= {"prompt": contents[0][1], "max_tokens": max_tokens, "logprobs": num_top}
@@ -129,17 +125,16 @@ class RequestForm:
         ]
 
     def adapt(self, reply: Reply, contents: Contents, samples: int) -> None:
-        """Change the form of the next requests to what a refusal names, each part once.
+        """Change the form of the next requests in the point that a refusal names.
 
         Args:
             reply: The refusal.
-            contents: Of the refused request; a server may quote it.
-            samples: Answers that the query asked for.
+            contents: The contents of the refused request, which a server may quote.
+            samples: Number of answers that the query asked for.
 
         Raises:
             FormChanged: The next attempt has another form.
-            BackendRefused: The input does not fit the model.
-            BackendBlocked: A setting must change.
+            BackendError: The input does not fit the model, or a setting must change.
         """
         if reply.status not in (400, 403, 422):
             return
@@ -165,7 +160,7 @@ class RequestForm:
                 self._num_top = _SMALL_TOP
                 raise self._changed(f"it shows at most {_SMALL_TOP} tokens")
             raise self.no_log_probs()
-        # Some servers name it in refusals of an input that is too long.
+        # Some servers name max_tokens in refusals of an input that is too long.
         other = _OTHER_NAME[self._max_tokens_name]
         renamed = (other in text or _UNKNOWN.search(text)) and "context" not in text
         if names(self._max_tokens_name) and renamed and self._once("max_tokens"):
@@ -173,41 +168,38 @@ class RequestForm:
             raise self._changed(f"it expects {other}")
         if self.at_once > 1 and (param == "n" or re.search(r"\bn\b|candidate_?count", text)):
             self.limit_answers(max(min(samples, self.at_once) // 2, 1))
-            raise self._changed(f"at most {self.at_once} answers to one request")
+            raise self._changed(f"at most {self.at_once} answers per request")
         if names("temperature") and self._once("temperature"):
             raise self._changed("without temperature, so written answers are random")
         if contents[0][0] == "system" and names(*_SYSTEM) and self._once("system"):
-            raise self._changed("the system message is the beginning of the user's")
+            raise self._changed("the system message moves to the start of the user's message")
         if names("array", "list") and names("content", "messages") and self._once("parts"):
             raise self._changed("messages are lists of parts")
         if names(*_SCHEMA) and self._once("schema"):
             raise self._changed("without a JSON schema, so answers may have another form")
         if self._effort is not None and names("reasoning"):
             raise BackendBlocked(
-                f"model {self._server.model!r} does not take reasoning_effort {self._effort!r}: "
-                "change it or leave it out",
+                f"model {self._server.model!r} does not support reasoning_effort "
+                f"{self._effort!r}: change it or leave it out",
                 **facts,
             )
 
     def limit_answers(self, at_once: int) -> None:
-        """Take how many answers the server gives to one request."""
+        """Set the maximum number of answers per request."""
         self.at_once = at_once
         url = self._server.url
         _log.warning("samples need more requests", url=url, answers_per_request=at_once)
 
     def no_log_probs(self, *, sometimes: bool = False) -> BackendUnavailable | BackendBlocked:
-        """Return the error for an answer without log-probabilities.
-
-        A retry may succeed if the model has shown them, or shows them `sometimes`: services with
-        several servers differ per answer.
-        """
+        """Return the error for an answer without log-probabilities."""
+        # A retry may succeed: the servers behind one service may differ.
         if sometimes or self.shows_labels:
             return BackendUnavailable("an answer without log-probabilities", usage=ONE_REQUEST)
         effort = ""
         if self._is_chat and self._effort is None:
             effort = " (a reasoning model may show them with reasoning_effort: none)"
         return BackendBlocked(
-            f"model {self._server.model!r} shows no log-probabilities: {WITHOUT}, or take another "
+            f"model {self._server.model!r} shows no log-probabilities: {WITHOUT}, or use another "
             f"model{effort}",
             usage=ONE_REQUEST,
         )
@@ -216,7 +208,7 @@ class RequestForm:
         """Return the error for an answer that ends before its text begins."""
         return BackendRefused(
             f"model {self._server.model!r} reasons until its tokens are used up: set "
-            "reasoning_effort: none (or its lowest), or take another model",
+            "reasoning_effort: none (or its lowest), or use another model",
             usage=ONE_REQUEST,
         )
 

@@ -10,15 +10,10 @@ from dataclasses import replace
 
 import structlog
 
+from fedone_sdk import errors
 from fedone_sdk.backends.base import Answer, Want
 from fedone_sdk.budget import NOTHING
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendError,
-    BackendUnavailable,
-    FormBlocked,
-    FormChanged,
-)
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable
 from fedone_sdk.spec import RetrySpec
 
 _log = structlog.get_logger(__name__)
@@ -30,31 +25,30 @@ _FIRST_WAIT_S = 0.5
 class Retries:
     """Repeats requests after `BackendUnavailable`, with a circuit breaker.
 
-    Delays between attempts use exponential backoff with full jitter, in addition to the pause that
-    the provider requests, and are at most `max_wait_s`. The answer's usage is that of all attempts
-    whose cost is known; each attempt is charged when it is sent.
+    The delay before an attempt is the pause that the provider requests, plus exponential backoff
+    with full jitter, and at most `max_wait_s`. The answer's usage is the sum over all attempts of
+    known cost; each attempt is charged when it is sent.
 
-    The first request of each kind is sent alone, so that a wrong key or setting costs one request;
-    so is the next request whenever `alone` asks for it.
+    The first request of each kind is sent alone, so that a wrong key or setting costs one request.
+    The next request is sent alone too while `alone` returns true.
 
     The breaker opens after `breaker_failures` failed attempts in a row, over all requests, or at
-    the first `BackendBlocked`. While it is open, all requests, including waiting ones, fail with
-    `BackendBlocked`, and only pending ones complete. After a pause of `max_wait_s`, or after
-    `reset`, one probe request is sent, and all others wait for its result. `FormBlocked` does not
-    open the breaker, because it concerns one task.
+    the first `BackendBlocked`. While it is open, requests fail with `BackendBlocked`, also those
+    that wait; requests that are already sent complete. After `max_wait_s`, or after `reset`, one
+    request is sent as a probe, and all others wait for its result. `FormBlocked` does not open the
+    breaker, because it concerns one task.
 
     Args:
-        spec: The numbers of attempts and of failures in a row that open the breaker, and the
-            longest delay.
+        spec: Number of attempts, number of failures that open the breaker, and the longest delay.
         on_open: Called with the reason when the breaker opens.
-        alone: Whether no request may start while another probe is pending.
+        alone: Returns whether the next request must be sent alone.
     """
 
     def __init__(
         self,
         spec: RetrySpec,
         *,
-        on_open: Callable[[BackendBlocked], None],
+        on_open: Callable[[BackendBlocked], None] | None,
         alone: Callable[[], bool],
     ) -> None:
         self._spec = spec
@@ -69,17 +63,13 @@ class Retries:
         self._probe: asyncio.Future[None] | None = None
 
     async def run(self, want: Want, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Return the answer of the first successful attempt.
-
-        Raises:
-            BackendBlocked: The breaker is open, or a setting, key or quota must change.
-        """
+        """Return the answer of the first successful attempt."""
         spent, failures = NOTHING, 0
         while True:
             try:
                 answer = await self._attempt(want, ask)
                 return replace(answer, usage=answer.usage + spent)
-            except FormChanged as exc:  # Finite: a form does not change back.
+            except errors.FormChanged as exc:  # The loop ends: a form does not change back.
                 spent += exc.usage or NOTHING
                 continue
             except BackendUnavailable as exc:
@@ -93,13 +83,13 @@ class Retries:
 
     @property
     def trouble(self) -> str | None:
-        """Why the breaker is open; None once the pause is over and a probe may be sent."""
+        """Why the breaker is open; None after the pause, when a probe may be sent."""
         if self._refusal is not None and asyncio.get_running_loop().time() < self._refuse_until:
             return str(self._refusal)
         return None
 
     def reset(self) -> None:
-        """Make the next request the probe, without the pause before it."""
+        """End the pause, so that the next request is the probe."""
         self._refuse_until = 0.0
 
     async def _attempt(self, want: Want, ask: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -107,7 +97,7 @@ class Retries:
         openings = self._openings
         try:
             answer = await ask()
-        except FormBlocked:
+        except errors.FormBlocked:
             self._answered(want, openings)  # Other tasks may work.
             raise
         except BackendBlocked as exc:
@@ -115,7 +105,7 @@ class Retries:
                 self._failures = 0
                 self._open(exc)
             raise
-        except FormChanged:
+        except errors.FormChanged:
             raise  # `want` stays untried, so that the next form is sent alone too.
         except BackendUnavailable as exc:
             if openings != self._openings:
@@ -142,7 +132,7 @@ class Retries:
                 probe.set_result(None)
 
     async def _admit(self, want: Want) -> asyncio.Future[None] | None:
-        """Admits a request; the first one, or the first after the pause, becomes the probe."""
+        """Wait until a request may be sent; return a future if it is the probe."""
         while want not in self._tried or self._refusal is not None or self._alone():
             loop = asyncio.get_running_loop()
             if self._probe is not None:
@@ -163,7 +153,8 @@ class Retries:
         _log.warning("the model is not asked any more", reason=str(reason))
         self._opened.set()
         self._opened = asyncio.Event()
-        self._on_open(reason)
+        if self._on_open is not None:
+            self._on_open(reason)
 
     def _answered(self, want: Want, openings: int) -> None:
         self._tried.add(want)

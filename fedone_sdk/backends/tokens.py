@@ -1,4 +1,4 @@
-"""Tokenisers on this machine, truncation to a number of tokens, and counters for remote models."""
+"""Tokenisers on this machine, counters of tokens, and the cut of inputs to a number of tokens."""
 
 from __future__ import annotations
 
@@ -22,41 +22,40 @@ from fedone_sdk.task import Part, Rendered
 OPENAI_CHAT_OVERHEAD = 16
 """Upper bound on OpenAI's tokens for the frame of one user message.
 
-OpenAI's cookbook counts 7: 3 for a message, 1 for its role, 3 that open the answer. The bound has
-a margin for later models, because a quote must not be less than the bill.
+OpenAI's cookbook counts 7: 3 for a message, 1 for its role, 3 for the start of the answer. The
+margin is for later models, because a quote must not be less than the bill.
 """
 
 CHAT_OVERHEAD = 128
-"""The same bound for other servers.
+"""The same bound for other servers, whose chat templates may add a default system message.
 
-Their chat templates may add a default system message. The longest in wide use is that of gpt-oss
-(its name, two dates, the effort, the channels), about 70 tokens.
+The longest in wide use is that of gpt-oss, about 70 tokens.
 """
 
 CHARS_PER_TOKEN = 16
-"""Mean number of characters per token that no text exceeds, but for long runs of one character."""
+"""Upper bound on the mean characters per token of a text, except for long runs of a character."""
 
 Span = tuple[int, int]
 """Start and end of a token, in characters."""
 
-_TIMEOUT_S = 5.0
+_TIKTOKEN_TIMEOUT_S = 5.0
 """Time limit for tiktoken's download of a vocabulary (a few MB, once per machine)."""
 
 _MAX_ENCODED = 50_000
-"""Characters that tiktoken gets at once."""
+"""Maximum characters per call of tiktoken, which panics at long runs of one kind of character."""
 
-_MOST_BYTES_PER_TOKEN = 16
-"""More bytes than a token of a text has in the mean; natural languages have about 4."""
+_MAX_BYTES_PER_TOKEN = 16
+"""Upper bound on the mean bytes per token of a text; natural languages have about 4."""
 
 BYTES_PER_TOKEN = 2
-"""Bytes per token that are assumed of an unknown tokeniser: English has about 4, texts in other
-scripts and code at least 2. If a model counts more, `Billing` learns it from the answers."""
+"""Assumed bytes per token of an unknown tokeniser: English has about 4, texts in other scripts and
+code at least 2. If a model counts more, `Billing` learns it from the answers."""
 
 _FILE = "tokenizer.json"
 
 
 def load_tokenizer(file: Path) -> Any:
-    """Return the tokeniser of ``tokenizers`` in a file, without truncation and padding."""
+    """Load a tokeniser of ``tokenizers``, without truncation and padding."""
     try:
         tokenizer = import_module("tokenizers").Tokenizer.from_file(str(file))
     except Exception as exc:  # The library has no base class for its errors.
@@ -67,7 +66,7 @@ def load_tokenizer(file: Path) -> Any:
 
 
 def special_names(tokenizer: Any, text: str) -> list[str]:
-    """Return the special tokens of a tokeniser of ``tokenizers`` in a text."""
+    """Return the special tokens of a tokeniser in a text."""
     added = tokenizer.get_added_tokens_decoder().values()
     return [token.content for token in added if token.special and token.content in text]
 
@@ -80,20 +79,17 @@ def fit(
     chars: int,
     limit: str,
 ) -> tuple[list[Rendered], int]:
-    """Truncate fields at their ends, the longest first, until the texts have `most` tokens.
+    """Cut fields at their ends, the longest first, until the texts have `most` tokens.
 
     Args:
         texts: Each is tokenised as a whole.
-        most: Tokens of all texts together.
-        offsets: Return the characters that each token of each text covers.
+        most: Maximum number of tokens of all texts together.
+        offsets: Returns the span of each token of each text.
         chars: Characters of a field that are tokenised at most.
-        limit: What sets `most`, for the error.
+        limit: Which limit `most` follows from, for the error.
 
     Returns:
         The texts, and their number of tokens.
-
-    Raises:
-        BackendError: The texts have more tokens without fields.
     """
     fitted = [
         tuple(
@@ -113,10 +109,10 @@ def fit(
                 f"the input is {num_tokens} tokens without its text fields, {limit}: shorten the "
                 "prompt or the template"
             )
-        # Truncation may change the tokens at the border, so the length is measured again.
-        # Each iteration removes at least one character.
-        left = iter(_shortened([*chain(*fitted)], starts, num_tokens - most))
-        fitted = [tuple(islice(left, len(parts))) for parts in fitted]
+        # A cut may change the tokens next to it, so the length is measured again. Each iteration
+        # removes at least one character.
+        shortened = iter(_shortened([*chain(*fitted)], starts, num_tokens - most))
+        fitted = [tuple(islice(shortened, len(parts))) for parts in fitted]
 
 
 def _token_starts(parts: Sequence[Part], offsets: Sequence[Span]) -> list[list[int]]:
@@ -131,7 +127,7 @@ def _token_starts(parts: Sequence[Part], offsets: Sequence[Span]) -> list[list[i
 
 
 def _shortened(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: int) -> Rendered:
-    """Remove `excess` tokens from the ends of the fields, each from the longest field."""
+    """Remove `excess` tokens from the ends of fields, each from the field that is longest then."""
     keep = [len(part_starts) for part_starts in starts]
     for _ in range(min(excess, sum(keep))):
         keep[keep.index(max(keep))] -= 1
@@ -146,7 +142,7 @@ class TokenCounter(ABC):
 
     Attributes:
         exact: Whether the tokens are the model's; else their number is an estimate.
-        chars_per_token: Maximal mean number of characters per token of a text.
+        chars_per_token: Upper bound on the mean characters per token of a text.
     """
 
     exact = True
@@ -154,31 +150,26 @@ class TokenCounter(ABC):
 
     @abstractmethod
     def spans(self, text: str) -> list[Span]:
-        """Start and end of each token in `text`, in characters. Special tokens are plain text."""
+        """Return the span of each token; names of special tokens are plain text."""
 
     def special_tokens(self, text: str) -> list[str]:
-        """Return the special tokens in a text; none if they are not known."""
+        """Return the special tokens in a text; empty if they are unknown."""
         return []
 
     def count(self, text: str) -> int:
-        """Return the number of tokens of `text`."""
+        """Return the number of tokens of a text."""
         return len(self.spans(text))
 
     def least(self, count: int) -> int:
-        """Return how many of the model's tokens a text has at least, given its `count`."""
-        return count if self.exact else -(-count * BYTES_PER_TOKEN // _MOST_BYTES_PER_TOKEN)
+        """Return a lower bound on the model's tokens of a text with this `count`."""
+        return count if self.exact else -(-count * BYTES_PER_TOKEN // _MAX_BYTES_PER_TOKEN)
 
     def tokens(self, text: str) -> list[str]:
-        """Return the tokens of `text`, as text."""
+        """Return the text of each token."""
         return [text[begin:end] for begin, end in self.spans(text)]
 
     def fit(self, texts: Sequence[Rendered], most: int) -> tuple[list[Rendered], int]:
-        """Truncate fields at their ends, the longest first, until the texts have `most` tokens.
-
-        Returns:
-            The texts, and their number of tokens: the sum of each text's, tokenised once if nothing
-            is truncated.
-        """
+        """Cut fields as `fit`; return the texts and their number of tokens."""
 
         def offsets(parts: Sequence[Rendered]) -> list[list[Span]]:
             return [self.spans("".join(part.text for part in text)) for text in parts]
@@ -194,16 +185,14 @@ class EstimatedCounter(TokenCounter):
     chars_per_token = BYTES_PER_TOKEN
 
     def spans(self, text: str) -> list[Span]:
-        """One span per token, from the character with its first byte to the one with its last."""
-        places = [
+        """Return the characters that each run of `BYTES_PER_TOKEN` bytes belongs to."""
+        char_of_byte = [
             index
             for index, character in enumerate(text)
             for _ in character.encode("utf-8", "surrogatepass")
         ]
-        pieces = range(0, len(places), BYTES_PER_TOKEN)
-        return [
-            (places[at], places[min(at + BYTES_PER_TOKEN, len(places)) - 1] + 1) for at in pieces
-        ]
+        runs = range(0, len(char_of_byte), BYTES_PER_TOKEN)
+        return [(char_of_byte[at], char_of_byte[at : at + BYTES_PER_TOKEN][-1] + 1) for at in runs]
 
 
 class _FileCounter(TokenCounter):
@@ -226,7 +215,7 @@ class _TiktokenCounter(TokenCounter):
         self._encoding = encoding
 
     def spans(self, text: str) -> list[Span]:
-        if len(text) > _MAX_ENCODED:  # tiktoken panics at long runs of one kind of character.
+        if len(text) > _MAX_ENCODED:
             parts = range(0, len(text), _MAX_ENCODED)
             return [
                 (start + begin, start + end)
@@ -243,11 +232,11 @@ class _TiktokenCounter(TokenCounter):
 
 
 def find_tokenizer(tokenizer: str | None, model: str) -> Path | None:
-    """Return the path of a model's ``tokenizer.json`` on this machine; None if there is none.
+    """Return the path of a model's ``tokenizer.json`` on this machine; None if not found.
 
     Args:
-        tokenizer: The file, or a folder with it; None looks for one by the model's name.
-        model: A folder with it, or a name in the cache of ``huggingface_hub``.
+        tokenizer: The file or its folder; None searches by the model's name.
+        model: A folder with the file, or a name in the cache of ``huggingface_hub``.
     """
     if tokenizer is not None:
         file = user_path(tokenizer)
@@ -264,38 +253,35 @@ def find_tokenizer(tokenizer: str | None, model: str) -> Path | None:
 
     try:
         cached = huggingface_hub.try_to_load_from_cache(model, _FILE)
-    except ValueError:  # The server's name of the model may not be a name on the hub.
+    except ValueError:  # The server's name of the model may not be a valid name on the hub.
         return None
     return Path(cached) if isinstance(cached, str) else None
 
 
 def fetched_tokenizer(model: str) -> Path | None:
-    """Download the ``tokenizer.json`` of a model on the hub; None if the hub gives none."""
+    """Download the ``tokenizer.json`` of a model on the hub; None if that fails."""
     if model.count("/") != 1 or model.startswith("/"):
         return None
     try:
         return Path(import_module("huggingface_hub").hf_hub_download(model, _FILE))
-    except Exception:  # Its own errors, those of its HTTP client, and ValueError.
+    except Exception:  # Errors of the hub's client, of its HTTP client, and ValueError.
         return None
 
 
-def token_counter(
-    *, model: str, tokenizer: str | None = None, timeout_s: float = _TIMEOUT_S
-) -> TokenCounter:
+def token_counter(*, model: str, tokenizer: str | None = None) -> TokenCounter:
     """Return the most exact counter available. It blocks, as tiktoken may download a vocabulary.
 
     Args:
         model: The provider's name of the model; tiktoken supports OpenAI's models.
-        tokenizer: ``tokenizer.json``, or a folder with it; None looks for one by the model's
-            name, then falls back to tiktoken, then to an estimate.
-        timeout_s: Time limit for tiktoken, in seconds.
+        tokenizer: ``tokenizer.json`` or its folder; None searches by the model's name, then falls
+            back to tiktoken, then to an estimate.
     """
     file = find_tokenizer(tokenizer, model)
     if file is not None and find_spec("tokenizers") is not None:
         return _FileCounter(file)
     if tokenizer is not None:
         raise MissingExtraError("a tokenizer.json", extra="local")
-    encoding, reason = _tiktoken_encoding(model, timeout_s)
+    encoding, reason = _tiktoken_encoding(model)
     if encoding is not None:
         return _TiktokenCounter(encoding)
     structlog.get_logger(__name__).warning(
@@ -308,8 +294,8 @@ def token_counter(
     return EstimatedCounter()
 
 
-def _tiktoken_encoding(model: str, timeout_s: float) -> tuple[Any, str]:
-    """Return the encoding; or None, with the reason."""
+def _tiktoken_encoding(model: str) -> tuple[Any, str]:
+    """Return the encoding; or None, and the reason."""
     if find_spec("tiktoken") is None:
         return None, "tiktoken is not installed"
     loading: Future[Any] = Future()
@@ -320,12 +306,12 @@ def _tiktoken_encoding(model: str, timeout_s: float) -> tuple[Any, str]:
         except Exception as exc:
             loading.set_exception(exc)
 
-    # The download has no time limit. A daemon thread does not block the end of the process.
+    # The download has no time limit, and a daemon thread does not block the end of the process.
     threading.Thread(target=load, name="fedone-tiktoken", daemon=True).start()
     try:
-        return loading.result(timeout_s), ""
+        return loading.result(_TIKTOKEN_TIMEOUT_S), ""
     except TimeoutError:
-        return None, f"tiktoken took over {timeout_s:g} s"
+        return None, f"tiktoken took over {_TIKTOKEN_TIMEOUT_S:g} s"
     except KeyError:
         return None, "tiktoken does not know the model"
     except Exception as exc:  # An error of requests, a bad checksum, a full disk.

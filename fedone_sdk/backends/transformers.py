@@ -32,7 +32,10 @@ _NEEDED_FILES = ("config.json", "tokenizer.json")
 _TEMPLATE_FILE = "chat_template.jinja"
 _SMALL_FILES = (*_NEEDED_FILES, "tokenizer_config.json", "special_tokens_map.json", _TEMPLATE_FILE)
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-"""Files that hold weights, the first kind there."""
+"""Patterns of weight files; the first pattern with a match is used."""
+
+MAX_ROWS = 256
+"""Maximum rows per forward pass; a query of more rows is split, sorted by length."""
 
 Encoder = ClozeEncoder | CausalEncoder
 
@@ -41,35 +44,27 @@ Pick = tuple[int, int, int]
 
 
 class Plan(NamedTuple):
-    """The forward passes of a query. It needs the tokeniser only, not the weights.
+    """The forward passes of a query, planned without the weights."""
 
-    Attributes:
-        rows: The token ids of each sequence; for a text to generate, of each input.
-        texts: The tokens of each text to score of each input.
-        worst: Its usage counts each input with its longest text except for the last token, which
-            the model does not read; of a text to generate, all tokens.
-    """
-
-    rows: list[list[int]]
-    texts: list[list[list[Pick]]]
+    rows: list[list[int]]  # The token ids of each sequence.
+    texts: list[list[list[Pick]]]  # Per input, the tokens of each text to score.
     worst: Usage
 
     @property
     def paid(self) -> Usage:
-        """The usage of the inputs."""
+        """The usage without generated tokens."""
         return Usage(requests=1, prompt_tokens=self.worst.prompt_tokens)
 
 
 class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
     """Backend for a masked model of the RoBERTa family, or a causal model.
 
-    A masked model answers at ``{mask}``, a causal one at the end of the input; the model's
-    ``architectures`` decide. Every query is one forward pass with its own padding; a query of more
-    than `max_batch` rows is split, sorted by length. The softmax over the vocabulary is computed in
-    float32, only at the scored positions.
+    A masked model answers at ``{mask}``, a causal model at the end of the input; the model's
+    ``architectures`` tell which it is. Every query of up to `MAX_ROWS` rows is one forward pass.
+    The softmax over the vocabulary is computed in float32, only at the scored positions.
 
-    The constructor reads the small files, those of a hub model over the network. A worker thread
-    loads the weights on the first call that needs them. Code that comes with a model is never run.
+    The constructor reads the small files, and downloads those of a hub model. A worker thread loads
+    the weights on the first call that needs them. Code that comes with a model is never run.
 
     The arguments are keys of ``kind: transformers``. A model needs ``config.json`` and
     ``tokenizer.json``.
@@ -84,7 +79,6 @@ class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
         *,
         device: str = "auto",
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
-        max_batch: int = 256,
         multi_token_labels: bool = False,
     ) -> None:
         if any(find_spec(name) is None for name in ("torch", "transformers")):
@@ -94,12 +88,12 @@ class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
         self._causal = is_causal(folder)
         if multi_token_labels and not self._causal:
             raise setting_error(
-                "multi_token_labels: must be false for a masked language model, which has one "
-                "token at the mask"
+                "multi_token_labels: must be false for a masked language model, which predicts "
+                "one token"
             )
         self.answers = frozenset({"labels", "reference", "text"} if self._causal else {"labels"})
         self.max_length = read_max_length(folder, causal=self._causal)
-        self._device, self._dtype, self._max_batch = device, dtype, max_batch
+        self._device, self._dtype = device, dtype
         self._multi_token_labels = multi_token_labels
         self._template = chat_template(self._checkpoint) if self._causal else None
         super().__init__(
@@ -110,9 +104,9 @@ class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
     def fingerprint(self) -> str:
         """``transformers:<name>:<version>:<dtype>``, the version in 16 hex digits.
 
-        For a hub model it is the commit. For a folder it is the sha256 over configuration,
-        tokeniser and weights, which takes about a second per gigabyte. The first call that loads
-        the model computes it; reading this property earlier blocks.
+        The version of a hub model is its commit. The version of a folder is the sha256 over
+        configuration, tokeniser and weights, which takes about a second per gigabyte; it is
+        computed when the model is loaded, or by the first access before.
         """
         checkpoint = self._checkpoint
         version = (checkpoint.commit or hash_folder(checkpoint.folder))[:16]
@@ -133,13 +127,8 @@ class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
         return CausalEncoder(file, self.max_length, self._template, multi_token_labels=multi)
 
     def _load_model(self) -> TorchModel:
-        return TorchModel(
-            self._checkpoint,
-            self._loaded_encoder(),
-            device=self._device,
-            dtype=self._dtype,
-            max_batch=self._max_batch,
-        )
+        encoder = self._loaded_encoder()
+        return TorchModel(self._checkpoint, encoder, device=self._device, dtype=self._dtype)
 
 
 def plan_of(encoder: Encoder, query: Query) -> Plan:
@@ -154,11 +143,11 @@ def plan_of(encoder: Encoder, query: Query) -> Plan:
         rows = [cloze.ids for cloze in clozes]
         return Plan(rows, picks, one_query(sum(map(len, rows))))
     if query.want == "text":
-        rows = encoder.starts(query)
+        rows = encoder.encode_for_text(query)
         return Plan(rows, [], one_query(sum(map(len, rows)), query.max_tokens * len(rows)))
     rows, texts, num_tokens = [], [], 0
     for parts, endings in zip(query.inputs, encoder.endings(query), strict=True):
-        # The last token of a text is scored, but not part of the input.
+        # The last token of a text is scored, and not part of the input.
         reserve = max(map(len, endings)) - 1
         start = encoder.encode(parts, reserve=reserve)
         num_tokens += len(start) + reserve
@@ -169,11 +158,11 @@ def plan_of(encoder: Encoder, query: Query) -> Plan:
 def _continued(
     rows: list[list[int]], start: list[int], endings: Sequence[list[int]]
 ) -> list[list[Pick]]:
-    """Add the rows of one input, and return the tokens of its texts."""
+    """Add the rows of one input, and return the tokens of its texts to score."""
     row_of: dict[tuple[int, ...], int] = {}
     texts = []
     for ending in endings:
-        # Texts that differ in the last token only share a row: so do all single tokens.
+        # Texts that differ only in the last token share a row.
         row = row_of.setdefault(tuple(ending[:-1]), len(rows))
         if row == len(rows):
             rows.append([*start, *ending[:-1]])
@@ -185,13 +174,13 @@ class TorchModel:
     """The model and its tokeniser. All methods block, and are not thread-safe."""
 
     def __init__(
-        self, checkpoint: Checkpoint, encoder: Encoder, *, device: str, dtype: str, max_batch: int
+        self, checkpoint: Checkpoint, encoder: Encoder, *, device: str, dtype: str
     ) -> None:
         self._torch = torch = import_module("torch")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.encoder, self._device, self.max_batch = encoder, device, max_batch
-        # Padding is masked out, so any token will do for a causal model.
+        self.encoder, self._device = encoder, device
+        # Padding is masked out, so a causal model may be padded by any token.
         self._pad_id, self._options = 0, {"use_cache": False}
         auto_class = "AutoModelForCausalLM"
         if isinstance(encoder, ClozeEncoder):
@@ -201,7 +190,7 @@ class TorchModel:
         if self.head is None:
             raise BackendError(f"{checkpoint.name}: the model has no language model head")
         if isinstance(encoder, CausalEncoder):
-            # Greedy decoding, in place of the model's recommended sampling.
+            # Greedy decoding replaces the sampling that the model recommends.
             self.module.generation_config = import_module("transformers").GenerationConfig(
                 do_sample=False,
                 pad_token_id=self._pad_id,
@@ -268,22 +257,22 @@ class TorchModel:
             if str(self._device).startswith("cuda"):
                 torch.cuda.empty_cache()
             raise BackendError(
-                f"{self._device} is out of memory at {self.max_batch} rows: "
+                f"{self._device} is out of memory at {MAX_ROWS} rows: "
                 "take dtype bfloat16, a smaller model or a smaller batch_size"
             ) from exc
-        except (RuntimeError, IndexError, ValueError) as exc:  # torch's exception for a bad input.
+        except (RuntimeError, IndexError, ValueError) as exc:  # Raised by torch for a bad input.
             raise BackendError(f"torch failed: {first_line(exc)}") from exc
 
     def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         order = list(range(len(rows)))
-        if len(rows) > self.max_batch:
+        if len(rows) > MAX_ROWS:
             order.sort(key=lambda index: len(rows[index]), reverse=True)
-        for begin in range(0, len(order), self.max_batch):
-            yield order[begin : begin + self.max_batch]
+        for begin in range(0, len(order), MAX_ROWS):
+            yield order[begin : begin + MAX_ROWS]
 
     def _forward(self, rows: Sequence[Sequence[int]], picks: Sequence[Pick]) -> Any:
         """Return the log-probability of each pick: float32, nats, over the whole vocabulary."""
-        # The head is expensive, so it runs once per position, for any number of tokens.
+        # The head is expensive, so it runs once per position.
         positions = list(dict.fromkeys((row, position) for row, position, _ in picks))
         place = {position: index for index, position in enumerate(positions)}
         with self._only(*zip(*positions, strict=True)):
@@ -291,10 +280,10 @@ class TorchModel:
             ids, mask = self._padded(rows, right=True)
             logits = self.module(input_ids=ids, attention_mask=mask, **self._options).logits
         if logits.shape[:2] != (1, len(positions)):
-            raise BackendError("this architecture computes its logits in a way not known here")
+            raise BackendError("this architecture is not supported: its logits have another shape")
         logits = logits[0].float()
-        asked = [(place[row, position], token) for row, position, token in picks]
-        at, tokens = self._torch.tensor(asked, device=self._device).unbind(1)
+        pairs = [(place[row, position], token) for row, position, token in picks]
+        at, tokens = self._torch.tensor(pairs, device=self._device).unbind(1)
         return logits[at, tokens] - logits.logsumexp(1)[at]
 
     def _padded(self, rows: Sequence[Sequence[int]], *, right: bool) -> tuple[Any, Any]:
@@ -309,7 +298,7 @@ class TorchModel:
 
     @contextmanager
     def _only(self, rows: Sequence[int], positions: Sequence[int]) -> Iterator[None]:
-        """Restricts the head to these positions, in a batch of one; M picks give (1, M, ...)."""
+        """Restrict the head to M positions, in a batch of one: its input is (1, M, hidden size)."""
 
         def pick(_: object, args: tuple[Any, ...]) -> tuple[Any, ...]:
             return (args[0][list(rows), list(positions)].unsqueeze(0), *args[1:])
@@ -349,9 +338,9 @@ def _fetch(model: str) -> Path:
     hub = import_module("huggingface_hub")
     try:
         return Path(hub.snapshot_download(model, allow_patterns=list(_SMALL_FILES)))
-    except Exception as exc:  # Its own errors, those of its HTTP client, and ValueError.
+    except Exception as exc:  # Errors of the hub's client, of its HTTP client, and ValueError.
         raise setting_error(
-            f"model: {model!r} is no folder, and the hub does not give it: {first_line(exc)}"
+            f"model: {model!r} is not a folder, and the hub does not have it: {first_line(exc)}"
         ) from exc
 
 
@@ -375,7 +364,7 @@ def chat_template(checkpoint: Checkpoint) -> ApplyTemplate | None:
         flags = {"add_generation_prompt": not answered, "continue_final_message": answered}
         try:
             return str(tokenizer().apply_chat_template(messages, tokenize=False, **flags))
-        except Exception as exc:  # Jinja's, the template's own, and the library's.
+        except Exception as exc:  # Errors of Jinja, of the template, and of transformers.
             roles = ", ".join(message["role"] for message in messages)
             problem = f"the chat template refuses the task's messages ({roles})"
             raise BackendError(f"{checkpoint.name}: {problem}: {first_line(exc)}") from exc
@@ -384,7 +373,7 @@ def chat_template(checkpoint: Checkpoint) -> ApplyTemplate | None:
 
 
 def is_causal(folder: Path) -> bool:
-    """Whether the model in a folder is a causal one; else it is a masked one."""
+    """Whether the model in a folder is causal; else it is masked."""
     names = read_json(folder / "config.json").get("architectures") or []
     if any(name.endswith("ForMaskedLM") for name in names):
         return False
@@ -400,19 +389,19 @@ def is_causal(folder: Path) -> bool:
 def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str) -> Any:
     """Load a model for inference, without dropout and gradients of its weights."""
     torch, transformers = import_module("torch"), import_module("transformers")
+    options: dict[str, Any] = {"trust_remote_code": False, "output_loading_info": True}
     name = checkpoint.name
-    place: dict[str, Any] = {"revision": checkpoint.commit}
     if checkpoint.commit is None:
-        name, place = str(checkpoint.folder), {"local_files_only": True}
+        name, options["local_files_only"] = str(checkpoint.folder), True
+    else:
+        options["revision"] = checkpoint.commit
     logging = transformers.utils.logging
-    bar = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # stderr is not ours.
+    had_bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # A library does not write to stderr.
     try:
-        model, info = getattr(transformers, auto_class).from_pretrained(
-            name, **place, dtype=dtype, trust_remote_code=False, output_loading_info=True
-        )
-        missing = sorted(info["missing_keys"])
-        if missing:  # They would be random numbers.
+        model_class = getattr(transformers, auto_class)
+        model, info = model_class.from_pretrained(name, dtype=dtype, **options)
+        if missing := sorted(info["missing_keys"]):  # They would be random numbers.
             raise BackendError(f"{checkpoint.name}: the weights lack {', '.join(missing[:3])}")
         return model.to(device).eval().requires_grad_(False)
     except BackendError:
@@ -421,15 +410,15 @@ def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str
         problem = f"does not fit into the memory of {device}"
         advice = "take dtype bfloat16 or a smaller model"
         raise BackendError(f"{checkpoint.name}: {problem}: {advice}") from exc
-    except Exception as exc:  # No base class: OSError, ValueError, safetensors' own ...
+    except Exception as exc:  # OSError, ValueError, errors of safetensors: no common base class.
         raise BackendError(f"{checkpoint.name}: cannot load the model: {first_line(exc)}") from exc
     finally:
-        if bar:
+        if had_bar:
             logging.enable_progress_bar()
 
 
 def hash_folder(folder: Path) -> str:
-    """Return the version of a local model: sha256 over its files, the first 16 hex digits."""
+    """Return the version of a local model: the first 16 hex digits of sha256 over its files."""
     weights = next((files for kind in WEIGHTS if (files := sorted(folder.glob(kind)))), [])
     digest = sha256()
     template = [file] if (file := folder / _TEMPLATE_FILE).is_file() else []

@@ -1,4 +1,4 @@
-"""Backend for vLLM servers: causal models, and RoBERTa with the SDK's plugin."""
+"""Backend for vLLM servers: causal models, and RoBERTa behind the SDK's plugin."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, MissingExtraError
 from fedone_sdk.task import Part, Rendered
 
-# Tokenisers differ in scripts, numbers, line breaks and runs of spaces.
 _PROBE = "The film's  cast: 3 naïve\n actors, 1 24 日本 Ω."
-"""A text that tells tokenisers apart."""
+"""A text to compare tokenisers, which differ in scripts, numbers, line breaks and spaces."""
 
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Exceptions of reading an answer of another form."""
+"""Exceptions that an answer of another form causes."""
 
 _T = TypeVar("_T")
 _Rows = tuple[tuple[float, ...], ...]
@@ -41,20 +40,14 @@ class _Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A server's description of its model.
+    """A server's description of its model."""
 
-    Attributes:
-        root: The model's folder or its name on the hub, as configured on the server.
-        start: The special tokens that the server puts before a text.
-        probe: The server's tokens of `_PROBE`, without special tokens.
-    """
-
-    root: str
+    root: str  # The model's folder, or its name on the hub.
     max_length: int
     version: str
     masked: bool
-    start: list[int]
-    probe: list[int]
+    start: list[int]  # The special tokens before a text.
+    probe: list[int]  # The tokens of `_PROBE`, without special tokens.
 
     def __str__(self) -> str:
         return f"{self.root} of vLLM {self.version} for {self.max_length} tokens"
@@ -63,12 +56,12 @@ class ServedModel:
 class VllmBackend(ServerBackend[_Request]):
     """Backend for a vLLM server, with one request per query.
 
-    Its dialect of OpenAI's API has lists of prompts as token ids (``/tokenize``), and exact
+    vLLM's dialect of OpenAI's API takes lists of prompts as token ids, and returns exact
     log-probabilities of chosen tokens (``logprob_token_ids``).
 
     The client tokenises texts, so that special tokens in them are plain text, tokens are counted
-    before the request, and inputs that are too long are truncated. Without a local
-    ``tokenizer.json`` it fetches that of the model from the hub.
+    before the request, and inputs that are too long are shortened. Without a local
+    ``tokenizer.json`` it downloads the model's from the hub.
 
     Log-probabilities are exact and over the whole vocabulary, independent of the server's sampling
     settings (with ``--logprobs-mode raw_logprobs``, the default).
@@ -118,11 +111,8 @@ class VllmBackend(ServerBackend[_Request]):
         """Read the model from the server, and compare its tokeniser with the local one.
 
         Raises:
-            BackendUnavailable: The server does not answer.
             BackendBlocked: The server does not have this model, the same tokeniser or the plugin,
                 or it has changed since the last check.
-            LabelWordError: A label word is not one token.
-            BackendError: Two label words are the same token.
         """
         served = await self._describe()
         if self._served is None:
@@ -132,8 +122,8 @@ class VllmBackend(ServerBackend[_Request]):
                 self.answers = frozenset({"labels"})
         elif served != self._served:
             raise self._server.blocked(
-                f"the server has changed: it had {self._served}, now {served}: go back, or start a "
-                "new run"
+                f"the server has changed: it had {self._served}, now {served}: restore the first, "
+                "or start a new run"
             )
         await self._check_form(form)
         encoder = self._encoder
@@ -143,15 +133,14 @@ class VllmBackend(ServerBackend[_Request]):
             self._prompts_per_input = max(self._prompts_per_input, len(labels))
 
     async def score(self, query: Query) -> Answer:
-        """Answers one query by one request."""
         request = await self._prepared(query)
         answer = await self._server.call(request.path, request.body)
         try:
             log_probs, texts = request.read(answer)
         except _UNREADABLE as exc:
             raise BackendBlocked(
-                "the answer is not that of a vLLM with log-probabilities of chosen tokens: update "
-                "the server (0.32 is known to work), or check base_url",
+                "the answer has no log-probabilities of the requested tokens: update vLLM (0.32 is "
+                "known to work), or check base_url",
                 url=self._server.url,
                 usage=request.worst.without_queries(),
             ) from exc
@@ -166,13 +155,7 @@ class VllmBackend(ServerBackend[_Request]):
         )
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """`batch_size` inputs of the maximum length, each with one generated token or a text.
-
-        With label words of several tokens, as many for each of the label words of the last check.
-
-        Raises:
-            BackendError: The server has not been checked yet.
-        """
+        # If label words of the last check have several tokens, an input is sent once per word.
         num_prompts, served = batch_size * self._prompts_per_input, self._checked()
         num_new = 0 if served.masked else 1
         prompt_tokens = num_prompts * (served.max_length - num_new)
@@ -215,11 +198,12 @@ class VllmBackend(ServerBackend[_Request]):
         ids = [encoder.encode(parts, reserve=1) for parts in query.inputs]
 
         def read(answer: Any) -> tuple[_Rows, tuple[()]]:
-            shown = [one["logprobs"]["top_logprobs"][0] for one in _choices(answer, len(ids))]
+            choices = _choices(answer, len(ids))
+            shown = [choice["logprobs"]["top_logprobs"][0] for choice in choices]
             rows = [[row[f"token_id:{token}"] for token in labels] for row in shown]
             return _rows(rows, len(ids), len(labels)), ()
 
-        # The tokens are shown as ids: two tokens may have the same text.
+        # Tokens are shown as ids, because two tokens may have the same text.
         return self._completion(
             ids, read, logprobs=0, logprob_token_ids=labels, return_tokens_as_token_ids=True
         )
@@ -228,22 +212,22 @@ class VllmBackend(ServerBackend[_Request]):
         self, encoder: CausalEncoder, query: Query, endings: list[list[list[int]]]
     ) -> _Request:
         ids: list[list[int]] = []
-        for parts, some in zip(query.inputs, endings, strict=True):
-            start = encoder.encode(parts, reserve=max(map(len, some)) + 1)
-            ids += [[*start, *ending] for ending in some]
+        for parts, texts in zip(query.inputs, endings, strict=True):
+            start = encoder.encode(parts, reserve=max(map(len, texts)) + 1)
+            ids += [[*start, *ending] for ending in texts]
 
         def read(answer: Any) -> tuple[_Rows, tuple[()]]:
-            rest = iter(_choices(answer, len(ids)))
+            choices = iter(_choices(answer, len(ids)))
             rows = [
-                [_ending_log_prob(next(rest)["prompt_logprobs"], ending) for ending in some]
-                for some in endings
+                [_ending_log_prob(next(choices)["prompt_logprobs"], ending) for ending in texts]
+                for texts in endings
             ]
             return tuple(map(tuple, rows)), ()
 
         return self._completion(ids, read, prompt_logprobs=0)
 
     def _text_request(self, encoder: CausalEncoder, query: Query) -> _Request:
-        ids = encoder.starts(query)
+        ids = encoder.encode_for_text(query)
 
         def read(answer: Any) -> tuple[_Rows, tuple[str, ...]]:
             texts = tuple(choice["text"] for choice in _choices(answer, len(ids)))
@@ -251,11 +235,11 @@ class VllmBackend(ServerBackend[_Request]):
                 raise TypeError("a text is missing")
             return ((),) * len(ids), texts
 
-        more: dict[str, object] = {"stop": query.stop} if query.stop else {}
+        options: dict[str, object] = {"stop": query.stop} if query.stop else {}
         if query.schema:
-            answer = {"name": "answer", "schema": json.loads(query.schema)}
-            more["response_format"] = {"type": "json_schema", "json_schema": answer}
-        return self._completion(ids, read, max_tokens=query.max_tokens, **more)
+            schema = {"name": "answer", "schema": json.loads(query.schema)}
+            options["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return self._completion(ids, read, max_tokens=query.max_tokens, **options)
 
     def _completion(
         self, ids: list[list[int]], read: _Read, *, max_tokens: int = 1, **options: object
@@ -269,7 +253,7 @@ class VllmBackend(ServerBackend[_Request]):
 
     async def _check_form(self, form: Rendered) -> None:
         if isinstance(self._encoder, ClozeEncoder):
-            chat.refuse_chat(form, chat.MASKED)
+            chat.refuse_chat(form)
         elif chat.is_chat(form):
             await self._fetch_frame(form)
         elif form and self._template_warning is not None:
@@ -285,14 +269,16 @@ class VllmBackend(ServerBackend[_Request]):
         roles = tuple(message.role for message in chat.messages_of(parts))
         if roles in encoder.frames:
             return
-        bare, spaced = [await self._apply_template(said) for said in chat.probes(roles)]
+        bare, spaced = [
+            await self._apply_template(messages) for messages in chat.placeholder_chats(roles)
+        ]
         if bare is None or spaced is None:
             raise self._server.blocked(
                 f"the task is a chat, but the model {self._model!r} has no chat template, or one "
                 f"that takes no messages of {', '.join(roles)}: write the task as a template, or "
                 "start vLLM with --chat-template"
             )
-        encoder.frames[roles] = chat.chat_frame(roles, bare, spaced, encoder.cut)
+        encoder.frames[roles] = chat.chat_frame(roles, bare, spaced, encoder.split_special)
 
     async def _apply_template(self, messages: list[dict[str, str]]) -> str | None:
         """Apply the server's chat template; None if it refuses the messages."""
@@ -333,14 +319,14 @@ class VllmBackend(ServerBackend[_Request]):
                 f"there is no model {self._model!r}, only {names}: change model"
             )
         max_length = self._of_vllm(model, "max_model_len", int)
-        probe, whole = await self._tokenise(_PROBE), await self._tokenise(_PROBE, special=True)
-        before = [at for at in range(len(whole)) if whole[at : at + len(probe)] == probe]
+        probe, framed = await self._tokenise(_PROBE), await self._tokenise(_PROBE, special=True)
+        before = [at for at in range(len(framed)) if framed[at : at + len(probe)] == probe]
         return ServedModel(
             root=str(model.get("root") or self._model),
             max_length=max_length,
             version=str((await self._server.call("/version")).get("version")),
             masked=await self._is_masked(),
-            start=whole[: before[0]] if before else whole,
+            start=framed[: before[0]] if before else framed,
             probe=probe,
         )
 
@@ -351,7 +337,7 @@ class VllmBackend(ServerBackend[_Request]):
     async def _is_masked(self) -> bool:
         reply = await self._server.send("/pooling", {"model": self._model, "data": {}})
         if reply.status in (403, 404, 405):
-            return False  # Causal; a proxy may hide this endpoint.
+            return False  # A causal model, or a proxy without this endpoint.
         if reply.status == 400 and "token_ids" in self._server.message_of(reply):
             return True
         if reply.is_error and reply.status not in (400, 422, 501):
@@ -398,7 +384,7 @@ def _choices(answer: Any, num_prompts: int) -> list[Any]:
 
 
 def _rows(rows: Any, num_rows: int, num_columns: int) -> _Rows:
-    """Return rows of log-probabilities as float32 numbers, of which none is missing."""
+    """Return log-probabilities as float32 numbers, after a check of their number."""
     checked = tuple(tuple(map(_log_prob, row)) for row in rows)
     if [len(row) for row in checked] != [num_columns] * num_rows:
         raise ValueError("log-probabilities are missing")

@@ -138,7 +138,10 @@ async def test_a_posted_run_imports_nothing(
     ("written", "said"),
     [
         ("fedone_test_own:Nothing", "backend.object: cannot import 'fedone_test_own:Nothing'"),
-        ("builtins:dict", "backend.object: builtins:dict makes a dict, no LLMBackend"),
+        (
+            "builtins:dict",
+            "backend.object: builtins:dict returned a dict, which is not an LLMBackend",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_one_line(

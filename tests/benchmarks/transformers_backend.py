@@ -81,9 +81,7 @@ async def measure(model: str, args: argparse.Namespace) -> None:
     print("|---|---|---|---|---|")
     tokens: list[float] = []
     for dtype in args.dtypes:
-        async with TransformersBackend(
-            model, device=args.device, dtype=dtype, max_batch=max(args.batch_sizes)
-        ) as backend:
+        async with TransformersBackend(model, device=args.device, dtype=dtype) as backend:
             for size in args.batch_sizes:
                 tokens += await one_line(backend, dtype, size, args.seconds, on_gpu)
         if on_gpu:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fedone_sdk import __version__
-from fedone_sdk.aggregator.authority import AuthConfig
+from fedone_sdk.aggregator.authority import Authority
 from fedone_sdk.aggregator.config import ServeConfig
 from fedone_sdk.aggregator.http.application import ROUTES
 from fedone_sdk.budget import Budget
@@ -277,7 +277,7 @@ def test_every_key_of_the_programs_is_given_or_taken() -> None:
     given = _schema("aggregator", "config")["properties"].keys()
     assert ours | given == ServeConfig.model_fields.keys()
     assert not ours & given
-    assert AuthConfig.model_fields.keys() == {"enrolment_tokens", "admin_token", "admin_tokens"}
+    assert Authority.model_fields.keys() == {"enrolment_tokens", "admin_token", "admin_tokens"}
     required = {name for name, field in RunSpec.model_fields.items() if field.is_required()}
     runs = _schema("aggregator", "runs")["additionalProperties"]
     assert required <= set(runs["required"])

@@ -17,7 +17,7 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendUnavailable
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import artefact_of, read_export
-from fedone_sdk.reports.pages import contents_of
+from fedone_sdk.reports.pages import costs_of
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered
@@ -122,25 +122,27 @@ async def test_a_price_that_is_not_known_is_null() -> None:
         reported = read_export(await exported_run(store, "run"))
         assert reported.result == result
         assert json.loads(artefact_of(reported).dump())["ledger"]["spent"]["usd"] == usd
-        costs = {name: spent for name, spent, _ in contents_of(reported).costs}
+        costs = {name: spent for name, spent, _ in costs_of(reported)}
         assert costs["US dollars"] == ("unknown" if usd is None else "0.0000")
 
 
 async def test_one_replica_measures_the_whole_dev_split(monkeypatch: pytest.MonkeyPatch) -> None:
     class Follower(MemoryStore):
+        leads = False
+
         async def lead(self) -> bool:
-            return False
+            return self.leads
 
     monkeypatch.setattr("fedone_sdk.aggregator.model.evaluation._RETRY_S", 0)
-    backend = ScriptedBackend()
-    async with serving(backend=backend, store=Follower()) as service:
+    backend, store = ScriptedBackend(), Follower()
+    async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         training = asyncio.create_task(train(service, run, TRAIN))
         await until(lambda: len([1 for report in run.history if report.metric is not None]) == 2)
         assert sum(map(is_dev, backend.asked)) == 4  # the points of its rounds
         assert run.state.metric.no_prompt is run.state.metric.after is None
         # The one that led is gone, with all that it had not measured yet.
-        service.replicas.is_leader = True
+        store.leads = service.replicas.is_leader = True
         await training
     assert sum(map(is_dev, backend.asked)) == 13
     assert run.result().verdict is not None

@@ -407,7 +407,10 @@ class TestBrokenClients:
         model = ScriptedBackend(answers=["labels"])
         async with bench_of(spec_of("nll"), None) as bench:
             output = await bench.unfit(backend=model)
-        assert "needs a backend that answers 'reference'; this one answers labels" in output
+        assert (
+            "needs log-probabilities of reference texts, which this backend does not return"
+            in output
+        )
 
     @pytest.mark.parametrize("answer", [None, 3, "", "x" * 20_001])
     async def test_examples_without_a_fit_reference_are_left_out(self, answer: object) -> None:
@@ -470,11 +473,11 @@ class TestRefusedAtTheStart:
     @pytest.mark.parametrize(
         ("loss", "answers", "output"),
         [
-            ("cross_entropy", ["choice"], "cross_entropy needs log-probabilities, which this"),
-            ("hinge", ["choice", "text"], "zero_one does without"),
-            ("nll", ["labels", "text"], "needs a backend that answers 'reference'"),
-            ("score", ["labels"], "needs a backend that answers 'text'; this one answers labels"),
-            ("zero_one", ["text"], "needs a backend that answers 'labels'"),
+            ("cross_entropy", ["choice"], "cross_entropy needs log-probabilities of label words"),
+            ("hinge", ["choice", "text"], "set loss: zero_one, or estimate them by log_probs"),
+            ("nll", ["labels", "text"], "needs log-probabilities of reference texts"),
+            ("score", ["labels"], "needs generated texts, which this backend does not"),
+            ("zero_one", ["text"], "needs log-probabilities of label words"),
         ],
     )
     async def test_a_model_that_cannot_answer(self, loss: str, answers: Any, output: str) -> None:

@@ -113,7 +113,7 @@ async def test_a_killed_server_loses_no_answer_and_counts_none_twice(
     asked = [query(f"film {number}") for number in range(24)]
     async with build_backend(spec, guard=guard, watch=sent) as backend:
         before = await score_all(backend, asked[:6])
-        rest = asyncio.create_task(score_all(backend, asked[6:], concurrency=4))
+        rest = asyncio.create_task(score_all(backend, asked[6:]))
         while sent.ends["answered"] < 9:
             await asyncio.sleep(0.01)
         own_server.kill()

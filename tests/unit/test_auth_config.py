@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.authority import AuthConfig, Authority, digest
+from fedone_sdk.aggregator.authority import Authority, digest
 from fedone_sdk.errors import SpecError
 from fedone_sdk.spec import validate_spec
 
@@ -18,8 +18,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOPE", raising=False)
 
 
-def config_of(document: Any) -> AuthConfig:
-    return validate_spec(AuthConfig, document, source="c.yaml")
+def config_of(document: Any) -> Authority:
+    return validate_spec(Authority, document, source="c.yaml")
 
 
 def test_tokens_are_text_or_mappings() -> None:
@@ -43,20 +43,19 @@ def test_tokens_are_text_or_mappings() -> None:
             ],
         }
     )
-    plain, fleet, acme, other = config.arguments()["enrolment_tokens"]
+    plain, fleet, acme, other = config.enrolment_tokens
     assert (plain.token_sha256, plain.name, plain.runs) == (digest("plain-secret"), None, None)
     assert fleet.token_sha256 == digest("fleet-secret")
     assert (acme.name, acme.runs, acme.uses) == ("acme", ("acme-*",), 3)
     assert acme.record("acme", 0).expires_at == 1893549845
     assert (other.token_sha256, other.name) == (digest("root-secret"), "other")
-    authority = Authority(**config.arguments())
-    assert authority.check("ops-secret", "operator").runs == ("acme-*",)
+    assert config.check("ops-secret", "operator").runs == ("acme-*",)
     assert "secret" not in repr(config).replace("SecretStr", "")
 
 
 def test_the_admin_token_is_a_person_of_role_admin() -> None:
     config = config_of({"admin_token": {"env": "TEST_ROOT"}})
-    assert Authority(**config.arguments()).check("root-secret", "admin").name == "admin_token"
+    assert config.check("root-secret", "admin").name == "admin_token"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from pydantic_core import SchemaError
 
 from fedone_sdk import cli
-from fedone_sdk.backends.local_models import CACHE_VARIABLE, cache_folder
+from fedone_sdk.backends.local_models import models_folder
 from fedone_sdk.cli._output import Output, write_file
 from fedone_sdk.evaluation.engine import write_whole
 from fedone_sdk.files import replace_file, sync_path, user_path
@@ -70,11 +70,11 @@ def test_paths_of_an_account_without_a_home_folder(
     assert user_path("~nobody-of-this-name/m") == Path("~nobody-of-this-name/m")
     monkeypatch.delenv("HOME")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    monkeypatch.delenv("FEDONE_CACHE", raising=False)
     monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)
     monkeypatch.chdir(tmp_path)
     assert user_path("~/m.gguf") == Path("~/m.gguf")
-    assert cache_folder() == tmp_path / ".fedone"
+    assert models_folder() == tmp_path / ".fedone" / "models"
 
 
 SENT = "\x1b[2J\x1b]0;a title\x07a\nclient-0\r\x00\x9b\u202eé🙂"

@@ -25,7 +25,6 @@ Handler = Callable[["RequestContext"], Coroutine[Any, Any, "StreamResponse"]]
 JSON = "application/json"
 """Content type of messages."""
 
-
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Maximal size of a message: an alpha of 2^22 float32 in base64 is 22 MiB."""
 
@@ -52,7 +51,7 @@ class Route:
     Attributes:
         endpoint: Method and path, with path parameters in braces.
         handler: The handler; its docstring is the description.
-        answers: HTTP status -> message type, media type, a tuple of these, or None for no body.
+        answers: HTTP status -> message types and media types of the body.
         request: Message type or media type of the body, or None.
         max_body: Maximal size of the body, bytes.
         problems: Problem codes besides those of its access, path and body.
@@ -66,7 +65,7 @@ class Route:
     handler: Handler
     _: KW_ONLY
     access: Access
-    answers: Mapping[int, Any]
+    answers: Mapping[int, tuple[Any, ...]]
     tag: str
     request: Any = None
     max_body: int = SMALL_BODY_BYTES
@@ -130,15 +129,17 @@ class RouteTable:
     ) -> Callable[[Handler], Handler]:
         """Return the decorator of a handler; the arguments are the fields of `Route`.
 
-        `answers` may be only the type of status 200.
+        `answers` may be only the answer of status 200, a type instead of a tuple, or None.
         """
         if not isinstance(answers, Mapping):
             answers = {200: answers}
+        types = {
+            status: answer if isinstance(answer, tuple) else () if answer is None else (answer,)
+            for status, answer in answers.items()
+        }
 
         def add(handler: Handler) -> Handler:
-            route = Route(
-                endpoint, handler, access=access, answers=answers, tag=self._tag, **options
-            )
+            route = Route(endpoint, handler, access=access, answers=types, tag=self._tag, **options)
             self.routes.append(route)
             return handler
 
@@ -287,15 +288,9 @@ def _messages(route: Route) -> Iterator[_Key]:
     yield Problem, "serialization"
     if _is_message(route.request):
         yield route.request, "validation"
-    for kind in chain(*map(_kinds, route.answers.values())):
+    for kind in chain(*route.answers.values()):
         if _is_message(kind):
             yield kind, "serialization"
-
-
-def _kinds(answer: Any) -> tuple[Any, ...]:
-    if answer is None:
-        return ()
-    return answer if isinstance(answer, tuple) else (answer,)
 
 
 def _is_message(kind: object) -> bool:
@@ -337,9 +332,9 @@ def _operation(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
 
 def _responses(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
     responses: dict[int, dict[str, Any]] = {}
-    for status, model in route.answers.items():
+    for status, kinds in route.answers.items():
         content: dict[str, Any] = {}
-        for kind in _kinds(model):
+        for kind in kinds:
             content |= _content(kind, schemas, "serialization")
         text = "Done" if status < 300 else "As before" if status == 304 else "Not now"
         responses[status] = {"description": text, **({"content": content} if content else {})}

@@ -1,11 +1,8 @@
 """A plugin for vLLM that serves RoBERTa as a masked language model.
 
-Stock vLLM loads ``RobertaForMaskedLM`` as an embedding model, without its head. If this package is
-installed in vLLM's environment and the server runs with ``--io-processor-plugin fedone_roberta``,
-``POST /pooling`` returns the log-probabilities of label tokens at the mask.
-
-vLLM calls the two functions here through entry points. No other module of the SDK imports this
-package, and this module imports neither vllm nor torch.
+Stock vLLM loads ``RobertaForMaskedLM`` as an embedding model, without its head. With this package
+in vLLM's environment and ``--io-processor-plugin fedone_roberta``, ``POST /pooling`` returns the
+log-probabilities of label tokens at the mask. vLLM calls the functions here through entry points.
 """
 
 from __future__ import annotations
@@ -19,11 +16,11 @@ def register() -> None:
     """Register RoBERTa with its head (``vllm.general_plugins``, in every process)."""
     from vllm import ModelRegistry
 
-    # vLLM imports "module:Class" only to serve a model of this architecture. An import
-    # here would make a CUDA context, which breaks its forked workers.
+    # vLLM imports "module:Class" only to serve a model of this architecture. An import here would
+    # make a CUDA context, which breaks vLLM's forked workers.
     ModelRegistry.register_model(_ARCHITECTURE, f"{__name__}._model:{_ARCHITECTURE}")
 
 
 def io_processor() -> str:
-    """Class path of the parser of requests to ``/pooling`` (``vllm.io_processor_plugins``)."""
+    """Return the class path of the parser of requests to ``/pooling``."""
     return f"{__name__}._io_processor.MaskIOProcessor"

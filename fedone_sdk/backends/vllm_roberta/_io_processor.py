@@ -33,8 +33,8 @@ class MaskRequest(BaseModel):
 class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
     """Validates requests, and sends each of their inputs to the engine.
 
-    Invalid requests raise `ValueError` here, which vLLM answers with 400. An exception inside the
-    engine would stop it.
+    vLLM answers the `ValueError` of an invalid request with status 400. An exception inside the
+    engine would stop the server.
 
     Raises:
         ValueError: The server's model is not RoBERTa, or has no tokenizer.
@@ -54,12 +54,11 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         self._mask: int = mask
         self._vocab_size: int = model.hf_config.vocab_size
         self._max_length: int = model.max_model_len
-        # vLLM requests the pooling parameters without naming the request, right after
-        # `pre_process` and in the same context.
+        # vLLM calls `merge_pooling_params` without the request, but in the context of
+        # `pre_process`.
         self._labels: ContextVar[list[int]] = ContextVar("label_token_ids")
 
     def parse_data(self, data: object) -> MaskRequest:
-        """Parse and validate a request."""
         try:
             request = MaskRequest.model_validate(data)
         except ValidationError as exc:
@@ -71,7 +70,7 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         for where, ids in {**inputs, "data.label_token_ids": request.label_token_ids}.items():
             if wrong := [token for token in ids if not 0 <= token < self._vocab_size]:
                 last = self._vocab_size - 1
-                raise ValueError(f"{where}: {wrong[0]} is not a token id, they are 0 to {last}")
+                raise ValueError(f"{where}: {wrong[0]} is not a token id (0 to {last})")
         for where, ids in inputs.items():
             if len(ids) > self._max_length:
                 problem = f"is {len(ids)} tokens, the server takes {self._max_length}"
@@ -84,7 +83,6 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
     def pre_process(
         self, prompt: MaskRequest, request_id: str | None = None, **kwargs: Any
     ) -> Sequence[TokensPrompt]:
-        """Return the prompts for the engine, one per input."""
         self._labels.set(prompt.label_token_ids)
         return [TokensPrompt(prompt_token_ids=ids) for ids in prompt.token_ids]
 

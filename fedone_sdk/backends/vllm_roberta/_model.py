@@ -37,8 +37,8 @@ class _MaskPooler(Pooler):
     """Maps the hidden states at the masks to log-probabilities of the label tokens.
 
     A request has the mask's token id as ``step_tag_id`` and its label token ids as
-    ``returned_token_ids``. An exception here would stop the engine, so a request without them
-    (vLLM's warm-up, or ``/pooling`` without the plugin) gets an empty answer.
+    ``returned_token_ids``. A request without them (vLLM's warm-up, or ``/pooling`` without the
+    plugin) gets an empty answer, because an exception here would stop the server.
     """
 
     def __init__(self, head: _Head) -> None:
@@ -125,7 +125,6 @@ class RobertaForMaskedLM(nn.Module):
         self.pooler = _MaskPooler(self.lm_head)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Word embeddings, shape (tokens, hidden size)."""
         return self.roberta.embed_input_ids(input_ids)
 
     def forward(

@@ -75,8 +75,8 @@ class Caching(ModelClient):
 
     cache: AnswerCache
 
-    def __init__(self, inner: LLMBackend, file: Path | None = None, **options: int) -> None:
-        super().__init__(inner, cache=AnswerCache(file, **options))
+    def __init__(self, inner: LLMBackend, file: Path | None = None) -> None:
+        super().__init__(inner, cache=AnswerCache(file))
 
 
 class Told(LLMBackend):
@@ -198,8 +198,9 @@ async def test_different_texts_have_different_keys(texts: list[str]) -> None:
         assert not (await cached.score(ask(text))).cached
 
 
-async def test_the_least_recently_used_answer_goes_first() -> None:
-    cached = Caching(Oracle(), max_entries=2)
+async def test_the_least_recently_used_answer_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedone_sdk.backends.answers.MAX_ENTRIES", 2)
+    cached = Caching(Oracle())
     for text in "abac":  # c pushes b out: a was used since
         await cached.score(ask(text))
     assert [(await cached.score(ask(text))).cached for text in "acb"] == [True, True, False]
@@ -343,9 +344,12 @@ class TestFile:
         assert known == replace(answer, usage=NOTHING, cached=len(rows))
         assert repr(known.log_probs) == repr(answer.log_probs)  # -0.0 is not 0.0
 
-    async def test_evicted_answers_are_read_again(self, tmp_path: Path) -> None:
+    async def test_evicted_answers_are_read_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fedone_sdk.backends.answers.MAX_ENTRIES", 1)
         inner = Oracle()
-        async with Caching(inner, max_entries=1, file=tmp_path / "a") as cached:
+        async with Caching(inner, file=tmp_path / "a") as cached:
             for text in "abcabc":
                 await cached.score(ask(text))
         assert (cached.cache.hits, cached.cache.misses, inner.asked.total()) == (3, 3, 3)
@@ -424,7 +428,7 @@ class TestFile:
         ledger = tmp_path / "ledger"
         with closing(sqlite3.connect(ledger)) as db:
             db.execute("CREATE TABLE spent (used TEXT)")
-        refused(ledger, "something else")
+        refused(ledger, "another program")
         refused(tmp_path, "directory")
         refused(tmp_path / "no" / "folder", "No such file")
 

@@ -176,7 +176,7 @@ class TestRefused:
     def test_a_template_that_hides_a_message(self, tokenizer: Path) -> None:
         silent = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
         encoder = CausalEncoder(tokenizer, 512, applied(silent))
-        with pytest.raises(BackendError, match="a message of the role 'system' once"):
+        with pytest.raises(BackendError, match="drops or moves a message of the role 'system'"):
             encoder.encode(rendered(ASKED, "Be brief.", "a film"))
 
 

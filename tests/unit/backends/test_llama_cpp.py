@@ -83,7 +83,9 @@ async def test_unlikely_label_words_are_found_in_the_whole_vocabulary(
     ids = encoder.encode(ask(backend, PREFILLED).inputs[0], reserve=1)
     (found,) = engine.next_log_probs([ids], [words])
     shown = engine._shown(ids, fresh=True, num_probs=engine.num_vocab)
-    assert found == pytest.approx([shown[word] for word in words], abs=0.05)
+    assert {word: found[word] for word in words} == pytest.approx(
+        {word: shown[word] for word in words}, abs=0.05
+    )
 
 
 async def test_an_answer_depends_on_its_query_alone(backend: LlamaCppBackend) -> None:
@@ -130,8 +132,8 @@ class TestLabelWords:
                     tokens = encoder.continuation(label)
                     for at, token in enumerate(tokens):
                         prompt = [*ids, *tokens[:at]]
-                        ((one,),) = engine.next_log_probs([prompt], [[token]])
-                        known += one
+                        (shown,) = engine.next_log_probs([prompt], [[token]])
+                        known += shown[token]
                     assert value == pytest.approx(known, abs=0.1)
 
     async def test_are_spelled_as_the_form_requires(self, backend: LlamaCppBackend) -> None:
@@ -177,7 +179,7 @@ async def test_a_text_is_held_to_a_schema(backend: LlamaCppBackend) -> None:
 class TestRefused:
     def test_a_file_that_is_no_model(self, tmp_path: Path) -> None:
         (tmp_path / "model.gguf").write_bytes(b"PK\3\4" + bytes(100))
-        with pytest.raises(SpecError, match=r"model\.gguf: is no GGUF file"):
+        with pytest.raises(SpecError, match=r"model\.gguf: is not a GGUF file"):
             LlamaCppBackend(tmp_path / "model.gguf")
 
     async def test_weights_that_are_cut_off(self, smollm2: Path, tmp_path: Path) -> None:

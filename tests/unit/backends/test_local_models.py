@@ -18,10 +18,10 @@ from fedone_sdk.backends import OnnxBackend, TransformersBackend, VllmBackend, l
 from fedone_sdk.backends.llama_engine import read_gguf
 from fedone_sdk.backends.local_models import (
     LOCAL_MODELS,
-    cache_folder,
     is_present,
     model_file,
     model_path,
+    models_folder,
 )
 from fedone_sdk.backends.tokens import token_counter
 from fedone_sdk.errors import MissingExtraError, SpecError
@@ -71,19 +71,20 @@ def test_an_unknown_name(name: str) -> None:
 
 def test_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDONE_CACHE", raising=False)
-    assert cache_folder() == platformdirs.user_cache_path("fedone", appauthor=False)
-    assert cache_folder().is_absolute()
+    folder = platformdirs.user_cache_path("fedone", appauthor=False) / "models"
+    assert folder.is_absolute()
+    assert models_folder() == folder
     monkeypatch.setenv("FEDONE_CACHE", "")
-    assert cache_folder() == platformdirs.user_cache_path("fedone", appauthor=False)
+    assert models_folder() == folder
 
 
 def test_another_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FEDONE_CACHE", "~/models of mine")
-    assert cache_folder() == tmp_path / "models of mine"
+    assert models_folder() == tmp_path / "models of mine" / "models"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDONE_CACHE", "here")
-    assert cache_folder() == tmp_path / "here"
+    assert models_folder() == tmp_path / "here" / "models"
 
 
 def test_without_platformdirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,14 +144,14 @@ def test_finds_values_behind_arrays_of_all_kinds(tmp_path: Path) -> None:
 def test_a_file_that_is_cut_off(tmp_path: Path, size: int) -> None:
     file = write(tmp_path, *PAIRS)
     file.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(SpecError, match=f"{file}: is (no|a damaged) GGUF file"):
+    with pytest.raises(SpecError, match=f"{file}: is (not a|a damaged) GGUF file"):
         read_gguf(file)
 
 
 def test_another_file(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"\x10" * 100)
-    with pytest.raises(SpecError, match="is no GGUF file"):
+    with pytest.raises(SpecError, match="is not a GGUF file"):
         read_gguf(file)
     with pytest.raises(SpecError, match="cannot be read: No such file"):
         read_gguf(tmp_path / "absent.gguf")

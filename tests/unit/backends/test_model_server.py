@@ -74,7 +74,7 @@ def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(SpecError, match="variable FAKE_KEY is not set"):
         ModelServer("x", base_url=None, api_key_env="FAKE_KEY", timeout_s=1)
     monkeypatch.setenv("FAKE_KEY", "sk-\u2026\u2026secret")
-    with pytest.raises(SpecError, match="FAKE_KEY holds characters") as caught:
+    with pytest.raises(SpecError, match="FAKE_KEY has characters") as caught:
         ModelServer("x", base_url=None, api_key_env="FAKE_KEY", timeout_s=1)
     assert "secret" not in str(caught.value)
 

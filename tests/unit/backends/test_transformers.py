@@ -24,6 +24,7 @@ torch = pytest.importorskip("torch", reason=WHY)
 transformers = pytest.importorskip("transformers", reason=WHY)
 tokenizers = pytest.importorskip("tokenizers")
 
+MAX_ROWS = "fedone_sdk.backends.transformers.MAX_ROWS"
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).resolve().parents[4] / "shared"))
 SST2 = glue_task("sst2")
 ASKED = TaskSpec(
@@ -174,23 +175,29 @@ async def test_labels_are_those_of_a_naive_pass(kind: str, folders: dict[str, Pa
 
 
 @pytest.mark.parametrize("model", ["roberta", *CAUSAL], indirect=True)
-async def test_padding_changes_nothing(model: tuple[Path, TaskSpec]) -> None:
+async def test_padding_changes_nothing(
+    model: tuple[Path, TaskSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, task = model
     sentences = [*SENTENCES, "x", " word" * 60]
-    async with backend(folder) as ours, backend(folder, max_batch=2) as split:
+    async with backend(folder) as ours:
         together = (await ours.score(ask(*sentences, task=task))).log_probs
         alone = [(await ours.score(ask(each, task=task))).log_probs[0] for each in sentences]
-        in_twos = (await split.score(ask(*sentences, task=task))).log_probs
+        monkeypatch.setattr(MAX_ROWS, 2)
+        in_twos = (await ours.score(ask(*sentences, task=task))).log_probs
     assert len({row for row in together}) == len(sentences)
     for found in (alone, in_twos):
         torch.testing.assert_close(torch.tensor(found), torch.tensor(together), atol=1e-5, rtol=0)
 
 
-async def test_label_words_of_several_tokens_sum_up(llama: Path) -> None:
+async def test_label_words_of_several_tokens_sum_up(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MAX_ROWS, 4)
     naive = Naive(llama)
     words = (" great", " terrible", " not good", " not bad at all", "!")
     query = Query(inputs=inputs(*SENTENCES), label_words=words)
-    async with backend(llama, multi_token_labels=True, max_batch=4) as ours:
+    async with backend(llama, multi_token_labels=True) as ours:
         await ours.check(words)
         answer = await ours.score(query)
     for rendered, row in zip(query.inputs, answer.log_probs, strict=True):
@@ -217,8 +224,9 @@ async def test_the_log_probability_of_a_reference(llama: Path) -> None:
 
 
 async def test_what_it_writes_is_greedy_and_ends_where_the_model_ends(
-    llama: Path, tmp_path: Path
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(MAX_ROWS, 2)
     naive, asked = Naive(llama), inputs(*SENTENCES)
     expected = [naive.greedy(rendered, 6) for rendered in asked]
     # A copy of the model that ends with what it would write third for the second input; and whose
@@ -230,7 +238,7 @@ async def test_what_it_writes_is_greedy_and_ends_where_the_model_ends(
     (tmp_path / "generation_config.json").write_text(json.dumps(advice))
     cut = [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in expected]
     rows: list[int] = []
-    async with backend(tmp_path, max_batch=2) as ours:
+    async with backend(tmp_path) as ours:
         await ours.check(())
         ours._loaded().module.register_forward_pre_hook(
             lambda _, args, options: rows.append(len(options["input_ids"])), with_kwargs=True
@@ -282,11 +290,11 @@ async def test_out_of_memory_names_the_setting(
     def run_out(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB.\nSee ...")
 
-    async with backend(llama, max_batch=64) as ours:
+    async with backend(llama) as ours:
         await ours.check(())
         with monkeypatch.context() as patch:
             patch.setattr(ours._loaded().module, "forward", run_out)
-            with pytest.raises(BackendError, match="out of memory at 64 rows") as caught:
+            with pytest.raises(BackendError, match="out of memory at 256 rows") as caught:
                 await ours.score(ask("x"))
         assert "\n" not in str(caught.value)
         assert len((await ours.score(ask("x"))).log_probs) == 1
@@ -392,4 +400,4 @@ def test_a_name_on_the_hub(llama: Path, tmp_path: Path) -> None:
     assert fingerprint == "transformers:org/tiny:0123456789abcdef:float32"
     expected = Naive(llama).log_prob((Part("field", "a film"),), " great")
     assert float(log_prob) == pytest.approx(expected, abs=2e-5)
-    assert "model: 'org/absent' is no folder, and the hub does not give it" in absent
+    assert "model: 'org/absent' is not a folder, and the hub does not have it" in absent

@@ -277,7 +277,7 @@ async def test_an_answer_without_the_log_probs_is_one_clear_error(
     server: FakeVllm, backend: VllmBackend, answer: object
 ) -> None:
     server.overrides["/v1/completions"] = lambda: answer
-    with pytest.raises(BackendBlocked, match="update the server") as caught:
+    with pytest.raises(BackendBlocked, match="update vLLM") as caught:
         await backend.score(ask(" a"))
     assert caught.value.usage == (await backend.quote(ask(" a"))).without_queries()
 

@@ -147,7 +147,7 @@ def test_a_model_of_the_hub_is_a_folder_of_its_cache(tmp_path: Path) -> None:
     assert (found.returncode, found.stdout.strip()) == (0, str(snapshot)), found.stderr
     absent = fetched(tmp_path, "tiny/absent")
     assert absent.returncode != 0
-    assert "'tiny/absent' is no folder, and the hub does not give it" in absent.stderr
+    assert "'tiny/absent' is not a folder, and the hub does not have it" in absent.stderr
 
 
 def test_a_folder_and_a_file_stay_what_they_are(tmp_path: Path) -> None:
