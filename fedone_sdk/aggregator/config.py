@@ -138,8 +138,8 @@ class MetricsConfig(Spec):
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Host and port of `listen`."""
-        return None if self.listen is None else _host_and_port(self.listen)
+        """Host and port of `listen`; None if metrics are disabled."""
+        return _host_and_port(self.listen) if self.enabled and self.listen is not None else None
 
 
 class TracingConfig(Spec):
