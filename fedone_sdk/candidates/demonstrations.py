@@ -17,12 +17,13 @@ from fedone_sdk.task import Example, TaskSpec, answer_word, label_index, pieces_
 from fedone_sdk.vocabulary import MAX_CANDIDATE_CHARS, special_token
 
 _TRIES = 50
+"""Draws of a block until it differs from the others."""
 
-_ANY = ""
+LONG_SHOT = 300
+"""Shots with more characters are used only if a class has too few shorter ones."""
+
+_TEXTS = ""
 """The only class of examples with reference texts."""
-
-_Pieces = list[tuple[str, str | None, int | None]]
-"""A template as `fedone_sdk.task.pieces_of` returns it."""
 
 
 def _unique(shots: tuple[int, ...]) -> tuple[int, ...]:
@@ -62,8 +63,6 @@ def demonstration_candidates(
     slots: Collection[str] = (),
     shots: Sequence[int] = (0, 2, 4),
     blocks: int = 4,
-    seed: int = 0,
-    max_chars: int = 300,
 ) -> tuple[str, ...]:
     """Return blocks of solved examples from public rows.
 
@@ -83,10 +82,7 @@ def demonstration_candidates(
         slots: Names of the slots in the task's template, which are not columns.
         shots: Examples per block; 0 is the blank candidate.
         blocks: Blocks for each number of shots; fewer if there are not enough rows for that many
-            different blocks.
-        seed: Seeds the draw of rows, ``0 <= seed < 2**53``. The blocks of one number of shots do
-            not depend on the others.
-        max_chars: Longer shots are used only if a class has too few shorter ones.
+            different blocks. The blocks of one number of shots do not depend on the others.
 
     Returns:
         Unique blocks of at most `MAX_CANDIDATE_CHARS`: the blank one, then in the order of
@@ -98,28 +94,33 @@ def demonstration_candidates(
     """
     form = _Form.of(task, slot_name, frozenset(slots))
     pools = _pools(task, form, examples)
-    wanted = max(shots, default=0)
-    need = -(-wanted // len(pools))
+    most = max(shots, default=0)
+    need = -(-most // len(pools))
     if lacking := [f"{label} has {len(pool)}" for label, pool in pools.items() if len(pool) < need]:
         each = " of each class; class " if task.labels else "; the file"
         raise DataError(
-            f"{slot_name}: {wanted} shots need {need} different rows{each}"
-            f"{', class '.join(lacking)}"
+            f"{slot_name}: {most} shots need {need} different rows{each}{', class '.join(lacking)}"
         )
     candidates = [""] if 0 in shots else []
     for count in filter(None, shots):
-        # A separate stream for each number of shots.
-        stream = SplitMix64((SplitMix64(seed).next_u64() + count) % 2**53)
-        fitting = {
-            label: _preferred(pool, -(-count // len(pools)), max_chars)
-            for label, pool in pools.items()
+        stream = SplitMix64((SplitMix64(0).next_u64() + count) % 2**53)
+        preferred = {
+            label: _preferred(pool, -(-count // len(pools))) for label, pool in pools.items()
         }
-        candidates += _blocks(slot_name, fitting, count, blocks, stream)
+        candidates += _blocks(slot_name, preferred, count, blocks, stream)
     return tuple(candidates)
 
 
 class _Form(NamedTuple):
-    pieces: _Pieces
+    """The part of a template that a shot fills.
+
+    Attributes:
+        pieces: As `fedone_sdk.task.pieces_of` returns them.
+        fields: Columns among the names of the pieces.
+        slots: Slots among the names of the pieces.
+    """
+
+    pieces: list[tuple[str, str | None, int | None]]
     fields: tuple[str, ...]
     slots: frozenset[str]
 
@@ -127,17 +128,16 @@ class _Form(NamedTuple):
     def of(cls, task: TaskSpec, slot_name: str, slots: frozenset[str]) -> _Form:
         messages = [list(pieces_of(template)) for _, template in task.messages]
         names = [{name for _, name, _ in pieces} for pieces in messages]
-        mark = slot_name if any(slot_name in named for named in names) else "prompt"
-        at = next((index for index, named in enumerate(names) if mark in named), None)
-        if at is None:
+        mark = slot_name if any(slot_name in each for each in names) else "prompt"
+        first = next((index for index, each in enumerate(names) if mark in each), None)
+        if first is None:
             raise SpecError(f"task: has neither {{{slot_name}}} nor {{prompt}}")
-        begin = next(i for i, (_, name, _) in enumerate(messages[at]) if name == mark) + 1
-        rest = [messages[at][begin:], *messages[at + 1 :]]
-        # An answer without a prefix is on its own line too.
-        *prefix, own = rest
-        there = [one for one in prefix if any(text.strip() or name for text, name, _ in one)]
-        rest = [*there, own]
-        pieces = [piece for message in rest for piece in [("\n", None, None), *message]][1:]
+        begin = next(i for i, (_, name, _) in enumerate(messages[first]) if name == mark) + 1
+        *inputs, answer = [messages[first][begin:], *messages[first + 1 :]]
+        # Each message is on its own line, also an answer without text before it.
+        lines = [part for part in inputs if any(text.strip() or name for text, name, _ in part)]
+        lines.append(answer)
+        pieces = [piece for line in lines for piece in [("\n", None, None), *line]][1:]
         no_fields = {None, mark, "prompt", "mask", *slots}
         fields = tuple(
             dict.fromkeys(name for _, name, _ in pieces if name and name not in no_fields)
@@ -156,7 +156,7 @@ class _Form(NamedTuple):
     def shot(self, example: Example, answer: str, *, is_text: bool) -> str:
         written: list[str] = []
         answered = False
-        for text, name, most in self.pieces:
+        for text, name, max_chars in self.pieces:
             written.append(text)
             if name == "mask":
                 written.append(answer)
@@ -164,19 +164,19 @@ class _Form(NamedTuple):
             elif name in self.slots:
                 written.append(f"{{{name}}}")
             elif name in self.fields:
-                written.append(example[name][:most])
+                written.append(example[name][:max_chars])
         if not answered:
             written.append(answer_word(answer, "".join(written)) if is_text else answer)
         return "".join(written).rstrip("\n")
 
 
 def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str, list[str]]:
-    labels = list(task.labels) or [_ANY]
+    labels = list(task.labels) or [_TEXTS]
     texts_of = (*form.fields, task.label_field) if task.generates else form.fields
     pools: dict[str, dict[str, None]] = {label: {} for label in labels}
     reserved = [f"{{{name}}}" for name in form.slots]
     reserved += map(label_placeholder, task.labels)
-    # A demonstration needs a reference text, also where a score function does not.
+    # A demonstration needs a reference text even if the score function does not.
     strict = task.model_copy(update={"loss": "nll"}) if task.generates else task
     for number, example in enumerate(examples, 1):
         problems = (field_problem(example, field) for field in form.fields)
@@ -191,8 +191,8 @@ def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str
     return {label: list(shots) for label, shots in pools.items()}
 
 
-def _preferred(pool: Sequence[str], need: int, max_chars: int) -> list[str]:
-    short = [shot for shot in pool if len(shot) <= max_chars]
+def _preferred(pool: Sequence[str], need: int) -> list[str]:
+    short = [shot for shot in pool if len(shot) <= LONG_SHOT]
     return short if len(short) >= need else sorted(pool, key=len)[:need]
 
 

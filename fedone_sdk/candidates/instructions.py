@@ -1,4 +1,4 @@
-"""Instructions: those that ship with the SDK, filled from a task's description, and codes."""
+"""Instructions that ship with the SDK, and explanations of label words that are codes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fedone_sdk.task import Description
 _NAME = re.compile(r"[^\W_]+")
 _WORDS = re.compile(r"\{(\w+)\}")
 _VOWEL = re.compile(r"(?!uni|use|usu|eu|one\b|once)[aeiou]|hour|honest|heir", re.IGNORECASE)
-"""A word that begins with the sound of a vowel."""
+"""The beginning of a word with the sound of a vowel."""
 
 
 class InstructionsSource(Frozen):
     """Texts that the SDK writes for a task.
 
     Attributes:
-        kind: ``instructions`` ship with the SDK, and are filled from the task's description.
-            ``codes`` say by the label values what each label word stands for, for label words that
-            are codes, such as `` A``, `` B``.
+        kind: ``instructions`` ship with the SDK and are filled from the task's description.
+            ``codes`` explain label words that are codes, such as `` A``, `` B``, by the label
+            values.
         size: The largest number of candidates, including a blank; null uses all. The first ones
             differ most from each other.
     """
@@ -40,14 +40,10 @@ class InstructionsSource(Frozen):
 def instruction_candidates(
     *, description: Description, labels: Iterable[str], size: int | None = None
 ) -> tuple[str, ...]:
-    """Return the shipped instructions, filled with a task's description.
+    """Return the blank candidate and the shipped instructions, filled with a task's description.
 
-    Label words are placeholders, which `fill` replaces by the chosen words. Without labels,
-    instructions that list labels are omitted.
-
-    Returns:
-        The blank candidate, then unique instructions with alternating styles. Each is one line
-        with its line feed, so that text or demonstrations can follow it.
+    Instructions are unique, of alternating styles, and end with a line feed. Label words are
+    placeholders, which `fill` replaces. Without labels, instructions that list labels are omitted.
     """
     placeholders = [label_placeholder(label) for label in labels]
     words = {
@@ -69,14 +65,10 @@ def instruction_candidates(
 
 
 def code_candidates(names: Mapping[str, str]) -> tuple[str, ...]:
-    """Return texts that say what each label word stands for, for words that are codes.
-
-    Args:
-        names: What each label says, by label value.
-    """
-    said = {label_placeholder(one): " ".join(_NAME.findall(names[one])) for one in names}
-    listed = _listed([f"{code} for {name}" for code, name in said.items()], "or")
-    lines = "".join(f"{code}: {name}\n" for code, name in said.items())
+    """Return texts that explain label words that are codes; `names` are by label value."""
+    plain = {label_placeholder(key): " ".join(_NAME.findall(name)) for key, name in names.items()}
+    listed = _listed([f"{code} for {name}" for code, name in plain.items()], "or")
+    lines = "".join(f"{code}: {name}\n" for code, name in plain.items())
     return (lines, f"Answer {listed}.\n", f"Answer with the code:\n{lines}")
 
 

@@ -26,8 +26,7 @@ class LabelsSource(Frozen):
     """Sets of label words, including the task's own; for the reserved slot ``labels``.
 
     Attributes:
-        sets: The other sets, used verbatim. If empty, the shipped sets for the task's own words are
-            used.
+        sets: The other sets, used verbatim; if empty, the shipped sets for the task's words.
     """
 
     kind: Literal["labels"] = "labels"
@@ -45,16 +44,14 @@ def label_candidates(
             needs. If empty, `shipped_label_sets`.
 
     Returns:
-        Each set as a JSON array of words in the task's label order: the task's own first, without
-        duplicates.
+        Unique JSON arrays of words in the task's label order; the first has the task's words.
 
     Raises:
-        SpecError: A set does not fit the task, or there is none.
+        SpecError: A set does not fit the task, or the task's words are the only set.
     """
-    given: list[LabelSet] = [*sets] or [*shipped_label_sets(task_labels)]
     problems = []
     candidates = [_candidate(task_labels, task_labels)]
-    for number, words in enumerate(given, 1):
+    for number, words in enumerate([*sets] or shipped_label_sets(task_labels), 1):
         try:
             candidates.append(_candidate(task_labels, words))
         except ValueError as exc:
@@ -63,43 +60,36 @@ def label_candidates(
         raise SpecError(problems)
     unique = tuple(dict.fromkeys(candidates))
     if len(unique) < 2:
-        own = ", ".join(map(repr, task_labels.values()))
+        task_words = ", ".join(map(repr, task_labels.values()))
         raise SpecError(
             "sets: needs sets of label words, one word per label "
-            f"({', '.join(task_labels)}), in addition to the task's own {own}"
+            f"({', '.join(task_labels)}), in addition to the task's {task_words}"
         )
     return unique
 
 
 def shipped_label_sets(task_labels: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
-    """Return the shipped sets that contain a task's own words, in their spelling.
+    """Return the shipped sets of the family that has a task's words, in the task's spelling.
 
-    The words of the task may be in any order; for example, yes and no select false and true.
-
-    Returns:
-        The words of each set in the task's label order; empty if none fit.
+    The words of the task may be in any order. Each set has its words in the task's label order. The
+    result is empty if no family has the task's words.
     """
-    sets = _known([word.strip().casefold() for word in task_labels.values()])
+    task_words = [word.strip().casefold() for word in task_labels.values()]
     space = " " if all(word[:1].isspace() for word in task_labels.values()) else ""
     capital = all(word.strip()[:1].isupper() for word in task_labels.values())
-    return tuple(
-        tuple(space + (word.capitalize() if capital else word) for word in words) for words in sets
-    )
+    for family in label_families():
+        for words in family:
+            if sorted(words) == sorted(task_words):
+                order = [words.index(word) for word in task_words]
+                spelled = str.capitalize if capital else str
+                return tuple(tuple(space + spelled(each[i]) for i in order) for each in family)
+    return ()
 
 
 @cache
 def label_families() -> tuple[list[list[str]], ...]:
-    """Return the shipped sets by kind of task; words are unique per meaning."""
+    """Return the shipped sets in families, one per kind of task."""
     return tuple(tomllib.loads(assets.path("label_sets.toml").read_text("utf-8")).values())
-
-
-def _known(own: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    for family in label_families():
-        for known in family:
-            if sorted(known) == sorted(own):
-                order = [known.index(word) for word in own]
-                return tuple(tuple(words[at] for at in order) for words in family)
-    return ()
 
 
 def label_words(candidate: str, count: int | None = None) -> tuple[str, ...]:
@@ -136,6 +126,6 @@ def _check(words: Sequence[str], count: int | None) -> None:
             raise ValueError(f"label word {word:.20}... has more than {_MAX_WORD_CHARS} characters")
         if not word.isprintable():
             raise ValueError(f"label word {word!r} has an unprintable character")
-    # A chat sets the leading space itself, so words must differ without it.
+    # In a chat the SDK adds leading spaces, so words must differ without them.
     if len({word.strip() for word in words}) < len(words):
         raise ValueError(f"two labels share one label word: {', '.join(map(repr, words))}")

@@ -1,4 +1,4 @@
-"""The prompt that chosen candidates make, and the placeholders in them."""
+"""The prompt of chosen candidates, and the placeholders in candidates."""
 
 from __future__ import annotations
 
@@ -20,23 +20,18 @@ def label_placeholder(label: str) -> str:
 
 
 def fill(texts: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
-    """Replace placeholders by the chosen label words and slot texts.
+    """Return the texts of slots with placeholders of label words and slots replaced.
 
     ``{label:KEY}`` becomes the label word of class KEY. After text the word is unchanged
     (``It was{label:1}`` and ``" great"``); after white space, at the beginning, and after an
     opening quote or bracket it loses its leading white space.
 
     ``{NAME}`` becomes the text of slot NAME, with its label words replaced but not its slot names.
-    A slot's reference to itself is not replaced. Any other brace is text.
+    A slot's reference to itself is not replaced. Any other brace is text. The time is linear.
 
     Args:
-        texts: The chosen candidate of each slot, by the slot's name. Without the slot ``labels``,
-            whose candidate is not text.
-        labels: The label word of each class, by label value. For a chat, with the space that the
-            word has after text.
-
-    Returns:
-        The texts of the same slots. Time is linear in the input and output.
+        texts: The chosen candidate of each slot, by name, without the slot ``labels``.
+        labels: The label word of each class, by label value, as it is spelled after text.
     """
     worded = {name: _replaced(text, labels, {}) for name, text in texts.items()}
     return {
@@ -76,13 +71,10 @@ def prompt_of(
     indices: Iterable[int],
     changed: Mapping[str, str] | None = None,
 ) -> TextPrompt:
-    """Return the prompt of these candidates, one index per position.
+    """Return the prompt of some candidates, one index per position.
 
-    With `changed`, texts of slots replace their candidates.
-
-    Returns:
-        Their concatenation; with slots, the text of each slot, with placeholders of label words
-        and other slots replaced (`fill`).
+    It is their concatenation; with slots, the filled text of each slot (`fill`), where texts of
+    `changed`, by slot name, replace the candidates.
     """
     if not vocabulary.slots:
         return vocabulary.text(indices)
@@ -97,10 +89,10 @@ def prompt_of(
 
 
 def no_prompt(task: TaskSpec, vocabulary: Vocabulary) -> TextPrompt:
-    """Return "no prompt": the prompt without any tuning.
+    """Return the baseline "no prompt": an empty text.
 
-    It is an empty text. With slots, each slot is blank if possible, or else has its first
-    candidate, which is what a user would write without tuning.
+    With slots, each slot is blank if possible; otherwise it has its first candidate, which a user
+    would write without tuning.
     """
     if not vocabulary.slots:
         return ""
@@ -110,7 +102,7 @@ def no_prompt(task: TaskSpec, vocabulary: Vocabulary) -> TextPrompt:
 
 
 def label_sets_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[tuple[str, ...], ...]:
-    """Return all sets of label words of a prompt: those of the slot ``labels``, or the task's."""
+    """Return the sets of label words in the slot ``labels``; without it, the task's words."""
     for slot in vocabulary.slots:
         if slot.name == LABELS:
             return tuple(label_words(text, len(task.labels)) for text in slot.candidates)
@@ -118,11 +110,10 @@ def label_sets_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[tuple[str, ..
 
 
 def forms_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[Rendered, ...]:
-    """Return the task's inputs without content, to check the label words that follow them.
+    """Return inputs of the task without content, to check the label words that follow them.
 
-    After text a label word may have a leading space; at the beginning of an answer it has none
-    (`answer_word`). There is one form for a last slot that is empty or ends in white space, and one
-    for a last slot that ends in text, if there are such candidates.
+    Label words have a leading space only after text (`answer_word`). A last slot with candidates
+    that end in text, and others that do not, gives two forms.
     """
     if not task.slots:
         return (form_of(task),)
@@ -138,5 +129,5 @@ def forms_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[Rendered, ...]:
 def label_checks(
     task: TaskSpec, vocabulary: Vocabulary
 ) -> tuple[tuple[tuple[str, ...], Rendered], ...]:
-    """Return each set of label words with each form of the task, for a check against a model."""
+    """Return each set of label words with each form of the task, which a model must support."""
     return tuple(product(label_sets_of(task, vocabulary), forms_of(task, vocabulary)))

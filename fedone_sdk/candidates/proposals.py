@@ -1,9 +1,8 @@
-"""The text of a proposer: the messages to a language model, and the parser of its answer.
+"""New candidates from a language model: messages with scored candidates, and the answer's parser.
 
-The model gets aggregates only: candidates and their mean losses, never an example of a device. Its
-answer is untrusted text and is used only as candidates. The format of the messages, scored
-candidates in ascending order of merit, is that of OPRO (Yang et al. 2024, "Large Language Models as
-Optimizers").
+The model gets candidates and their mean losses, never an example of a device. Its answer is
+untrusted text and is used only as candidates. Messages list candidates from the worst to the best,
+as in OPRO (Yang et al. 2024, "Large Language Models as Optimizers").
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS, special_token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredCandidate:
-    """A candidate and its measured losses.
+    """A candidate with its mean losses over all queries that contain it, nats.
 
     Attributes:
-        mean_loss: Mean over all queries with it, nats.
-        class_losses: The same for the examples of each class, by label value.
+        class_losses: The mean loss on the examples of each class, by label value.
     """
 
     text: str
@@ -47,15 +45,15 @@ _SYSTEM = (
 def proposal_messages(
     task: TaskSpec, slot: str, scored: Iterable[ScoredCandidate], *, count: int
 ) -> list[tuple[Role, str]]:
-    """Return the messages that ask a model for `count` new candidates of a slot.
+    """Return messages that ask a model for `count` new candidates of a slot.
 
-    They show the best and the worst of the scored candidates, up to 5 of each.
+    They show up to 5 of the best and 5 of the worst scored candidates.
     """
     description, labels = task.description or Description(), task.labels
     paragraphs = task_paragraphs(description, labels, task.messages, slot)
     ranked = sorted(
-        (one for one in scored if math.isfinite(one.mean_loss)),
-        key=lambda one: (-one.mean_loss, one.text),
+        (candidate for candidate in scored if math.isfinite(candidate.mean_loss)),
+        key=lambda candidate: (-candidate.mean_loss, candidate.text),
     )
     if len(ranked) > 2 * _SHOWN:
         ranked = [*ranked[:_SHOWN], *ranked[-_SHOWN:]]
@@ -81,7 +79,7 @@ def task_paragraphs(
     form: Iterable[tuple[Role | None, str]],
     slot: str,
 ) -> list[str]:
-    """Return the paragraphs about a task: what is asked, its labels, and its whole input."""
+    """Return the paragraphs about a task: its question, its labels and its input."""
     paragraphs = [f"Task: {description.asked} Each text is a {description.text}."]
     if labels:
         named = (f"{label_placeholder(label)} = {quoted(word)}" for label, word in labels.items())
@@ -125,19 +123,19 @@ def read_proposals(
     Args:
         text: The answer: a JSON array of strings, possibly truncated or within other text; or a
             numbered or bulleted list. Any other text gives no candidates.
-        known: The slot's candidates. A text that differs from one only in case and white space is
-            not new. New candidates get the white space that all of these start or end with.
+        known: The slot's candidates. A text that differs from one of them only in case and white
+            space is dropped. New candidates get the white space that all of them start or end with.
         count: The largest number to return.
         labels: The label values whose placeholders are allowed; a candidate with other braces is
             dropped.
 
     Returns:
-        The candidates in the answer's order, unique and not blank. Those with more than
-        `MAX_PROPOSAL_CHARS` characters, with control or invisible ones, or that form a special
-        token, alone or next to another candidate, are dropped.
+        Unique candidates in the answer's order. Blank ones are dropped, those with more than
+        `MAX_PROPOSAL_CHARS` characters or an invisible character, and those that form a special
+        token, alone or next to another candidate.
     """
     begin, end = _margins(known)
-    placeholders = re.compile("|".join(re.escape(label_placeholder(one)) for one in labels) or "$^")
+    placeholders = re.compile("|".join(re.escape(label_placeholder(key)) for key in labels) or "$^")
     seen = {_folded(candidate) for candidate in known}
     new: list[str] = []
     for proposal in texts_in(text):
@@ -150,8 +148,8 @@ def read_proposals(
             or _folded(core) in {"", *seen}
             or not _is_plain(core)
             or set("{}") & set(placeholders.sub("", core))
-            # Positions beside it may have any candidate.
-            or any(special_token(f"{one}{candidate}{one}") for one in (candidate, *known, *new))
+            # The positions before and after may have any candidate.
+            or any(special_token(f"{text}{candidate}{text}") for text in (candidate, *known, *new))
         ):
             continue
         seen.add(_folded(core))
@@ -179,7 +177,7 @@ def _is_plain(text: str) -> bool:
 
 
 def texts_in(text: str) -> Sequence[str]:
-    """Return the texts of a model's answer, fit or not."""
+    """Return all texts that a model's answer lists."""
     text = text[:_MAX_ANSWER_CHARS]
     longest: Sequence[str] = []
     for strings in _arrays(text):

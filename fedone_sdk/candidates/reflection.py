@@ -1,6 +1,6 @@
-"""The text of a reflection: the messages about failed examples, and the filters of its answer.
+"""Reflection: messages about failed examples, and filters of the model's answer.
 
-A model reads why a prompt failed and rewrites one slot of it, as in GEPA (Agrawal et al. 2025,
+A model reads why a prompt failed and rewrites one of its slots, as in GEPA (Agrawal et al. 2025,
 "GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning").
 """
 
@@ -34,7 +34,7 @@ _SHARED_WORDS = 5
 """Words in a row that a proposal must not share with a row."""
 
 _CASE_CHARS = 2000
-"""Characters of a text, or of its feedback: what decides is usually near the beginning."""
+"""Characters shown of a text, and of its feedback."""
 
 _ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 """Letters of scripts that write no space between words; each counts as a word."""
@@ -48,9 +48,9 @@ _IN_NUMBER = re.compile(r"(?<=\d)[ .,'/:-](?=\d)")
 def reflection_messages(
     task: TaskSpec, slot: str, parent: str, cases: Iterable[tuple[Mapping[str, str], str]]
 ) -> list[tuple[Role, str]]:
-    """Return the messages that ask a model for a better text of a slot than `parent`.
+    """Return messages that ask a model for a better text of a slot than `parent`.
 
-    A case has the fields of an example, and what was expected and answered (`losses.feedback`).
+    A case is the fields of an example and the feedback on its answer (`losses.feedback`).
     """
     paragraphs = _task(task, slot)
     paragraphs.append(f"The current text at {{{slot}}}: {quoted(parent) if parent else 'none'}")
@@ -66,9 +66,9 @@ def reflection_messages(
 
 
 def merge_messages(task: TaskSpec, slot: str, texts: Sequence[str]) -> list[tuple[Role, str]]:
-    """Return the messages that ask a model to merge the best texts of different clients.
+    """Return messages that ask a model to merge the texts that are best for different clients.
 
-    `texts` are in the order of the number of clients that each is best for.
+    The first of `texts` is best for most clients, and so on.
     """
     listed = "\n".join(f"- {quoted(text)}" for text in texts)
     paragraphs = [
@@ -91,44 +91,45 @@ def _fields(example: Mapping[str, str]) -> str:
 
 
 def read_reflection(answer: str, *, known: Sequence[str], labels: Iterable[str]) -> str | None:
-    """Return the new candidate in a model's answer, if there is one.
-
-    `known` are the slot's candidates, `labels` the label values whose placeholders are allowed.
-    """
+    """Return the new candidate in a model's answer (`read_proposals`); None if there is none."""
     proposals = read_proposals(answer, known=known, count=1, labels=labels)
     return proposals[0] if proposals else None
 
 
 def quotes(text: str, rows: Iterable[str], public: Iterable[str]) -> str | None:
-    """Return what a text shares with private rows that no public text has; None for nothing.
+    """Return a part of a text that private rows contain and no public text does; None without one.
 
-    It must not share a run of 5 words with a row, nor a number, an address, or a name: a word with
-    a capital that the rows write with a capital only. This hides no information that a model
-    encodes in other words: it is a filter, not differential privacy.
+    Such parts are 5 words in a row, a number, an address, or a name: a word that the rows write
+    only with a capital letter. This is a filter, not differential privacy: a model can encode a row
+    in other words.
 
-    `public` are texts that everybody has, such as the other candidates.
+    Args:
+        text: A proposed candidate.
+        rows: The private texts.
+        public: Texts that everybody has, such as the other candidates.
     """
-    known = _Read.of("\n".join(public))
-    mine = _Read.of(text)
-    phrases = mine.phrases - known.phrases
-    seen, lower = set[str](), set[str]()
+    known = _Parts.of("\n".join(public))
+    own = _Parts.of(text)
+    phrases = own.phrases - known.phrases
+    capital, lower = set[str](), set[str]()
     for row in rows:
-        read = _Read.of(row)
+        private = _Parts.of(row)
+        addresses = own.addresses - known.addresses
         for what, shared in (
-            ("the words", phrases & read.phrases),
-            ("the number", (mine.numbers & read.numbers) - known.numbers),
-            ("the address", {one for one in mine.addresses - known.addresses if one in read.text}),
+            ("the words", phrases & private.phrases),
+            ("the number", (own.numbers & private.numbers) - known.numbers),
+            ("the address", {address for address in addresses if address in private.text}),
         ):
             if shared:
                 return f"{what} {min(shared)!r}"
-        seen |= mine.capital & read.capital
-        lower |= read.lower
-    names = seen - lower - known.lower - known.capital
+        capital |= own.capital & private.capital
+        lower |= private.lower
+    names = capital - lower - known.lower - known.capital
     return f"the name {min(names)!r}" if names else None
 
 
-class _Read(NamedTuple):
-    """What two texts can share, without case."""
+class _Parts(NamedTuple):
+    """The parts of a text that are compared, without case."""
 
     text: str
     phrases: set[str]

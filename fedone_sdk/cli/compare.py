@@ -210,7 +210,9 @@ def _print(output: Output, results: Results) -> None:
         if standing.entrant.notes:
             notes = "; ".join(standing.entrant.notes)
             output.console.print(f"  {standing.entrant.name}: other than in RUN.yaml: {notes}")
-    output.console.print(f"  target: {results.target_text}")
+    output.console.print(
+        f"  target: {results.standings[0].entrant.name}'s final metric, seed by seed"
+    )
     if results.missing:
         output.console.print(f"  {len(results.missing)} trials are not there yet")
     output.console.print()

@@ -1,31 +1,20 @@
 """The edge client: a device that scores prompts on its own data. Needs no NumPy.
 
-`AdminClient` manages the runs of an aggregator; it is imported on first use.
+`AdminClient` manages the runs of an aggregator.
 """
 
 from typing import TYPE_CHECKING
 
-from fedone_sdk.client.edge_client import EdgeClient
-from fedone_sdk.client.options import (
-    ClientEvent,
-    EventKind,
-    Hooks,
-    OnEvent,
-    OnlyWhen,
-    Outcome,
-    RunFit,
-    Turn,
-    WorkPolicy,
-)
-from fedone_sdk.client.transport import HttpTransport, Idle, Network, Transport
 from fedone_sdk.imports import lazy
-from fedone_sdk.spec.sections import RequiredPrivacy
 
 if TYPE_CHECKING:
     from fedone_sdk.client.admin import AdminClient
+    from fedone_sdk.client.edge_client import EdgeClient
+    from fedone_sdk.client.options import *
+    from fedone_sdk.client.transport import HttpTransport, Idle, Network, Transport
+    from fedone_sdk.spec.sections import RequiredPrivacy
 else:
-    # Its messages of runs are modules that a device does not need.
-    __getattr__, __dir__ = lazy(globals(), "admin")
+    __getattr__, __dir__ = lazy(globals(), "edge_client options transport admin")
 
 __all__ = [
     "AdminClient",

@@ -1,4 +1,4 @@
-"""A client of the routes for people: create, watch, steer and delete runs."""
+"""A client of the routes for people: runs, clients and enrolment tokens."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from fedone_sdk.spec import RunSpec, validate_spec
 T = TypeVar("T")
 
 _CONNECT_S = 30.0
-_PAGE = 1000
-"""Clients of one request."""
+_PAGE_SIZE = 1000
 
 
 class AdminClient:
     """Manages an aggregator over HTTP with an admin token.
 
     All methods raise `TransportError` if the aggregator cannot be reached, `ProblemError` if it
-    refuses, and `MessageError` if the answer is not an aggregator's. Nothing is retried.
+    refuses, and `MessageError` if the answer does not follow the protocol. Nothing is retried.
 
     Example:
         ```python
@@ -38,7 +37,7 @@ class AdminClient:
         ```
 
     Args:
-        token: Secret of a person: an admin token.
+        token: An admin token.
         network: Proxy and trust; its `timeout_s` bounds the wait for the next bytes of an answer.
 
     Raises:
@@ -69,10 +68,10 @@ class AdminClient:
     # Runs
 
     async def create(self, spec: RunSpec) -> messages.RunResult:
-        """Create a run; its data are the devices', and its backend is the server's.
+        """Create a run on the devices' data and the server's model.
 
         Args:
-            spec: The run, with candidates that need no file and no text of the server.
+            spec: A run whose candidates need no file of the server.
 
         Raises:
             ProblemError: ``invalid_run``, or ``run_conflict`` if the name is taken.
@@ -93,14 +92,14 @@ class AdminClient:
         return await self._call(messages.PromptReport, "GET", _run(run_id, "prompt"))
 
     async def log(self, run_id: str) -> bytes:
-        """Return a run as JSON lines: its description, its log, its result."""
+        """Return a run as JSON lines: its specification, its log, its result."""
         content = await self._read("GET", _run(run_id, "log"))
         for line in content.splitlines():
             parsed(dict[str, Any], line)
         return content
 
     async def stop(self, run_id: str) -> messages.RunResult:
-        """End a run with what it has learnt."""
+        """End a run, with the result so far."""
         return await self._call(messages.RunResult, "POST", _run(run_id, "stop"))
 
     async def resume(self, run_id: str) -> messages.RunResult:
@@ -112,10 +111,10 @@ class AdminClient:
         return await self._call(messages.RunResult, "POST", _run(run_id, "resume"))
 
     async def raise_caps(self, run_id: str, caps: Budget) -> messages.RunResult:
-        """Raise caps of a run, those that are not None; a run that its budget has ended resumes.
+        """Raise the caps of a run that are not None; a run that its budget has ended resumes.
 
         Raises:
-            ProblemError: ``run_conflict`` if a cap would not be higher.
+            ProblemError: ``run_conflict`` unless each is higher than before.
         """
         body = caps.model_dump_json(exclude_none=True).encode()
         return await self._call(messages.RunResult, "POST", _run(run_id, "budget"), body=body)
@@ -129,17 +128,16 @@ class AdminClient:
             reason: For the log, 1 to 500 characters.
 
         Raises:
-            ProblemError: ``run_conflict`` if the run has not done so many rounds.
+            ProblemError: ``run_conflict`` if the run has not finished that many rounds.
             SpecError: An argument is out of range.
         """
-        asked = {"to_round": to_round, "reason": reason}
-        message = validate_spec(messages.RollBack, asked, source="arguments")
-        return await self._call(
-            messages.RunResult, "POST", _run(run_id, "rollback"), body=messages.encode(message)
-        )
+        arguments = {"to_round": to_round, "reason": reason}
+        message = validate_spec(messages.RollBack, arguments, source="arguments")
+        body = messages.encode(message)
+        return await self._call(messages.RunResult, "POST", _run(run_id, "rollback"), body=body)
 
     async def delete(self, run_id: str, *, dry_run: bool = False) -> messages.Removal:
-        """Delete an ended run with its log for good; its name stays taken.
+        """Delete an ended run with its log for good; its name cannot be used again.
 
         Raises:
             ProblemError: ``run_conflict`` if the run has not ended.
@@ -148,18 +146,17 @@ class AdminClient:
         return await self._call(messages.Removal, "DELETE", _run(run_id), params=params)
 
     async def clients_of(self, run_id: str) -> tuple[messages.ClientInfluence, ...]:
-        """Return what each client has contributed to a run, as far as it is counted."""
-        return await self._call(
-            tuple[messages.ClientInfluence, ...], "GET", _run(run_id, "clients")
-        )
+        """Return what each client has contributed to a run."""
+        kind = tuple[messages.ClientInfluence, ...]
+        return await self._call(kind, "GET", _run(run_id, "clients"))
 
     async def events(self, run_id: str) -> AsyncIterator[messages.RunEvent]:
-        """Stream a run: each finished round from the first one on, then the result.
+        """Stream the finished rounds of a run from the first one on, then its result.
 
-        A round is repeated once its metric is known. The last event is a `RunResult`.
+        A round is sent again once its metric is known.
 
         Raises:
-            TransportError: The stream was cut before the end of the run; a new one starts with
+            TransportError: The connection was lost before the run ended; a new stream starts with
                 the first round again.
         """
         async with self._request("GET", _run(run_id, "events")) as response:
@@ -174,7 +171,7 @@ class AdminClient:
 
     async def clients(self) -> tuple[messages.ClientInfo, ...]:
         """Return all enrolled clients."""
-        clients, params = list[messages.ClientInfo](), {"limit": str(_PAGE)}
+        clients, params = list[messages.ClientInfo](), {"limit": str(_PAGE_SIZE)}
         while True:
             page = await self._call(messages.ClientList, "GET", "/v1/clients", params=params)
             clients += page.clients
@@ -192,10 +189,9 @@ class AdminClient:
         return (await self._call(messages.TokenList, "GET", "/v1/enrolment-tokens")).tokens
 
     async def create_token(self, token: messages.NewToken) -> messages.CreatedToken:
-        """Create an enrolment token; only this answer has its secret."""
-        return await self._call(
-            messages.CreatedToken, "POST", "/v1/enrolment-tokens", body=messages.encode(token)
-        )
+        """Create an enrolment token; no other answer contains its secret."""
+        body = messages.encode(token)
+        return await self._call(messages.CreatedToken, "POST", "/v1/enrolment-tokens", body=body)
 
     async def revoke_token(self, name: str) -> messages.TokenInfo:
         """Revoke an enrolment token for good; clients that enrolled with it stay."""
@@ -222,7 +218,7 @@ def _run(run_id: str, *rest: str) -> str:
 
 
 async def _server_sent(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:
-    """Yield server-sent events as far as the aggregator uses them: one data line each."""
+    """Yield the name and the one data line of each server-sent event."""
     name, rest = "", b""
     # Not line by line: the last event has the whole history, more than aiohttp's line limit.
     async for chunk in stream.iter_any():

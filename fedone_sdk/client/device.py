@@ -1,4 +1,4 @@
-"""What an edge client works with, and the runs that it works for."""
+"""The parts of an edge client, and its cache of runs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ if TYPE_CHECKING:
     from fedone_sdk.budget import BudgetGuard
 
 _MAX_RUNS = 8
-"""Runs in the cache, which is cleared when it is full."""
+"""Maximal number of runs in the cache, which is cleared when it is full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What an edge client works with.
+    """The parts of an edge client.
 
     Attributes:
-        backend: Its own model; None scores through the gateway.
+        backend: The device's own model; None scores through the gateway.
         reflect: As in `WorkPolicy`.
-        budget: Its own budget.
-        privacy: What it requires of runs, and its count of noise.
-        logs_fit: Whether it logs how its rows fit each run.
+        privacy: What the device requires of runs, and the epsilon that it has spent.
+        logs_fit: Whether to log how the rows fit each new run.
     """
 
     state: DeviceState
@@ -72,12 +71,12 @@ class Device:
 
 
 class KnownRuns:
-    """Tasks and candidates of the runs that a device works for, fetched again when they grow.
+    """Cache of the tasks and candidates of a device's runs.
 
-    Their label words are checked against the device's own model.
+    New label words are checked against the device's own model.
 
     Attributes:
-        num_proposals: Number of candidates that the device has proposed to each run.
+        num_proposals: Per run, the number of candidates that the device has proposed.
     """
 
     def __init__(self, device: Device) -> None:
@@ -98,15 +97,14 @@ class KnownRuns:
         try:
             run = await self._session.call(self._session.transport.task, run_id)
         except MessageError as exc:
-            # For instance of a newer version, with a method that this one does not have. Keeping
-            # the seat until its deadline would delay the run.
+            # A newer server may have a method that this version does not know.
             raise Unfit(f"the run cannot be understood: {exc}") from exc
         if self._backend is not None:
-            if not run.task.slots:  # A slot may hold the beginning of the answer: `vocabulary`.
+            if not run.task.slots:  # Slots may change the label words; `vocabulary` checks them.
                 await self._backend.check(run.task.label_words, form_of(run.task))
-            own = self._backend.fingerprint
-            if run.model not in (None, own):
-                raise Unfit(f"the run scores with {run.model!r}, the device with {own!r}")
+            fingerprint = self._backend.fingerprint
+            if run.model not in (None, fingerprint):
+                raise Unfit(f"the run scores with {run.model!r}, the device with {fingerprint!r}")
         if len(self._tasks) >= _MAX_RUNS:
             self.forget()
         self._tasks[run_id] = run
@@ -147,6 +145,6 @@ class KnownRuns:
         return vocabulary
 
     def forget(self) -> None:
-        """Clear the cache: another server may have other runs of the same names."""
+        """Clear the cache: a new identity may see other runs with the same names."""
         self._tasks.clear()
         self._vocabularies.clear()

@@ -39,34 +39,32 @@ class EdgeClient:
 
     Through the gateway (the default) the texts of a mini-batch leave the device, after
     `Hooks.before_send`. Labels are not sent, but the server can compute them from exact losses.
-    A run with `privacy` hides labels in noise; a `backend` of the device sends nothing of a row.
+    A run with `privacy` hides labels in noise. With a `backend` of the device no text is sent.
 
-    The device declines a run that renders another column than `fields`, that takes another column
-    for the label, or whose labels do not cover those of the rows. With a `WorkPolicy` that requires
-    privacy it does not say why, and reports one example.
+    The device declines a run that renders a column outside `fields`, that has another label column,
+    or whose labels do not cover those of the rows. With a `WorkPolicy` that requires privacy it
+    does not say why, and reports one example.
 
     A client belongs to one event loop at a time; `stop` may be called from any thread.
 
     Args:
-        data: The examples: an iterable; or a callable (plain or async) that returns the current
+        data: The examples, an iterable; or a callable (plain or async) that returns the current
             examples before each assignment.
         label: The label column, ``label`` by default. It stays on the device.
         fields: Columns that a run may render; None is every column but the label. With the label
             among them, reference texts of loss ``nll`` go to the gateway, after
-            `Hooks.before_send`. Rows without one of them take part in no run.
-        token: Enrolment token, required until the device has an identity. Surrounding whitespace
-            is removed.
+            `Hooks.before_send`. Rows without one of these columns take part in no run.
+        token: Enrolment token, required until the device has an identity.
         backend: The device's own model; None scores through the gateway.
-        state_dir: Folder of identity, unsent updates and paid losses, which another process cannot
+        state_dir: Folder of identity, unsent updates and paid losses, which other processes cannot
             use until the end of ``async with``; None keeps them in memory.
-        network: Proxy, trust, and how the device identifies itself.
 
     Raises:
         DataError: `data` is empty, the state folder cannot be created, another process uses it, or
             its count of epsilon cannot be read.
         MissingExtraError: `policy` requires privacy without the extra ``privacy``.
-        SpecError: `policy` requires privacy without `label` and `fields`; or the URL, the proxy, a
-            certificate or another argument cannot be used.
+        SpecError: An argument cannot be used, or `policy` requires privacy without `label` and
+            `fields`.
     """
 
     def __init__(
@@ -87,8 +85,7 @@ class EdgeClient:
         options.check_arguments(name=network.name, run_id=policy.run_id, wait_s=network.wait_s)
         token = token_of(token)
         self._source = Source(data)
-        # Whether the device may fit more runs than at its last claim.
-        self._changed = True
+        self._may_fit_more = True  # than at the last claim
         self._has_no_data = False
         self._run_id = policy.run_id
         self._wait_s = network.wait_s
@@ -110,12 +107,12 @@ class EdgeClient:
             reflect=policy.reflect,
             budget=options.budget_guard(policy.budget, state_dir, backend),
             privacy=privacy,
-            # A process that simulates many clients has compared their rows already.
+            # A simulation compares the rows of its many clients itself.
             logs_fit=network.transport is None,
         )
         self._worker = Worker(self._device)
         self._backoff = session.Backoff()
-        # One turn at a time, also if an app calls `run_once` during `run_forever`.
+        # For an app that calls `run_once` during `run_forever`.
         self._turns = asyncio.Lock()
         state.close()
 
@@ -138,9 +135,7 @@ class EdgeClient:
     # Turns
 
     async def run_forever(self) -> None:
-        """Work until the aggregator's runs have ended, or `stop` is called.
-
-        The client retries while the aggregator restarts or the network is away.
+        """Work until the aggregator's runs have ended, or `stop` is called; outages are retried.
 
         Raises:
             ProblemError: The aggregator refuses this device or its version.
@@ -154,11 +149,11 @@ class EdgeClient:
                 await self._stop.sleep(turn.next_turn_s)
 
     async def run_for(self, seconds: float) -> None:
-        """Work for at most this long, such as the time that a system gives to an app.
+        """Work for a limited time, such as the time that a mobile system gives to an app.
 
-        Work in progress is cancelled then, and continues at the next turn, from the state folder.
-        An async function of the app that ignores this is left behind; a plain one runs in the
-        client's thread, and should return at once.
+        Work in progress is then cancelled; the next turn continues it from the state folder. An
+        async function of the app that ignores its cancellation keeps running. A plain function runs
+        in the client's thread, and should return at once.
 
         Raises:
             ArgumentError: The time is negative or not a number.
@@ -217,18 +212,18 @@ class EdgeClient:
                 return Turn(outcome="ended", run_id=self._run_id)
             if exc.code != "unauthorized" or not self._session.may_enrol_again:
                 raise exc
-            # The server has lost its clients or revoked this one: enrol as a new client.
+            # The server has lost its clients or revoked this one.
             _log.warning("the server does not know this device any more")
             self._device.state.clear()
             self._worker.forget()
             return Turn(outcome="idle", next_turn_s=self._backoff.next_s())
-        # An answer that is not an aggregator's (a captive portal) counts as offline too.
+        # A captive portal's answer counts as offline, too.
         self._session.set_offline(exc)
         wait_s = self._backoff.next_s(session.retry_after_s(exc))
         return Turn(outcome="offline", next_turn_s=wait_s)
 
     async def _turn(self) -> Turn:
-        # The stop ends waits for the app's functions; a call and the work have limits of their own.
+        # `stop` cancels waits for the app's functions and for a claim; the other calls are short.
         if not await self._stop.cancel_on(self._device.condition.holds()):
             return Turn(outcome="paused", next_turn_s=session.CONDITION_POLL_S)
         await self._session.enrol()
@@ -236,7 +231,7 @@ class EdgeClient:
         try:
             rows = await self._stop.cancel_on(self._source.rows())
         except Exception as exc:
-            # Only the type of an app's own exception: its text may quote private data.
+            # The text of an app's exception may quote private data.
             reason = str(exc) if isinstance(exc, errors.FedOneError) else type(exc).__name__
             _log.error("the rows cannot be read", reason=reason)
             return Turn(outcome="idle", next_turn_s=self._backoff.next_s())
@@ -248,7 +243,7 @@ class EdgeClient:
             self._has_no_data = True
             return Turn(outcome="idle", next_turn_s=self._wait_s)
         self._has_no_data = False
-        self._changed |= self._worker.fits_more(rows)
+        self._may_fit_more |= self._worker.fits_more(rows)
         claimed = await self._claim(rows)
         if isinstance(claimed, Turn):
             return claimed
@@ -264,14 +259,14 @@ class EdgeClient:
             wait_s=0.0 if self._session.offline_since else self._wait_s,
             run_id=self._run_id,
             own_model=self._device.backend is not None,
-            changed=self._changed,
+            changed=self._may_fit_more,
         )
         self._device.events.emit("waiting", run_id=self._run_id)
         call = self._session.call(self._session.transport.claim, message)
         claimed = await self._stop.cancel_on(call)
         if claimed is None:
             return Turn(outcome="idle")
-        self._changed = False
+        self._may_fit_more = False
         if isinstance(claimed, Idle):
             self._backoff.reset()
             wait_s = min(claimed.retry_after_s, session.MAX_WAIT_S)
@@ -282,7 +277,7 @@ class EdgeClient:
     # Enrolment and checks
 
     async def enrol(self) -> None:
-        """Enrol the device unless it has an identity; claiming work does so too.
+        """Enrol the device unless it has an identity; a turn does so, too.
 
         Raises:
             ProblemError: The token is not valid.
@@ -293,11 +288,11 @@ class EdgeClient:
             await self._session.enrol()
 
     async def rotate_credential(self) -> None:
-        """Replace the device's credential; the old one ends with the first use of the new one.
+        """Replace the device's credential, which stays valid until the first use of the new one.
 
         Raises:
             ProblemError: The aggregator refuses.
-            TransportError: The aggregator cannot be reached; the old credential stays valid.
+            TransportError: The aggregator cannot be reached.
         """
         async with self._turns:
             await self._session.enrol()
@@ -306,7 +301,7 @@ class EdgeClient:
     async def check(self) -> tuple[RunFit, ...]:
         """Return how this device's rows and its own model fit each running run.
 
-        Enrols the device if necessary. It makes no query and claims no work.
+        Enrols the device if necessary, but sends no query and claims no work.
 
         Example:
             ```python

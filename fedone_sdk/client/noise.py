@@ -1,10 +1,9 @@
 """The noise on what a device releases, and the epsilon that it has spent.
 
 The discrete Gaussian mechanism on a grid (Canonne, Kamath and Steinke 2020): values are clipped and
-rounded to integers, the noise is added in exact integer arithmetic, and only the noised integers
-are scaled back. Therefore no parameter makes the noise vanish, and the low bits of a result reveal
-nothing (Mironov 2012). The randomness is the operating system's, because the server has the run's
-seed and could recompute noise that is derived from it.
+rounded to integers, the noise is added in exact integer arithmetic, and the noised integers are
+scaled back. No parameter makes the noise vanish, and the low bits of a result reveal nothing
+(Mironov 2012). The randomness is the operating system's: the server knows the run's seed.
 """
 
 from __future__ import annotations
@@ -45,21 +44,18 @@ def noised_means(
     *,
     sensitivity: float | None = None,
 ) -> tuple[float, ...]:
-    """Return means over examples with noise, which protect one example.
+    """Return means over examples, shape (d,), with noise that protects one example.
 
-    One example moves each of the d sums by at most the width of its bounds, so the vector of the
-    sums, in units of these widths, by at most sqrt(d).
+    One example changes each of the d sums by at most the width of its bounds, and the vector of the
+    sums, in units of these widths, by at most sqrt(d). A noised mean may be outside its bounds.
 
     Args:
         values: Shape (d, b), one row per mean, the same examples in each.
         bounds: Lowest and highest value of each row; the values are clipped to them.
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
         random: Source of uniform integers.
-        sensitivity: A smaller bound on that move, for values that depend on each other. Rounding to
-            the grid may add a step in each number.
-
-    Returns:
-        Shape (d,); a noised mean may be outside its bounds, within what an update can carry.
+        sensitivity: A bound below sqrt(d), for values that depend on each other. Rounding to the
+            grid may add a step in each number.
     """
     square = float(len(values) * _GRID * _GRID)
     if sensitivity is not None:
@@ -78,15 +74,12 @@ def noised_means(
 def private_losses(
     losses: Sequence[Sequence[float]], privacy: PrivacySpec, random: Random = _RANDOM
 ) -> tuple[float, ...]:
-    """Return mean losses with each example's loss clipped to [0, C], and noise.
+    """Return noised mean losses, shape (I,), with each example's loss clipped to [0, C].
 
     Args:
         losses: Shape (I, b), one row per prompt, the same examples in each.
-        privacy: Has the clip C.
+        privacy: With the clip C.
         random: Source of uniform integers.
-
-    Returns:
-        Shape (I,).
     """
     bounds = [(0.0, privacy.clip)] * len(losses)
     return noised_means(losses, bounds, privacy.noise_multiplier, random)
@@ -98,18 +91,15 @@ def private_terms(
     privacy: PrivacySpec,
     random: Random = _RANDOM,
 ) -> tuple[float, ...]:
-    """Return mean losses, mean label probabilities and counts of the labels, with noise.
+    """Return I mean losses, I x C mean label probabilities and C counts of labels, with noise.
 
     Their `sensitivity` makes the noise of the losses 12 % larger than without a label bias.
 
     Args:
         terms: `loss_terms`, shape (I, b, 2 + C).
         targets: The true labels, shape (b,); -1 for an example without a loss, whose terms are 0.
-        privacy: Has the clip C of a loss.
+        privacy: With the clip C of a loss.
         random: Source of uniform integers.
-
-    Returns:
-        I losses, then I x C probabilities, then C counts.
     """
     count, size, labels = len(terms), len(targets), len(terms[0][0]) - 2
     columns = [list(zip(*rows, strict=True)) for rows in terms]
@@ -133,8 +123,7 @@ def private_step(
 ) -> NDArray[np.float64]:
     """Return alpha after a clipped and noised step, shape (n, N); the caller projects it.
 
-    Two steps of L2 norm C differ by at most 2 C. The projection is post-processing, which costs no
-    privacy.
+    Two steps of L2 norm C differ by at most 2 C. The projection costs no privacy.
     """
     import numpy as np
 
@@ -197,10 +186,8 @@ _SPENT = "the client's epsilon does not suffice for this work"
 class PrivacyAccount:
     """Counts the noised releases of one device, over all its runs and servers.
 
-    A release and its count are stored in one transaction, before the release is sent.
-
     Args:
-        own_model: Whether a model on the device sees the texts, rather than the gateway.
+        own_model: Whether a model on the device scores, rather than the gateway.
 
     Raises:
         DataError: The count cannot be read.
@@ -238,7 +225,7 @@ class PrivacyAccount:
         self._afford(privacy, max(total - journal.releases, 0))
 
     def check_run(self, run: RunTask) -> PrivacySpec:
-        """Return a run's privacy after checking it against the device's requirements."""
+        """Return a run's privacy, if it meets the device's requirements."""
         required, privacy = self.required, run.privacy
         if privacy is None:
             raise Unfit("the client requires noise, and the run asks for none")
@@ -255,17 +242,17 @@ class PrivacyAccount:
         return privacy
 
     def charge(self, privacy: PrivacySpec) -> Precision:
-        """Return what counts one release; it is stored with the release.
+        """Return the precision of one release, to be stored with it.
 
         Raises:
             Declining: The count cannot be read.
-            Unfit: The release would exceed the required epsilon.
+            Unfit: The release would exceed the maximal epsilon.
         """
         self._afford(privacy, 1)
         return privacy.target, privacy.noise_multiplier**-2
 
     def update(self) -> None:
-        """Read the count, for `epsilon`."""
+        """Read the count, and log a change of `epsilon`."""
         try:
             given = self._state.precisions()
         except DataError as exc:
@@ -278,7 +265,7 @@ class PrivacyAccount:
     def shown(self, usage: Usage) -> Usage:
         """Return the usage that the server may see: one request per query.
 
-        Tokens reveal texts, and further requests reveal which rows the model refuses.
+        Tokens depend on texts, and repeated requests on which rows the model refuses.
         """
         if not self._own_model:
             return usage
@@ -295,9 +282,9 @@ class PrivacyAccount:
         epsilon, most = self._epsilon({**self._given, target: precision}), self.required.max_epsilon
         if epsilon > most:
             raise Unfit(
-                _SPENT,  # The figures would tell of other servers' runs.
+                _SPENT,  # The figures depend on runs of other servers.
                 shown=f"{_SPENT}: at most {most:g} at delta {self.required.delta:g}, "
-                f"{self.epsilon:.4g} is spent, {epsilon:.4g} it would be",
+                f"{self.epsilon:.4g} is spent, and it would be {epsilon:.4g}",
             )
 
     def _epsilon(self, given: dict[str, float]) -> float:

@@ -1,4 +1,4 @@
-"""What an app sets and receives: options, functions, events, and how its device fits a run."""
+"""Options that an app sets, and what it receives: events, results of turns, its fit to a run."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ EventKind = Literal[
     "enrolled", "waiting", "assigned", "scored", "updated", "declined", "refused",
     "paused", "resumed", "offline", "online", "ended",
 ]  # fmt: skip
-"""``enrolled``: the device has an identity. ``waiting``: it claims work, or has to wait
-`retry_after_s` before the next claim. ``assigned``: it has work. ``scored``: `done` of `total`
-prompts have their losses. ``updated``: the server has accepted the update. ``declined``: the device
-has declined the work. ``refused``: the server has refused the update. ``paused``: the condition
-`only_when` does not hold; ``resumed``: it holds again. ``offline``: the server cannot be reached;
-``online``: it can be reached again. ``ended``: there will be no more work."""
+"""``enrolled``: the device has an identity. ``waiting``: it claims work, or waits `retry_after_s`
+before the next claim. ``assigned``: it has work. ``scored``: `done` of `total` prompts have their
+losses. ``updated``: the server has accepted the update. ``declined``: the device has declined the
+work. ``refused``: the server has refused the update. ``paused``, ``resumed``: `only_when` has
+become false or true. ``offline``, ``online``: the server cannot, or can again be reached.
+``ended``: there will be no more work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientEvent:
-    """One event of a client. It has neither texts nor secrets.
+    """One event of a client, without texts and secrets.
 
     Attributes:
-        round: Its round, from 0.
-        done: Prompts of the work that have their losses.
-        total: Prompts of the work.
+        round: From 0.
+        done: Number of prompts with losses.
+        total: Number of prompts of the assignment.
         retry_after_s: Seconds until the next claim.
     """
 
@@ -64,13 +64,13 @@ OnEvent = Callable[[ClientEvent], object]
 
 
 class EventSink:
-    """Passes events to the app, if it takes any, and logs exceptions of its function."""
+    """Passes events to the app's function, if there is one, and logs its exceptions."""
 
     def __init__(self, on_event: OnEvent | None) -> None:
         self._on_event = on_event
 
     def emit(self, kind: EventKind, **facts: Any) -> None:
-        """Report one event."""
+        """Pass one event."""
         if self._on_event is None:
             return
         try:
@@ -85,9 +85,9 @@ Outcome = Literal["worked", "declined", "refused", "idle", "paused", "offline", 
 
 ``worked``: an update was accepted. ``declined``: the device returned the work undone. ``refused``:
 the update was late or did not fit, or the run scores with another model than the device's.
-``idle``: there was no work, or the device has no examples. ``paused``: the condition `only_when`
-does not hold. ``offline``: the aggregator could not be reached, or did not answer as one.
-``ended``: there will be no more work."""
+``idle``: there was no work, or the device has no examples. ``paused``: `only_when` is false.
+``offline``: the aggregator could not be reached, or the answer was not an aggregator's. ``ended``:
+there will be no more work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +95,10 @@ class Turn:
     """The result of one turn.
 
     Attributes:
-        next_turn_s: How long to wait before the next turn, seconds: the server's ``Retry-After``
-            or the backoff after a failure. 0 after accepted work.
-        round: Its round, from 0.
-        reason: Why it was declined or refused, for people.
+        next_turn_s: Seconds to wait before the next turn: the server's ``Retry-After`` or the
+            backoff after a failure; 0 after accepted work.
+        round: From 0.
+        reason: Why the work was declined or refused, for people.
     """
 
     outcome: Outcome
@@ -111,20 +111,19 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """The app's own functions that an edge client calls.
+    """The app's functions that an edge client calls, plain or async.
 
     Attributes:
         before_send: Gets every text before it is scored. Returns it, a redacted form, or None to
-            hold the example back. Plain or async; an exception holds the example back.
+            hold the example back; an exception holds it back, too.
         only_when: Whether the device may work now, for instance while it charges. Called before
-            each claim and before each request for scores. Plain or async; an exception counts as
-            False. Work in progress waits while its lease can be renewed, and is declined then.
-        on_event: Receives a `ClientEvent` for each step of progress, in the client's thread; it
-            should return at once. Its exceptions are logged.
+            each claim and each request for scores; an exception counts as False. Work in progress
+            waits while its lease can be renewed, and is declined afterwards.
+        on_event: Receives each `ClientEvent`, in the client's thread; plain, and should return at
+            once. Its exceptions are logged.
         score: ``score(generated, example)`` from 0 to 1, for runs with loss ``score``.
         before_propose: Gets a candidate that a model wrote from the device's rows, before it is
-            tried and sent. Returns it, or anything else to hold it back. Plain or async; an
-            exception holds it back.
+            scored and sent. The candidate is dropped unless the function returns it unchanged.
     """
 
     before_send: BeforeSend | None = None
@@ -141,16 +140,16 @@ class WorkPolicy:
     Attributes:
         run_id: Accepts work of this run only; None accepts work of any run.
         privacy: Declines work with less noise than this, and work that would exceed its
-            `max_epsilon`. The count of epsilon is kept in the client's `state_dir` (extra
-            ``privacy``). None accepts work without noise.
-        budget: Caps of all work of the device, of all runs and servers; work beyond them is
-            declined. Without a `backend` only `queries` has a meaning. The count is kept in the
-            client's `state_dir`. None is no cap.
-        labels: Values of the label column, which a run has to cover; rows with another one take
-            part in no run. None is those of the rows: whether a run fits then shows which occur.
-        reflect: What may write candidates from rows that a prompt got wrong: a model on the device,
-            whose text leaves after filters that are not differential privacy; or ``gateway``, the
-            run's model, which reads these rows with their labels. None: nothing may.
+            `max_epsilon` (extra ``privacy``). The client's `state_dir` keeps the epsilon spent.
+            None accepts work without noise.
+        budget: Caps of all work of the device, for all runs and servers together; work beyond them
+            is declined. The client's `state_dir` keeps the count. Without a `backend` only
+            `queries` can be capped. None is no cap.
+        labels: Values of the label column, which a run has to cover; rows with another value take
+            part in no run. None is the values of the rows: declined runs then show which occur.
+        reflect: The model that may write candidates from rows that a prompt got wrong: one on the
+            device, whose text is filtered, without differential privacy; or ``gateway``, the run's
+            model, which reads these rows with their labels. None: no model.
 
     Raises:
         SpecError: `reflect` is neither.
@@ -171,14 +170,9 @@ class WorkPolicy:
 def budget_guard(
     budget: Budget | None, folder: str | Path | None, backend: LLMBackend | None
 ) -> BudgetGuard | None:
-    """Return the device's own budget, if any; its count is a file in the state folder.
-
-    Raises:
-        SpecError: A cap is in a unit that the device cannot bound.
-    """
+    """Return the device's budget, whose count is a file in the state folder; None without one."""
     if budget is None:
         return None
-    # Imported here: few devices need it.
     from fedone_sdk.budget import BudgetGuard, SqliteLedger
 
     bounded = frozenset({"queries"}) if backend is None else backend.bounds
@@ -191,11 +185,7 @@ def budget_guard(
 
 
 def check_arguments(*, name: str | None, run_id: str | None, wait_s: float) -> None:
-    """Check the arguments that become fields of messages; a turn would fail with them otherwise.
-
-    Raises:
-        SpecError: A message cannot carry one of them.
-    """
+    """Check the arguments that become fields of messages."""
     validate_spec(Enrol, {"name": name}, source="arguments")
     claim = {"num_examples": 1, "run_id": run_id, "wait_s": wait_s}
     validate_spec(Claim, claim, source="arguments")
@@ -206,8 +196,9 @@ class RunFit:
     """How a device fits a run.
 
     Attributes:
-        fit: Rows that fit the run's task; 0 if the device itself does not fit.
-        reason: Why not all of them fit, for the device's own people; None if all do.
+        rows: Number of rows of the device.
+        fit: Number of rows that fit the run; 0 if the device itself does not.
+        reason: Why not all rows fit, for the device's owner; None if all do.
     """
 
     run_id: str

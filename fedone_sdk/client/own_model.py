@@ -1,4 +1,4 @@
-"""What a model does on a device: the device's own scores prompts; its or the run's writes them."""
+"""Scores of prompts by a device's own model, and proposals that a model writes from its rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -16,82 +16,84 @@ from fedone_sdk.backends.model_client import ModelClient
 from fedone_sdk.budget import BudgetGuard, Usage
 from fedone_sdk.candidates import prompt_of, reflection
 from fedone_sdk.client.rows import Declining, Unfit, passed, reason_of
-from fedone_sdk.client.work import Step, Work
 from fedone_sdk.errors import BackendError, BudgetError, BudgetExhausted, ProblemError
 from fedone_sdk.losses import feedback, predicted
 from fedone_sdk.messages import MAX_TEXT_CHARS, Judged, Proposal, Reflect
 from fedone_sdk.task import Example, LogProbs, Score, TaskSpec, target_of
 from fedone_sdk.vocabulary import MAX_PROPOSALS, Vocabulary
 
+if TYPE_CHECKING:
+    from fedone_sdk.client.work import Step, Work
+
 _log = structlog.get_logger(__name__)
 
-_FAILED, _GONE_WELL = 4, 2
-"""Examples of a reflection: those with the highest losses, and those with the lowest."""
+_WORST, _BEST = 4, 2
+"""Number of examples of a reflection with the highest and the lowest losses."""
 
 _MAX_TOKENS = 512
 
 
-class OwnModel:
-    """Scores the prompts of one assignment with a backend on the device.
+async def ask(step: Step, missing: Sequence[int]) -> None:
+    """Score prompts with the device's model; the journal gets answers as they arrive.
 
-    A prompt that occurs twice is sent once, and counts as two queries. While it works, it alone
-    charges the device's budget.
+    A prompt that occurs twice is sent once, and counts as two queries.
+
+    Raises:
+        Declining: The model failed, or the score function is broken.
+        SpecError: The backend cannot answer what the task's loss needs.
     """
-
-    def __init__(self, work: Work, backend: LLMBackend) -> None:
-        self._work = work
-        # Counts every attempt, including those of failed calls, for the reported usage.
-        self._backend = backend if backend.metered else ModelClient(backend)
-        self._bill = work.device.budget or BudgetGuard(None, name="client")
-
-    async def ask(self, step: Step, missing: Sequence[int]) -> None:
-        """Send all queries concurrently; the journal gets the answers to each as they arrive.
-
-        Raises:
-            Declining: The model failed, or the score function is broken.
-            SpecError: The backend cannot answer what the task's loss needs.
-        """
-        model, batch = self._backend.fingerprint, step.batch
-        if not batch.texts:  # All are held back, which a private device does not show.
-            await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
+    device, batch = step.work.device, step.batch
+    backend = device.backend
+    assert backend is not None
+    model = backend.fingerprint
+    if not batch.texts:  # All are held back, which a private device does not show.
+        await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
+        return
+    if not backend.metered:  # Failed attempts are part of the reported usage.
+        backend = ModelClient(backend)
+    payer = device.budget or BudgetGuard(None, name="client")
+    queries = await _queries(step, missing, backend, payer)
+    recorded = _Recorded(backend, step, queries, payer)
+    await recorded.begin()
+    try:
+        await score_all(recorded, queries)
+    except (BackendError, BudgetError) as exc:
+        _log.warning("the device's model failed", reason=str(exc))
+        if batch.private and type(exc) is BackendError:  # Perhaps because of a text.
+            await step.keep([(step.missing, [None] * len(batch.texts))], model)
             return
-        equal: dict[tuple[int, ...], list[int]] = {}
-        indices = step.prompts.rows()
-        for place in missing:
-            equal.setdefault(tuple(indices[place]), []).append(place)
-        vocabulary = await self._work.vocabulary()
-        queries: dict[Query, list[int]] = {}
-        for prompt, places in equal.items():
-            queries.setdefault(self._query(step, vocabulary, prompt), []).extend(places)
-        recorded = _Recorded(self._backend, step, queries, self._bill)
-        await recorded.begin()
-        try:
-            await score_all(recorded, queries)
-        except (BackendError, BudgetError) as exc:
-            _log.warning("the device's model failed", reason=str(exc))
-            if batch.private and type(exc) is BackendError:  # Perhaps because of a text.
-                await step.keep([(step.missing, [None] * len(batch.texts))], model)
-                return
-            kind = Unfit if isinstance(exc, BudgetExhausted) else Declining
-            raise kind(reason_of(exc)) from exc
-        finally:
-            await recorded.end()
+        kind = Unfit if isinstance(exc, BudgetExhausted) else Declining
+        raise kind(reason_of(exc)) from exc
+    finally:
+        await recorded.end()
 
-    def _query(self, step: Step, vocabulary: Vocabulary, indices: Sequence[int]) -> Query:
-        task, reflection = self._work.run.task, self._work.run.reflection
-        changed = {}
-        if step.proposal is not None and reflection is not None:
-            changed = {reflection.slot: step.proposal.text}
-        prompt = prompt_of(task, vocabulary, indices, changed)
-        references = step.batch.references
-        options: Any = {"backend": self._backend, "references": references, "payer": self._bill}
-        return query_for(task, prompt, step.batch.texts, **options)
+
+async def _queries(
+    step: Step, missing: Sequence[int], backend: LLMBackend, payer: BudgetGuard
+) -> dict[Query, list[int]]:
+    """Return each query with the positions of the prompts that it scores."""
+    run, batch, changed = step.work.run, step.batch, {}
+    if step.proposal is not None and run.reflection is not None:
+        changed = {run.reflection.slot: step.proposal.text}
+    prompts: dict[tuple[int, ...], list[int]] = {}
+    rows = step.prompts.rows()
+    for place in missing:
+        prompts.setdefault(tuple(rows[place]), []).append(place)
+    vocabulary = await step.work.vocabulary()
+    options: Any = {"backend": backend, "references": batch.references, "payer": payer}
+    queries: dict[Query, list[int]] = {}
+    for indices, places in prompts.items():
+        prompt = prompt_of(run.task, vocabulary, indices, changed)
+        query = query_for(run.task, prompt, batch.texts, **options)
+        queries.setdefault(query, []).extend(places)
+    return queries
 
 
 class _Recorded(Wrapper):
     """Waits for the app's condition before each query, and adds its answer and cost to the journal.
 
-    Queries that may have been sent when the device dies count as spent.
+    Queries that may have been sent when the process ends count as spent. Nothing else charges the
+    device's budget in the meantime.
     """
 
     def __init__(
@@ -113,11 +115,11 @@ class _Recorded(Wrapper):
         self._journal.charge(self._step.number, self._bound)
 
     async def score(self, query: Query) -> Answer:
-        await self._step.work.ready()
+        await self._step.work.device.condition.wait()
         try:
             answer = await self.inner.score(query)
             check_answer(query, answer)
-        except ValueError as exc:  # Before the journal has it: a restart would read it again.
+        except ValueError as exc:  # The journal must not have it: a restart would read it again.
             raise BackendError(f"the model's answer cannot be used: {exc}") from exc
         rows = rows_of(query, answer)
         self._bound = self._bound.beyond(self._at_risk.pop(query))
@@ -133,27 +135,26 @@ class _Recorded(Wrapper):
 async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:
     """Write a candidate from a scored mini-batch, and score it on the same rows.
 
-    The parent is the prompt with the lowest loss on the mini-batch: the search draws prompts that
-    may be the best, and each client improves its own best one, so that groups of clients keep
-    different parents.
+    The parent is the prompt with the lowest loss on the mini-batch: different groups of clients
+    improve different parents.
 
     Returns:
-        The candidate if its loss is lower than its parent's. None also if the run or the app allows
-        none, or if the model failed: that costs the proposal, not the work.
+        The candidate if its loss is lower than its parent's. None if it is not, if the run or the
+        app allows no proposal, or if the model failed.
     """
     work = step.work
-    about, model = work.run.reflection, work.device.reflect
-    # The server may ask for more.
-    spent = work.runs.num_proposals[work.assignment.run_id] >= MAX_PROPOSALS
-    if about is None or model is None or spent or (model == "gateway" and not about.gateway):
+    reflection, num_proposals = work.run.reflection, work.runs.num_proposals
+    if reflection is None or (work.device.reflect == "gateway" and not reflection.gateway):
+        return None
+    if num_proposals[work.assignment.run_id] >= MAX_PROPOSALS:  # The server may ask for more.
         return None
     try:
         parent = min(range(len(losses)), key=losses.__getitem__)
-        proposal = await _better(step, parent, about.slot)
+        proposal = await _better(step, parent, reflection.slot)
     except (BackendError, BudgetError, Declining, ProblemError) as exc:
         _log.warning("no candidate proposed", reason=str(exc))
         return None
-    work.runs.num_proposals[work.assignment.run_id] += proposal is not None
+    num_proposals[work.assignment.run_id] += proposal is not None
     return proposal
 
 
@@ -199,9 +200,9 @@ async def _written(
 
 
 def _cases(step: Step, parent: int) -> list[Judged]:
-    """Return the parent's worst examples and its best ones; none if it got all right.
+    """Return the parent's worst and best examples; none if it got all right.
 
-    Written answers are those of this process: after a restart there are none.
+    After a restart, examples with written answers are missing.
     """
     task, batch = step.task_at(parent), step.batch
     answers, _ = step.answered(parent) or ((), "")
@@ -214,8 +215,8 @@ def _cases(step: Step, parent: int) -> list[Judged]:
     ]
     if all(_is_right(task, answer, example) for _, answer, example, _ in answered):
         return []
-    worst_first = sorted(answered, key=lambda one: -one[0])
-    chosen = [*worst_first[:_FAILED], *worst_first[_FAILED:][-_GONE_WELL:]]
+    worst_first = sorted(answered, key=lambda case: -case[0])
+    chosen = [*worst_first[:_WORST], *worst_first[_WORST:][-_BEST:]]
     return [
         Judged(example=texts, feedback=feedback(task, answer, example)[:MAX_TEXT_CHARS])
         for _, answer, example, texts in chosen
@@ -229,14 +230,14 @@ def _is_right(task: TaskSpec, answer: Score | LogProbs, example: Example) -> boo
 
 
 async def _may_leave(text: str, work: Work, vocabulary: Vocabulary) -> bool:
-    """Return whether a text quotes no row of the device, and passes the app's own check."""
+    """Return whether a text quotes no row of the device, and passes the app's check."""
     rows = (value for row in work.all_rows for value in row.values() if isinstance(value, str))
     public = [*chain.from_iterable(slot.candidates for slot in vocabulary.slots)]
     public += [template for _, template in work.run.task.messages]
     if (description := work.run.task.description) is not None:
         public += [description.asked, description.text]
     if shared := await asyncio.to_thread(reflection.quotes, text, rows, public):
-        # The log names the kind of quotation only, since its text is private.
+        # The text is private.
         _log.warning("a candidate quotes a row", what=shared.partition(" ")[0])
         return False
     hook = work.device.hooks.before_propose

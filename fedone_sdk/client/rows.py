@@ -1,7 +1,7 @@
-"""The rows of a device: which it has, which take part in a run, and which texts may leave it.
+"""The rows of a device: which take part in a run, and which of their texts may leave the device.
 
-Which rows take part follows from the columns that the app names, not from a task: a task can
-neither select rows nor count them. A run that cannot use all of these rows does not fit.
+The columns that the app names decide which rows take part. A run's task can neither select rows
+nor count them: a run that cannot use all of these rows does not fit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 Data = Iterable[Example] | Callable[[], "Iterable[Example] | Awaitable[Iterable[Example]]"]
 
 _MAX_ROWS = 100_000
-"""Examples that a device holds at most."""
+"""Maximal number of examples of a device."""
 
 
 class Source:
@@ -46,7 +46,7 @@ class Source:
         """Return the current examples.
 
         Raises:
-            Exception: Any exception of the app's own function.
+            Exception: An exception of the app's function.
         """
         if not callable(self._data):
             return self._data
@@ -72,10 +72,10 @@ class Source:
 
 
 class Declining(errors.FedOneError):
-    """The work cannot be done well enough, and is declined.
+    """The work is declined.
 
     Attributes:
-        reason: Why, for the server.
+        reason: For the server; the text of the exception is for the device's owner.
     """
 
     def __init__(self, reason: str, *, shown: str | None = None) -> None:
@@ -84,7 +84,7 @@ class Declining(errors.FedOneError):
 
 
 class Unfit(Declining):
-    """The device fits no work of the run, independent of the mini-batch."""
+    """The device does not fit the run, whatever the mini-batch is."""
 
 
 _KINDS: dict[type[Exception], str] = {
@@ -94,13 +94,13 @@ _KINDS: dict[type[Exception], str] = {
     errors.BackendError: "the client's model failed",
     errors.BudgetError: "the client's budget has nothing left for this",
 }
-"""By error type; the first match counts."""
+"""Reasons for the server, by error type; the first match counts."""
 
 
 def reason_of(failure: Exception) -> str:
-    """Return why work is declined, for the server and the app.
+    """Return why work is declined, for the server and the app, without a model's error text.
 
-    A model's error may quote the request, so its text stays in the device's log.
+    That text may quote private data; it is only logged on the device.
     """
     if isinstance(failure, Declining):
         return failure.reason
@@ -111,7 +111,7 @@ def reason_of(failure: Exception) -> str:
 
 
 WITHHELD = "the run does not fit this device"
-"""All that a server learns of why rows are not used, where they are private."""
+"""The reason that a private device sends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +119,8 @@ class Admitted:
     """The rows of a device that take part in a run.
 
     Attributes:
-        reason: Why not all do, for the owner of the rows; None if all do.
-        refusal: Why none does, without a value of a row, for the server; None if some do.
+        reason: Why some rows do not take part, for their owner; None if all do.
+        refusal: Why no row takes part, for the server, without values of rows; None if some do.
     """
 
     rows: tuple[Example, ...]
@@ -133,11 +133,11 @@ class Consent:
     """The columns that an app lets a run use.
 
     Attributes:
-        label: The label column. It is compared with the model's answers on the device.
+        label: The label column.
         fields: Columns that may be rendered; None is every column but the label. With the label
             among them, the gateway gets it as the reference text of loss ``nll``.
-        labels: Values of the label column, which a run has to cover; rows with another one are
-            left out. None is those of the rows.
+        labels: Values of the label column, which a run has to cover; rows with another value are
+            left out. None is the values of the rows.
         private: Whether the device requires privacy.
     """
 
@@ -174,7 +174,7 @@ class Consent:
         )
 
     def admit(self, run: RunTask, all_rows: Sequence[Example], *, gateway: bool) -> Admitted:
-        """Return the rows that take part in a run, scored by the `gateway` or on the device."""
+        """Return the rows that take part in a run that scores by the gateway or on the device."""
         task = run.task
         if refusal := self._refused(task, gateway=gateway):
             return Admitted(rows=(), reason=refusal, refusal=refusal)
@@ -194,7 +194,7 @@ class Consent:
         return Admitted(rows=rows, reason=reason)
 
     def _refused(self, task: TaskSpec, *, gateway: bool) -> str | None:
-        """Return which column a task asks for without consent; None if it asks for none."""
+        """Return why a task has no consent, whatever the rows are; None if it has."""
         if task.loss != "score" and task.label_field != self.label:
             return f"the run's label column is {task.label_field!r}, which is not the device's"
         for name in task.fields:
@@ -210,7 +210,7 @@ class Consent:
     def _incomplete(
         self, task: TaskSpec, row: Example, named: Sequence[str]
     ) -> row_checks.RowProblem | None:
-        """Return why a row takes part in no run of these columns; None if it does."""
+        """Return why a row does not take part in runs with these columns; None if it does."""
         for name in named:
             if problem := row_checks.field_problem(row, name, MAX_TEXT_CHARS):
                 return problem
@@ -220,8 +220,8 @@ class Consent:
 
 
 BeforeSend = Callable[[str], "str | Awaitable[str | None] | None"]
-"""Gets every text before it leaves the device; returns it, a redacted form, or None to veto.
-An exception vetoes."""
+"""Gets every text before it leaves the device; returns it, a redacted form, or None to hold the
+example back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,12 +229,11 @@ class Minibatch:
     """The examples of one step that may leave the device.
 
     Attributes:
-        texts: Text fields of each, after the hook.
-        references: Reference text of each, after the hook, for loss ``nll``; else none.
-        examples: The same examples with all fields; a query to the gateway has no labels.
+        texts: Text fields of each example, after the hook.
+        references: Reference texts after the hook, for loss ``nll``; otherwise empty.
+        examples: The same examples with all fields.
         vetoed: Number of examples that the hook held back, or left without a sendable text.
-        private: Whether the server learns the number of examples only, and not what became of
-            them.
+        private: Whether the server does not learn which examples were scored.
     """
 
     texts: tuple[dict[str, str], ...]
@@ -255,9 +254,8 @@ class Minibatch:
         """Apply the hook to the examples of a step.
 
         Raises:
-            Declining: The hook held too many back.
+            Declining: The hook held too many examples back.
         """
-        # The hook gets all that the model sees, which includes a reference text (the label).
         names = (*task.fields, task.label_field) if task.loss == "nll" else task.fields
         texts, kept_examples = [], []
         for example in examples:
@@ -279,7 +277,7 @@ class Minibatch:
 
     @property
     def sha256(self) -> str:
-        """Digest of texts and labels; losses in the journal are keyed by it."""
+        """Digest of texts and labels, for the keys of losses in the journal."""
         content = [self.texts, self.examples]
         try:
             text = json.dumps(content, sort_keys=True, default=repr, ensure_ascii=False)
@@ -288,7 +286,11 @@ class Minibatch:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def check(self, failed: frozenset[int]) -> Scored:
-        """Count scored, failed and vetoed examples; private ones count as scored."""
+        """Return the counts of scored, failed and vetoed examples; private examples are scored.
+
+        Raises:
+            Declining: Too few examples were scored.
+        """
         total = len(self.texts) + self.vetoed
         scored = len(self.texts) - len(failed)
         if self.private:
@@ -302,15 +304,14 @@ class Minibatch:
 
 
 async def passed(hook: BeforeSend, text: Any, name: str = "before_send") -> str | None:
-    """Return what the app's hook makes of a text; None holds it back."""
+    """Return the result of the app's hook for a text; None holds it back."""
     try:
         passing: str | None = await answer_of(hook(text))
     except Exception as exc:
-        # Only the type of an app's exception: its text may quote private data.
+        # The text of an app's exception may quote private data.
         _log.warning(f"{name} failed", error=type(exc).__name__)
         return None
     if passing is None or row_checks.text_problem(passing, MAX_TEXT_CHARS) is None:
         return passing
-    # A single text that no message can carry must not end the client.
     _log.warning(f"{name} returned no text that can be sent", kind=type(passing).__name__)
     return None

@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class StopSignal:
-    """Cooperative stop signal, cleared once every task inside `scope` has exited.
+    """Stop signal for the tasks inside `scope`, cleared once all of them have exited.
 
-    It applies to the tasks inside `scope`, or else to the next one that enters, so that a task
-    that was created but has not started yet stops too.
+    If no task is inside, it applies to the next one that enters: a task that was created but has
+    not started yet stops too.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Mark a task that returns soon after the signal; the last one to exit clears it."""
+        """Mark a task that the signal stops; the last one to exit clears the signal."""
         self._num_inside += 1
         self._loop = asyncio.get_running_loop()
         try:
@@ -71,7 +71,7 @@ class StopSignal:
         await self.cancel_on(asyncio.sleep(seconds))
 
     async def cancel_on(self, call: Awaitable[T]) -> T | None:
-        """Return the call's result, or None if the signal came first and cancelled the call."""
+        """Return the call's result, or None if the signal comes first and cancels the call."""
         wait = asyncio.timeout(0.0 if self._requested else None)
         self._waits.add(wait)
         try:
@@ -89,24 +89,22 @@ _ATTEMPTS = 5
 """Attempts at a call."""
 
 _ANSWER_S = 900.0
-"""The longest wait for an answer, seconds, whatever the transport does; `HttpTransport` has shorter
-ones."""
+"""The longest wait for the answer of any transport, seconds; `HttpTransport` waits less."""
 
 MAX_WAIT_S = 3600.0
 """The longest ``Retry-After`` that is honoured, seconds."""
 
 MAX_CALL_WAIT_S = 3.0
-"""The longest ``Retry-After`` that a call waits for, seconds; a longer one ends the turn. A mobile
-system gives an app that it wakes only minutes."""
+"""The longest ``Retry-After`` that a call waits for, seconds; a longer one ends the turn, because a
+mobile system lets an app work for minutes only."""
 
 P = ParamSpec("P")
 
 
 class Backoff:
-    """Waits that grow with consecutive failures: exponential, with full jitter and a cap.
+    """Exponential waits with a cap and full jitter, which spreads devices evenly over the wait.
 
-    Full jitter spreads devices that lost the same server at the same moment evenly over the wait
-    (Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
+    Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
 
     def __init__(self, first_s: float = 1.0, max_s: float = 300.0) -> None:
@@ -117,11 +115,7 @@ class Backoff:
         self._failures = 0
 
     def next_s(self, asked_s: float | None = None) -> float:
-        """Return the wait after one more failure, seconds.
-
-        Args:
-            asked_s: The server's ``Retry-After``; honoured up to `MAX_WAIT_S`, and added.
-        """
+        """Return the wait after one more failure, seconds, plus a ``Retry-After``."""
         bound = min(self._max_s, self._first_s * 2.0 ** min(self._failures, 32))
         self._failures += 1
         return min(asked_s or 0.0, MAX_WAIT_S) + random.uniform(0.0, bound)
@@ -130,12 +124,11 @@ class Backoff:
 class Session:
     """One device's calls to its aggregator: credential, retries, and whether it is online.
 
-    A call is retried a few times within seconds, for blips; longer outages are left to the turns.
-    After the stop signal nothing is retried.
+    A call is retried a few times within seconds, until the stop signal. During longer outages each
+    turn of the client makes a new call.
 
     Attributes:
-        offline_since: When the server could not be reached any more, seconds since the epoch; None
-            if the last call reached it.
+        offline_since: Start of an outage, seconds since the epoch; None while online.
     """
 
     def __init__(
@@ -154,7 +147,7 @@ class Session:
 
     @property
     def may_enrol_again(self) -> bool:
-        """Whether a device whose identity is refused can get another one."""
+        """Whether a device whose credential is refused can enrol as a new client."""
         return self._token is not None and bool(self.credential)
 
     @property
@@ -165,7 +158,7 @@ class Session:
     async def call(
         self, method: Callable[Concatenate[str, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call a method of the transport, which raises its errors, with the device's credential."""
+        """Call a method of the transport with the device's credential."""
         return await self._retried(lambda: method(self.credential, *args, **kwargs))
 
     async def enrol(self) -> None:
@@ -192,7 +185,7 @@ class Session:
                     raise
                 raise errors.ArgumentError(
                     f"server: {self._state.server} is not the base URL of an aggregator: "
-                    f"{exc.detail}; allowed is http(s)://HOST[:PORT] and the path that a proxy adds"
+                    f"{exc.detail}; allowed is http(s)://HOST[:PORT] with the path of a proxy"
                 ) from exc
             self._state.identity = Identity(**dict(enrolled))
             self._events.emit("enrolled")
@@ -238,12 +231,7 @@ class Session:
 
 def retry_after_s(failure: BaseException | None) -> float:
     """Return a failure's ``Retry-After``, seconds; 0 if it has none."""
-    asked = (
-        failure.retry_after_s
-        if isinstance(failure, (errors.ProblemError, errors.TransportError))
-        else None
-    )
-    return asked or 0.0
+    return getattr(failure, "retry_after_s", None) or 0.0
 
 
 def _passes_soon(failure: BaseException) -> bool:
@@ -256,17 +244,16 @@ def _hour(at: float) -> str:
 
 _RETRY_S = 3.0
 _RETRY_SHARE = 0.1
-"""Wait before a failed renewal is retried, seconds, or this share of a short deadline."""
+"""Wait after a failed renewal, seconds, or as a share of a short deadline."""
 
 _LEAST_WAIT_S = 0.2
-"""Shortest time between two renewals, seconds, whatever deadline the server gives."""
+"""Shortest time between two renewals, seconds."""
 
 
 class Lease:
     """An assignment's deadline, renewed in the background while the work takes longer.
 
-    The deadline is relative, in seconds, and measured by the monotonic clock of the event loop,
-    because the device's wall clock may be wrong.
+    The deadline is relative and measured by the event loop's clock: the wall clock may be wrong.
     """
 
     def __init__(self, deadline_s: float, renew: Callable[[], Awaitable[Renewal]]) -> None:
@@ -330,14 +317,14 @@ class Lease:
 
 
 CONDITION_POLL_S = 10.0
-"""Interval at which a condition that does not hold is evaluated again, seconds."""
+"""Interval at which a false condition is evaluated again, seconds."""
 
 _MARGIN_S = 2.0
-"""How long before its deadline a seat is declined, seconds."""
+"""How long before its deadline work is declined, seconds."""
 
 
 class Paused(errors.FedOneError):
-    """The client stops while the app's condition does not hold; the journal keeps the work."""
+    """The client stops while the app's condition is false; the journal keeps the work."""
 
 
 class Condition:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import ssl
 import urllib.request
 from abc import ABC, abstractmethod
@@ -20,6 +21,7 @@ from yarl import URL
 
 from fedone_sdk import errors, messages
 from fedone_sdk.clock import wait_until_s
+from fedone_sdk.errors import ArgumentError, system_errors
 
 
 def server_url(text: str) -> URL:
@@ -30,10 +32,10 @@ def server_url(text: str) -> URL:
     except ValueError:
         url = URL()
     if url.scheme not in ("http", "https") or not url.host:
-        raise errors.ArgumentError(f"server: {text!r} is not an http(s) URL")
+        raise ArgumentError(f"server: {text!r} is not an http(s) URL")
     if url.user is not None or url.password is not None:
         # aiohttp would send them instead of the credential.
-        raise errors.ArgumentError("server: must not have a user or password")
+        raise ArgumentError("server: must not have a user or password")
     return url
 
 
@@ -43,25 +45,23 @@ class Network:
 
     Attributes:
         proxy: ``http://[user:password@]host:port`` for all requests.
-        trust_env: Without `proxy`: whether ``HTTPS_PROXY``, ``HTTP_PROXY`` and ``NO_PROXY`` (or
-            the system's settings, where Python reads them) apply.
+            None applies ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``, or the
+            system's settings.
         ca_file: Trusted authorities instead of the system's, a PEM file.
         cert_file: The device's certificate for a server that requires one (mTLS), a PEM file.
-        key_file: Its private key; None if `cert_file` contains it.
-        ssl_context: Trust and certificate by the app, instead of the four above.
+        key_file: Its private key, unencrypted; None if `cert_file` contains it.
+        ssl_context: Trust and certificate, instead of the three files.
         timeout_s: Longest wait for an answer, seconds, in addition to `wait_s`.
         wait_s: How long a claim may wait at the server for work, seconds, from 0 to 60.
         name: Display name that the device enrols with, 1 to 200 characters.
         transport: Replaces HTTP, for tests and other protocols; the attributes of the connection
-            above do not apply then.
+            do not apply then.
     """
 
     proxy: str | None = field(default=None, repr=False)
-    trust_env: bool = True
     ca_file: str | Path | None = None
     cert_file: str | Path | None = None
     key_file: str | Path | None = None
-    key_password: str | None = field(default=None, repr=False)
     ssl_context: ssl.SSLContext | None = None
     timeout_s: float = 60.0
     wait_s: float = 25.0
@@ -72,54 +72,46 @@ class Network:
         """Return aiohttp's options of requests to a server: proxy, trust and certificate.
 
         Raises:
-            SpecError: A file is missing or malformed, or the proxy is not the URL of one.
+            SpecError: A file is missing or malformed, or the proxy is not a proxy's URL.
         """
         context = self.context()
         options: dict[str, Any] = {} if context is None else {"ssl": context}
         key, proxy = "proxy", self.proxy
-        # Not aiohttp's `trust_env`: it also reads passwords from ~/.netrc, and fails if it finds
-        # one.
-        host = f"{server.host}:{server.port}"
-        if proxy is None and self.trust_env and not urllib.request.proxy_bypass(host):
-            key = f"{server.scheme.upper()}_PROXY"
-            proxy = urllib.request.getproxies().get(server.scheme)
+        # Not aiohttp's `trust_env`, which also reads passwords from ~/.netrc.
+        if proxy is None and not urllib.request.proxy_bypass(f"{server.host}:{server.port}"):
+            proxies = urllib.request.getproxies()
+            key = f"{server.scheme.upper()}_PROXY or ALL_PROXY"
+            proxy = proxies.get(server.scheme) or proxies.get("all")
         return options if proxy is None else options | _through(proxy, key, server)
 
     def context(self) -> ssl.SSLContext | None:
         """Return trust and certificate; None is the system's trust."""
-        files = (self.ca_file, self.cert_file, self.key_file)
         if self.ssl_context is not None:
-            if any(file is not None for file in files):
-                raise errors.ArgumentError(
-                    "ssl_context: stands alone, without ca_file, cert_file and key_file"
-                )
+            if (self.ca_file, self.cert_file, self.key_file) != (None, None, None):
+                raise ArgumentError("ssl_context: replaces ca_file, cert_file and key_file")
             return self.ssl_context
         if self.key_file is not None and self.cert_file is None:
-            raise errors.ArgumentError("key_file: goes with cert_file")
+            raise ArgumentError("key_file: needs cert_file")
         if self.ca_file is None and self.cert_file is None:
             return None
-        with errors.system_errors(errors.ArgumentError, f"ca_file: {self.ca_file} cannot be used"):
+        with system_errors(ArgumentError, f"ca_file: {self.ca_file} cannot be used"):
             context = ssl.create_default_context(cafile=self.ca_file)
         if self.cert_file is not None:
-            # Without a password OpenSSL prompts for one on the terminal.
-            password = self.key_password or ""
-            with errors.system_errors(
-                errors.ArgumentError, f"cert_file: {self.cert_file} cannot be used"
-            ):
-                context.load_cert_chain(self.cert_file, self.key_file, password)
+            with system_errors(ArgumentError, f"cert_file: {self.cert_file} cannot be used"):
+                # Without a password OpenSSL would ask for one on the terminal.
+                context.load_cert_chain(self.cert_file, self.key_file, password="")
         return context
 
 
 def _through(proxy: str, key: str, server: URL) -> dict[str, Any]:
-    """Return aiohttp's options of requests through a proxy, which no error repeats."""
+    """Return aiohttp's options for a proxy, whose URL may have a secret and is in no error."""
     try:
         url = URL(proxy)
         if url.scheme not in ("http", "https") or not url.host or url.port is None:
             raise ValueError
     except ValueError:
-        raise errors.ArgumentError(
-            f"{key}: is not a proxy; allowed is http://[user:password@]host:port"
-        ) from None
+        allowed = "http://[user:password@]host:port"
+        raise ArgumentError(f"{key}: is not a proxy; allowed is {allowed}") from None
     options: dict[str, Any] = {"proxy": url.with_user(None).origin()}
     if url.user is not None or url.password is not None:
         pair = f"{url.user or ''}:{url.password or ''}".encode()
@@ -128,14 +120,12 @@ def _through(proxy: str, key: str, server: URL) -> dict[str, Any]:
     return options
 
 
-def token_of(given: str | None) -> str | None:
-    """Return a secret, which no error repeats, without whitespace; None if it is empty."""
+def token_of(text: str | None) -> str | None:
+    """Return a token without surrounding whitespace; None if it is empty."""
     # Files with a secret often end with a newline, which a header cannot carry.
-    token = (given or "").strip()
+    token = (text or "").strip()
     if token and not messages.is_sendable(token):
-        raise errors.ArgumentError(
-            "token: has characters that a token cannot have; allowed is printable ASCII"
-        )
+        raise ArgumentError("token: has characters other than printable ASCII")
     return token or None
 
 
@@ -163,7 +153,7 @@ class Connection:
         timeout: aiohttp.ClientTimeout,
         params: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request to a path, whose names are quoted; yield a success with an unread body.
+        """Send a request to a quoted path; yield a success, whose body is not read yet.
 
         Raises:
             MessageError: The answer is not an aggregator's.
@@ -179,7 +169,7 @@ class Connection:
         headers = {
             "Authorization": f"Bearer {token}",
             "Accept": "application/json",
-            # Answers are never decompressed: a small answer stays small.
+            # Without compression the limits on sizes hold for what is read.
             "Accept-Encoding": "identity",
             messages.PROTOCOL_HEADER: str(messages.PROTOCOL_VERSION),
         }
@@ -223,11 +213,11 @@ _MAX_SHORT_BYTES = 1024 * 1024
 _MAX_PROBLEM_BYTES = 64 * 1024
 _MAX_RETRY_AFTER_S = 3600.0
 _SCORE_S = 600.0
-"""Additional wait for the model, seconds; the assignment's own deadline bounds it."""
+"""Additional wait for the model, seconds; the assignment's deadline is shorter."""
 
 
 class Idle(messages.Message):
-    """There is no work now; claim again after `retry_after_s` seconds."""
+    """There is no work now: claim again after `retry_after_s` seconds."""
 
     retry_after_s: float
 
@@ -240,9 +230,9 @@ class Call:
     """A call of the protocol.
 
     Attributes:
-        name: A key of the table of routes.
-        secret: The credential; of ``enrol`` the enrolment token.
-        of: Id of the run or the assignment that it is about.
+        name: A method of `Transport`.
+        secret: The credential; for ``enrol`` the enrolment token.
+        of: Id of the run or assignment.
         after: The version of the candidates that the client has.
     """
 
@@ -259,17 +249,17 @@ class Call:
 
 
 class Transport(ABC):
-    """The calls of the protocol; an implementation has `send`.
+    """The calls of the protocol; an implementation defines `send`.
 
     Each raises `TransportError` if the aggregator cannot be reached, `ProblemError` if it refuses,
-    and `MessageError` if the answer is not an aggregator's.
+    and `MessageError` if the answer does not follow the protocol.
     """
 
     @abstractmethod
     async def send(self, call: Call) -> bytes | Idle:
-        """Return the encoded answer to a call; `Idle` to a claim if there is no work."""
+        """Return the encoded answer to a call; `Idle` for a claim without work."""
 
-    async def aclose(self) -> None:  # noqa: B027 (there may be nothing to close)
+    async def aclose(self) -> None:  # noqa: B027 (not all have connections)
         """Close the connections; the next call opens new ones."""
 
     async def _answer(self, kind: type[T], name: str, secret: str, *rest: Any) -> T:
@@ -281,7 +271,7 @@ class Transport(ABC):
         return await self._answer(messages.Enrolled, "enrol", token, message)
 
     async def rotate(self, credential: str) -> messages.Rotated:
-        """Replace the credential; the old one is valid until the first use of the new one."""
+        """Replace the credential, which stays valid until the first use of the new one."""
         return await self._answer(messages.Rotated, "rotate", credential)
 
     async def claim(self, credential: str, message: messages.Claim) -> messages.Assignment | Idle:
@@ -352,7 +342,7 @@ class HttpTransport(Connection, Transport):
 
     async def send(self, call: Call) -> bytes | Idle:
         """Send a request."""
-        method, path, most = _ROUTES[call.name]
+        method, path, max_bytes = _ROUTES[call.name]
         wait_s = call.message.wait_s if isinstance(call.message, messages.Claim) else 0.0
         extra_s = _SCORE_S if call.name in ("score", "reflect") else wait_s
         async with self.request(
@@ -365,7 +355,7 @@ class HttpTransport(Connection, Transport):
         ) as response:
             if call.name == "claim" and response.status == 204:
                 return Idle(retry_after_s=_retry_after_s(response.headers))
-            return await _content(response, most)
+            return await _content(response, max_bytes)
 
 
 async def _content(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
@@ -377,7 +367,7 @@ async def _content(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-_PASSING = (408, 421, 425, 429)
+_TRANSIENT = (408, 421, 425, 429)
 
 
 def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
@@ -385,8 +375,8 @@ def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) ->
     try:
         error = messages.Problem.model_validate_json(body).error()
     except ValidationError:
-        # Not an aggregator's answer but a proxy's; its 5xx is transient.
-        if status >= 500 or status in _PASSING:
+        # The answer is not an aggregator's but a proxy's.
+        if status >= 500 or status in _TRANSIENT:
             return errors.TransportError(f"{path}: answered {status}", retry_after_s=wait_s)
         kind = errors.RefusedBetween if status >= 400 else errors.MessageError
         return kind(f"{path}: answered {status}, and not as an aggregator does")
@@ -395,7 +385,7 @@ def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) ->
 
 
 def parsed(kind: type[T], content: bytes) -> T:
-    """Parse an answer of a type."""
+    """Parse an answer."""
     try:
         answer: T = _adapter(kind).validate_json(content)
     except ValidationError as exc:
@@ -405,11 +395,10 @@ def parsed(kind: type[T], content: bytes) -> T:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float:
-    asked = headers.get("Retry-After", "")
+    text = headers.get("Retry-After", "")
     try:
-        seconds = float(asked)
+        seconds = float(text)
     except ValueError:
-        wait_s = wait_until_s(asked, headers.get("Date"))  # as proxies may send
+        wait_s = wait_until_s(text, headers.get("Date"))  # as proxies may send
         seconds = 1.0 if wait_s is None else wait_s
-    # Also keeps NaN out.
-    return min(max(seconds, 0.0), _MAX_RETRY_AFTER_S) if seconds == seconds else 1.0
+    return min(max(seconds, 0.0), _MAX_RETRY_AFTER_S) if not math.isnan(seconds) else 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -20,6 +20,7 @@ from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.client.rows import Declining, Minibatch, reason_of
 from fedone_sdk.client.state import Journal, Row, Unsent, key_of, memory_of
 from fedone_sdk.data.draws import draw_minibatch
+from fedone_sdk.errors import BackendError, BudgetError, ProblemError, SpecError
 from fedone_sdk.losses import class_means, example_loss, loss_terms, num_groups
 from fedone_sdk.messages import Score as ScoreRequest
 from fedone_sdk.scores import graded
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _PAIRS = 512
-"""(prompt, example) pairs of one request to the gateway. A device that dies repeats one request at
-most; smaller requests cost more traffic, because each contains the texts."""
+"""(prompt, example) pairs of one request to the gateway. A device that is restarted repeats at most
+one request; smaller requests cost more traffic, because each contains the texts."""
 
 Answers = tuple[LogProbs | Score | float | None, ...]
-"""A model's answers to one prompt, per example: label log-probabilities, the score of a written
-text, or of one from an earlier life of the process its loss; None if the model failed."""
+"""A model's answers to one prompt, per example: label log-probabilities, or the score of a written
+text, or its loss if the journal has it from before a restart; None if the model failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +48,10 @@ class Step:
     """One local step: prompts to score on one mini-batch.
 
     Attributes:
-        number: Index of the step in the work, from 0.
+        number: Index of the step in the assignment, from 0.
         prompts: Shape (P, n), candidate indices.
         biases: The label bias of each prompt, shape (P, C); None without label calibration.
-        proposal: A text for the run's proposed slot, in place of the prompts' candidates.
+        proposal: A text that replaces the prompts' candidates of the run's proposed slot.
     """
 
     work: Work
@@ -63,15 +64,12 @@ class Step:
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """The prompts' keys in the journal.
-
-        They depend on the mini-batch, so that answers on other examples never mix.
-        """
+        """The prompts' keys in the journal, which depend on the mini-batch."""
         step = self.number, self.batch.sha256, self.proposal and self.proposal.text
         return tuple(key_of(*step, *numbered) for numbered in enumerate(self.prompts.rows()))
 
     def answered(self, place: int) -> tuple[Answers, str] | None:
-        """Return the answers to a prompt and the fingerprint of their model; None before."""
+        """Return the answers to a prompt and their model's fingerprint; None before."""
         key = self.keys[place]
         return self._answered.get(key) or self.work.journal.row(key)
 
@@ -86,7 +84,7 @@ class Step:
         model: str,
         spent: Usage | None = None,
     ) -> None:
-        """Add the model's answers to the journal, the losses of written texts instead of these.
+        """Add the model's answers to the journal, with losses in place of written texts.
 
         Args:
             answers: The positions of equal prompts, and the model's answer to them per example;
@@ -98,9 +96,9 @@ class Step:
             Declining: The user's score function is broken.
         """
         rows: dict[str, Row] = {}
-        for places, given in answers:
-            scored = await self._graded(given)
-            row = tuple(1.0 - one.value if isinstance(one, Score) else one for one in scored)
+        for places, by_example in answers:
+            scored = await self._graded(by_example)
+            row = tuple(1.0 - each.value if isinstance(each, Score) else each for each in scored)
             for key in map(self.keys.__getitem__, places):
                 self._answered[key] = scored, model
                 rows[key] = row
@@ -111,15 +109,14 @@ class Step:
     def losses(self, place: int) -> list[float | None]:
         """Return the loss of a scored prompt on each example, at its bias; None if it failed."""
         task, (answers, _) = self.task_at(place), self.answered(place) or ((), "")
-        return [
-            answer
-            if answer is None or isinstance(answer, float)
-            # Bounded, because a hostile gateway's numbers can be huge for one label only.
-            else min(
-                max(example_loss(task, answer, example), -messages.MAX_LOSS), messages.MAX_LOSS
-            )
-            for answer, example in zip(answers, self.batch.examples, strict=True)
-        ]
+        losses = list[float | None]()
+        for answer, example in zip(answers, self.batch.examples, strict=True):
+            if answer is not None and not isinstance(answer, float):
+                # Bounded, because a hostile gateway's numbers can be huge for one label only.
+                loss = example_loss(task, answer, example)
+                answer = min(max(loss, -messages.MAX_LOSS), messages.MAX_LOSS)
+            losses.append(answer)
+        return losses
 
     def task_at(self, place: int) -> TaskSpec:
         """Return the task with the label bias of a prompt."""
@@ -133,27 +130,15 @@ class Step:
         task, score = self.work.run.task, self.work.device.hooks.score
         try:
             scored = await graded(task, answers, self.batch.examples, score, most_failed=most)
-        except (
-            errors.BackendError,
-            errors.BudgetError,
-            errors.ProblemError,
-        ) as exc:  # Of a model that scores.
+        except (BackendError, BudgetError, ProblemError) as exc:  # Of a model that scores.
             raise Declining(reason_of(exc)) from exc
-        except errors.SpecError as exc:
-            cause = exc.__cause__
-            failed = f"failed with {type(cause).__name__}"
-            what = "returned a value outside [0, 1]" if cause is None else failed
+        except SpecError as exc:
+            failed = f"failed with {type(exc.__cause__).__name__}"
+            what = "returned a value outside [0, 1]" if exc.__cause__ is None else failed
             # Neither a text nor a value leaves the device: they may quote private data.
             reason = f"task.score: the score function {what}"
             raise Declining(reason, shown=exc.problems[0]) from exc
-        return tuple(tuple(one) if isinstance(one, Sequence) else one for one in scored)
-
-
-Ask = Callable[[Step, Sequence[int]], Awaitable[None]]
-"""Scores the prompts of a step at these positions; the journal gets answers as they arrive."""
-
-Propose = Callable[[Step, Sequence[float]], Awaitable[messages.Proposal | None]]
-"""Writes a candidate from a step and its losses, and scores it; None if it is not better."""
+        return tuple(tuple(each) if isinstance(each, Sequence) else each for each in scored)
 
 
 @dataclass(kw_only=True)
@@ -163,9 +148,7 @@ class Work:
     Attributes:
         rows: The rows that take part.
         all_rows: All rows of the device.
-        ask_model: Asks the device's own model; None asks the gateway.
-        propose: None for a device that proposes nothing.
-        memory: The method's memory on this device; after the work, the one to keep.
+        memory: The method's memory on this device, before and after the work.
     """
 
     device: Device
@@ -174,8 +157,6 @@ class Work:
     assignment: messages.Assignment
     rows: Sequence[Example]
     all_rows: Sequence[Example]
-    ask_model: Ask | None = None
-    propose: Propose | None = None
     memory: bytes = b""
     _num_scored: int = 0
 
@@ -192,15 +173,11 @@ class Work:
 
     async def vocabulary(self) -> Vocabulary:
         """Return the run's candidates."""
-        given = self.assignment
-        return await self.runs.vocabulary(given.run_id, given.vocabulary_version)
-
-    async def ready(self) -> None:
-        """Wait until a query may be sent, as `Condition.wait`."""
-        await self.device.condition.wait()
+        assignment = self.assignment
+        return await self.runs.vocabulary(assignment.run_id, assignment.vocabulary_version)
 
     def report(self, num_scored: int) -> None:
-        """Report to the app that further prompts have their losses."""
+        """Report to the app that more prompts have their losses."""
         self._num_scored += num_scored
         if num_scored:
             facts = {"done": self._num_scored, "total": self.num_prompts}
@@ -209,7 +186,7 @@ class Work:
     def release(
         self, keys: Sequence[str], draw: Callable[[], Sequence[float]]
     ) -> tuple[float, ...]:
-        """Return numbers with noise, which the device's requirements allow and count."""
+        """Return numbers with noise, after the device's requirements are checked."""
         account, privacy = self.device.privacy, self.run.privacy
         charge = None if account is None or privacy is None else partial(account.charge, privacy)
         return self.journal.release(keys, draw, charge)
@@ -219,7 +196,6 @@ class Work:
         run, given, biases = self.run, self.assignment, None
         shape = run.prompt_len, run.vocab_size
         if isinstance(given, messages.AlphaAssignment):
-            # The server runs searches, and a message loads no code.
             fits = run.method.exchange == "alpha"
             fits &= (given.alpha.dtype, given.alpha.shape) == ("float32", shape)
         else:
@@ -247,7 +223,7 @@ class Work:
             and all(abs(value) <= MAX_BIAS for value in biases.values())
         )
 
-    async def update(self) -> messages.AlphaUpdate | messages.LossesUpdate:
+    async def update(self) -> messages.Update:
         """Do the work; return its update.
 
         Raises:
@@ -259,12 +235,14 @@ class Work:
         given = self.assignment
         if isinstance(given, messages.AlphaAssignment):
             return await self._alpha_update(given)
-        self.memory = b""  # the memory is the server's
+        self.memory = b""  # the server keeps it
         step = await self._step(0, given.minibatch_seed, given.prompts, given.biases)
         update = await self._losses_update(step)
-        if not given.reflect or self.propose is None or self.run.privacy is not None:
+        if not given.reflect or self.device.reflect is None or self.run.privacy is not None:
             return update
-        proposal = await self.propose(step, update.losses)
+        from fedone_sdk.client.own_model import propose
+
+        proposal = await propose(step, update.losses)
         usage = self.journal.usage  # With the trial.
         return update.model_copy(update={"proposal": proposal, "usage": usage})
 
@@ -312,21 +290,21 @@ class Work:
         )
 
     def _with_memory(self, method: Algorithm, state: State) -> State:
-        """Return a state with the memory of the method on this device, if it has one that fits."""
+        """Return a state with the method's memory on this device, if it is valid."""
         from fedone_sdk.algorithms import load_memory
 
         if self.memory:
             try:
-                own = state.evolve(memory=load_memory(self.memory))
-                method.check(own)
-                return own
+                with_memory = state.evolve(memory=load_memory(self.memory))
+                method.check(with_memory)
+                return with_memory
             except (ValueError, KeyError) as exc:
                 _log.warning("unfit method memory ignored", error=str(exc))
         return state
 
     @property
     def _num_examples(self) -> int:
-        """The device's weight; private devices have the same."""
+        """The device's weight; private devices have equal weights."""
         return len(self.rows) if self.run.privacy is None else 1
 
     async def _step(
@@ -345,18 +323,18 @@ class Work:
     # Losses of a step
 
     async def _losses_update(self, step: Step) -> messages.LossesUpdate:
-        """Return the losses of a step's prompts, after scoring those that the journal lacks."""
+        """Score the prompts that the journal lacks, and return the losses of all."""
         missing = step.missing
         self.report(len(step.keys) - len(missing))
         if missing:
             await self.ask(step, missing)
-        answered = [one for one in map(step.answered, range(len(step.keys))) if one is not None]
+        answered = list(filter(None, map(step.answered, range(len(step.keys)))))
         models = {model for _, model in answered}
         if len(models) != 1:
             raise Declining("the model changed during the work")
         rows = [row for row, _ in answered]
         # An example counts for all prompts or for none, so that all are compared on the same ones.
-        failed = frozenset(index for row in rows for index, one in enumerate(row) if one is None)
+        failed = frozenset(index for row in rows for index, each in enumerate(row) if each is None)
         kept = [index for index in range(len(step.batch.examples)) if index not in failed]
         counts = step.batch.check(failed)
         reported = self._mean_losses if step.biases is None else self._by_class
@@ -383,8 +361,8 @@ class Work:
         values = [[losses[row][index] or 0.0 for index in kept] for row in rows]
         if self._noise is None:
             return tuple(math.fsum(each) / len(each) for each in values), {}
-        # An example without a loss counts as 0 for all prompts, so that neither the noise nor a
-        # count depends on what became of it.
+        # An example without a loss counts as 0 for all prompts: neither the noise nor a count
+        # depends on it.
         values = [each + [0.0] * (scored - len(each)) for each in values]
         return self.release(step.keys, partial(private_losses, values, self._noise)), {}
 
@@ -420,23 +398,23 @@ class Work:
         return values, {"by_class": by_class, "class_counts": counts}
 
     async def ask(self, step: Step, missing: Sequence[int]) -> None:
-        """Score the prompts of a step at these positions; the journal gets answers as they arrive.
+        """Score the prompts at some positions; the journal gets answers as they arrive.
 
         Raises:
             BudgetExhausted: The device's own budget does not suffice.
             Declining: The model or the score function failed, or no message can carry the step.
             SpecError: The backend cannot answer what the task's loss needs.
         """
-        ask = self.ask_model or self._ask_gateway
-        budget = self.device.budget
+        ask, budget = self._ask_gateway, self.device.budget
+        if self.device.backend is not None:
+            from fedone_sdk.client.own_model import ask
         async with nullcontext() if budget is None else budget.reserve(Usage(queries=len(missing))):
             await ask(step, missing)
 
     async def _ask_gateway(self, step: Step, missing: Sequence[int]) -> None:
         """Send the requests to the gateway that contain these prompts.
 
-        The requests do not depend on `missing`: one that is sent again after a restart is the same
-        request, which the server counts once.
+        A request that is sent again after a restart is the same one, which the server counts once.
         """
         session, wanted = self.device.session, set(missing)
         requests = cuts(len(step.keys), len(step.batch.texts))
@@ -445,7 +423,7 @@ class Work:
         for part in requests:
             if wanted.isdisjoint(part):
                 continue
-            await self.ready()
+            await self.device.condition.wait()
             try:
                 request = ScoreRequest(
                     assignment_id=self.assignment.assignment_id,
@@ -473,9 +451,9 @@ def facts_of(work: messages.Assignment | Unsent) -> dict[str, Any]:
 def _declining(what: str) -> Iterator[None]:
     try:
         yield
-    except (errors.BackendError, ValueError) as exc:
+    except (BackendError, ValueError) as exc:
         _log.warning("work failed", what=what, reason=str(exc))
-        reason = reason_of(exc) if isinstance(exc, errors.BackendError) else str(exc)
+        reason = reason_of(exc) if isinstance(exc, BackendError) else str(exc)
         raise Declining(f"{what}: {errors.one_line(reason)}"[:500]) from exc
 
 

@@ -1,4 +1,4 @@
-"""Assignments of one device: done under their lease, kept until their update is accepted."""
+"""The life of an assignment on a device: checked, done under its lease, sent or declined."""
 
 from __future__ import annotations
 
@@ -15,19 +15,14 @@ from fedone_sdk.client.rows import WITHHELD, Unfit, reason_of
 from fedone_sdk.client.session import MAX_CALL_WAIT_S, Lease, Paused, retry_after_s
 from fedone_sdk.client.state import Journal, Unsent, unsent_updates
 from fedone_sdk.client.work import Work, facts_of
+from fedone_sdk.errors import BudgetExhausted, LabelWordError, MissingExtraError, SpecError
 from fedone_sdk.messages import Assignment, Decline, RunTask
 from fedone_sdk.task import Example
 
 _log = structlog.get_logger(__name__)
 
-_UNFIT = (
-    errors.BudgetExhausted,
-    errors.LabelWordError,
-    errors.MissingExtraError,
-    errors.SpecError,
-    Unfit,
-)
-"""Failures that the next work of the same run would meet again."""
+_UNFIT = (BudgetExhausted, LabelWordError, MissingExtraError, SpecError, Unfit)
+"""Failures that would recur with other work of the same run."""
 
 _NOT_DECLINED = (
     "assignment_expired",
@@ -36,11 +31,11 @@ _NOT_DECLINED = (
     "unauthorized",
     "update_conflict",
 )
-"""Refusals after which there is nothing to decline: the work is gone, or its run is paused."""
+"""Refusals after which work is not declined: the server has ended it, or its run is paused."""
 
 
 class Worker:
-    """Does assignments, and sends their updates."""
+    """Does the assignments of a device, and sends their updates."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -48,14 +43,11 @@ class Worker:
         self._unfit: dict[str, RunTask] = {}
 
     def forget(self) -> None:
-        """Drop the runs of an identity that the server refuses.
-
-        The runs of the next identity may have the same names and be other runs.
-        """
+        """Clear the cache of runs."""
         self._runs.forget()
 
     def fits_more(self, all_rows: Sequence[Example]) -> bool:
-        """Return whether the examples fit a run that no earlier ones did."""
+        """Return whether the examples fit a run that the earlier examples did not."""
         before, admit = len(self._unfit), self._device.admit
         self._unfit = {id: run for id, run in self._unfit.items() if not admit(run, all_rows).rows}
         return len(self._unfit) < before
@@ -65,7 +57,7 @@ class Worker:
 
         Raises:
             MessageError: An answer is not an aggregator's.
-            Paused: The client stops while `only_when` does not hold; the journal keeps the work.
+            Paused: The client stops while `only_when` is false.
             ProblemError: The server refuses for now, or does not know the device.
             TransportError: The server cannot be reached.
         """
@@ -85,17 +77,12 @@ class Worker:
             return await self._send(unsent)
 
     async def send_unsent(self) -> None:
-        """Send the updates that were finished before the device stopped or went offline.
-
-        Raises:
-            ProblemError: The server refuses for now, or does not know the device.
-            TransportError: The server cannot be reached; the updates stay.
-        """
+        """Send the updates that were finished before the device stopped or went offline."""
         for unsent in unsent_updates(self._device.state):
             await self._send(unsent)
 
     async def _checked_run(self, assignment: Assignment, all_rows: Sequence[Example]) -> RunTask:
-        """Return an assignment's run after the checks that do not depend on rows."""
+        """Return an assignment's run, after the checks that need no rows."""
         device, run_id, journal = self._device, assignment.run_id, self._journal(assignment)
         journal.check()
         is_known = run_id in self._runs
@@ -115,33 +102,25 @@ class Worker:
         if admitted.refusal is not None:
             self._unfit[assignment.run_id] = run
             raise Unfit(admitted.refusal, shown=admitted.reason)
-        device = self._device
         work = Work(
-            device=device,
+            device=self._device,
             runs=self._runs,
             run=run,
             assignment=assignment,
             rows=admitted.rows,
             all_rows=all_rows,
         )
-        if device.backend is not None or device.reflect is not None:
-            # Imported here: a device that scores through the gateway does not need it.
-            from fedone_sdk.client.own_model import OwnModel, propose
-
-            work.propose = None if device.reflect is None else propose
-            if device.backend is not None:
-                work.ask_model = OwnModel(work, device.backend).ask
         update = await work.update()
-        update = update.model_copy(update={"usage": device.shown(update.usage)})
+        update = update.model_copy(update={"usage": self._device.shown(update.usage)})
         unsent = Unsent(update=update, memory=work.memory, **facts_of(assignment))
         work.journal.finish(unsent)
         return unsent
 
     async def _send(self, unsent: Unsent) -> Turn:
-        """Send an update; sent again, it gets the same receipt.
+        """Send an update; the server answers a repeated one with the same receipt.
 
-        The server takes the update of a paused run too. An update that it refuses while the
-        assignment is open is declined, or the next claim would get the same assignment.
+        Work whose update is refused while the assignment is open is declined; otherwise the next
+        claim would get it again.
         """
         session, facts = self._device.session, facts_of(unsent)
         try:
@@ -156,11 +135,10 @@ class Worker:
     async def _failed(
         self, work: Assignment | Unsent, failure: Exception, *, private: bool = False
     ) -> Turn:
-        """Decline work that failed, unless it resumes later or the server has ended it.
+        """Decline work that failed, unless the server has ended it.
 
         Raises:
-            Exception: The failure, if the work resumes later or the server does not know the
-                device.
+            Exception: The failure, if the work can resume or the server does not know the device.
         """
         try:
             if _is_kept(failure):
@@ -172,11 +150,11 @@ class Worker:
             return self._refused(work, refusal)
 
     def _refused(self, work: Assignment | Unsent, refusal: errors.ProblemError) -> Turn:
-        """Drop work that the server has ended, unless its run may be resumed."""
+        """Drop work that the server has ended; keep that of a paused run."""
         facts = facts_of(work)
         _log.warning("work refused", code=refusal.code, detail=refusal.detail, **facts)
         if refusal.code == "model_mismatch":
-            self._runs.forget()  # The run has another model than its cached task.
+            self._runs.forget()  # The model of the run has changed.
         if refusal.code != "run_conflict":
             self._journal(work).delete()
         self._device.events.emit("refused", reason=str(refusal), **facts)
@@ -185,15 +163,14 @@ class Worker:
     async def _decline(
         self, work: Assignment | Unsent, failure: Exception, *, private: bool
     ) -> Turn:
-        """Return an assignment undone; the server then offers its seat to another client.
+        """Decline an assignment; the server then assigns its seat to another client.
 
-        With `private`, the reason may depend on rows, and stays on the device.
+        With `private`, the reason stays on the device, because it may depend on rows.
         """
         facts, session, journal = facts_of(work), self._device.session, self._journal(work)
         log = _log.bind(run_id=work.run_id, round=work.round)
         if not isinstance(failure, errors.FedOneError):
-            # A bug, perhaps in the app's model. Raising would end the client again after each
-            # restart, as long as it has the same seat.
+            # A bug, perhaps in the app's model. Raised, it would end the client after each restart.
             log.error("the work failed", traceback="".join(traceback.format_exception(failure)))
         log.warning("assignment declined", reason=str(failure))
         reason = reason_of(failure)[:500]
@@ -212,13 +189,10 @@ class Worker:
 
 
 def _is_kept(failure: Exception) -> bool:
-    """Return whether work that met this failure is gone or resumes later; else it is declined."""
+    """Return whether work that failed so is not declined: it can resume, or is ended."""
     if not isinstance(failure, errors.ProblemError):
         is_kept = isinstance(failure, (errors.MessageError, Paused, errors.TransportError))
         return is_kept and not isinstance(failure, errors.RefusedBetween)
-    # A model that is unavailable for all attempts may stay so for long, unless the server says
-    # how long.
-    model_is_away = (
-        failure.code == "backend_unavailable" and retry_after_s(failure) <= MAX_CALL_WAIT_S
-    )
-    return (errors.is_retryable(failure) and not model_is_away) or failure.code in _NOT_DECLINED
+    if failure.code == "backend_unavailable" and retry_after_s(failure) <= MAX_CALL_WAIT_S:
+        return False  # After all attempts; the model may be unavailable for long.
+    return errors.is_retryable(failure) or failure.code in _NOT_DECLINED

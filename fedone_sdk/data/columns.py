@@ -1,4 +1,4 @@
-"""Which columns of a table hold texts and labels, its labelled rows, and their splits."""
+"""The columns of a table with texts and labels, its labelled rows, and their splits."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LABEL_NAMES = (
     *("emotion", "tag", "type", "rating", "stars", "y", "v1"),
 )
 NAMES = {*_TEXT_NAMES, *_LABEL_NAMES}
-"""Names of columns that tables have most."""
+"""The usual names of columns with texts or labels."""
 
 MAX_LABELS = 64
 _MAX_LABEL_CHARS = 60
 _MIN_ROWS = 3
-"""Rows of a label: one to tune on, one to measure, one that may become public."""
+"""Rows that a label needs: one each for the training, dev and public split."""
 
 _MIN_LABELLED = 0.5
 _DEV_SHARE, _MIN_DEV, _MAX_DEV, _MOST_DEV = 0.2, 150, 400, 0.4
@@ -43,34 +43,36 @@ def columns_of(rows: _Rows) -> list[str]:
 def label_columns(rows: _Rows) -> list[str]:
     """Return the columns that may hold labels, the likeliest first.
 
-    A label is a short text or a number, of 2 to 64 kinds, each in two rows on average. Up to half
-    of the rows may have none. Of two columns with the same classes, the one with words is first.
+    Labels are short texts or numbers with 2 to 64 different values, each in two rows on average. Up
+    to half of the rows may lack one. Of columns with the same classes, that with words is first.
     """
     values = {name: [label_text(row.get(name)) for row in rows] for name in columns_of(rows)}
-    kinds = {name: {label_key(one) for one in column if one} for name, column in values.items()}
+    keys = {
+        name: {label_key(label) for label in column if label} for name, column in values.items()
+    }
     most = min(MAX_LABELS, max(len(rows) // 2, 2))
     columns = [
         name
         for name, column in values.items()
-        if 2 <= len(kinds[name]) <= most
-        and all(len(one) <= _MAX_LABEL_CHARS for one in kinds[name])
+        if 2 <= len(keys[name]) <= most
+        and all(len(key) <= _MAX_LABEL_CHARS for key in keys[name])
         and sum(map(bool, column)) >= _MIN_LABELLED * len(rows)
     ]
     if not columns:
-        counts = ", ".join(f"{name!r} has {len(each)}" for name, each in kinds.items())
+        counts = ", ".join(f"{name!r} has {len(labels)}" for name, labels in keys.items())
         raise DataError(
             f"no column can be the label: one with 2 to {most} different short values is needed, "
             f"in half of the rows at least ({counts})"
         )
 
     def order(name: str) -> tuple[int, bool, int]:
-        wordless = not all(re.search(r"[^\W\d_]{2}", one) for one in kinds[name])
-        return _rank(name, _LABEL_NAMES), wordless, len(kinds[name])
+        has_codes = not all(re.search(r"[^\W\d_]{2}", key) for key in keys[name])
+        return _rank(name, _LABEL_NAMES), has_codes, len(keys[name])
 
     columns.sort(key=order)
-    # ``label`` 0 and 1 beside ``label_text``: one is the name of the other.
-    twins = [name for name in columns[1:] if _same_classes(values[columns[0]], values[name])]
-    best = min((columns[0], *twins), key=lambda name: order(name)[1])
+    # A column ``label`` with 0 and 1 may stand beside ``label_text`` with the names of the classes.
+    same = [name for name in columns[1:] if _same_classes(values[columns[0]], values[name])]
+    best = min((columns[0], *same), key=lambda name: order(name)[1])
     return [best, *(name for name in columns if name != best)]
 
 
@@ -84,12 +86,12 @@ def text_columns(rows: _Rows, label: str) -> list[str]:
         name: sum(map(len, texts))
         for name in columns_of(rows)
         if name != label
-        and (texts := [one for row in rows if isinstance(one := row.get(name), str)])
+        and (texts := [text for row in rows if isinstance(text := row.get(name), str)])
     }
     columns = [name for name, size in sizes.items() if size]
     if not columns:
         raise DataError(f"no column but the label {label!r} holds texts")
-    # A name counts only for a column whose texts are not far shorter than the longest column's.
+    # Names are compared only between columns with texts of a similar length.
     bar = max(sizes.values()) / 4
     return sorted(
         columns,
@@ -101,8 +103,8 @@ class Labelled(NamedTuple):
     """The usable rows of a table.
 
     Attributes:
-        rows: Their text and label, with one spelling per label.
-        notes: What was changed or left out.
+        rows: Text and label of each, with one spelling per label.
+        notes: The changes and the rows left out, one sentence each.
     """
 
     rows: list[dict[str, str]]
@@ -110,10 +112,10 @@ class Labelled(NamedTuple):
 
 
 def labelled(rows: _Rows, text: str, label: str) -> Labelled:
-    """Return the rows that have a text and a label, with one spelling per label.
+    """Return the rows that have a text and a label.
 
     Raises:
-        DataError: Fewer than two labels have enough rows, or more than 64.
+        DataError: Fewer than 2 labels have enough rows, or more than 64 do.
     """
     notes: list[str] = []
     usable = []
@@ -124,8 +126,8 @@ def labelled(rows: _Rows, text: str, label: str) -> Labelled:
     if len(usable) < len(rows):
         notes.append(f"{len(rows) - len(usable)} of {len(rows)} rows lack a text or a label")
     spellings = defaultdict[str, Counter[str]](Counter)
-    for one in usable:
-        spellings[label_key(one["label"])][one["label"]] += 1
+    for row in usable:
+        spellings[label_key(row["label"])][row["label"]] += 1
     spelled = {key: counts.most_common(1)[0][0] for key, counts in spellings.items()}
     for key, counts in spellings.items():
         if len(counts) > 1:
@@ -135,9 +137,9 @@ def labelled(rows: _Rows, text: str, label: str) -> Labelled:
         names = ", ".join(repr(spelled[key]) for key in rare[:5])
         notes.append(f"{len(rare)} labels have fewer than {_MIN_ROWS} rows: {names}")
     kept = [
-        {**one, "label": spelled[key]}
-        for one in usable
-        if (key := label_key(one["label"])) not in rare
+        {**row, "label": spelled[key]}
+        for row in usable
+        if (key := label_key(row["label"])) not in rare
     ]
     count = len(spellings) - len(rare)
     if not 2 <= count <= MAX_LABELS:
@@ -149,7 +151,7 @@ def labelled(rows: _Rows, text: str, label: str) -> Labelled:
 
 
 class Splits(NamedTuple):
-    """Rows to tune on, rows that only measure, and rows that become public."""
+    """Rows for training, rows for evaluation only, and rows that become public."""
 
     train: list[dict[str, str]]
     dev: list[dict[str, str]]
@@ -157,10 +159,10 @@ class Splits(NamedTuple):
 
 
 def split(rows: Sequence[dict[str, str]], *, seed: int = 0) -> Splits:
-    """Split rows, each label in proportion and with a row in each part, in the order of the rows.
+    """Split rows in proportion per label, with a row of each label in each part.
 
-    A fifth is for measurement, but 150 to 400 rows, and at most two fifths; a tenth of the rest
-    becomes public, up to 64 rows.
+    The dev split has a fifth of the rows, but 150 to 400, and at most two fifths. A tenth of all
+    rows, at most 64, becomes public.
     """
     by_label = defaultdict[str, list[int]](list)
     for number, row in enumerate(rows):
@@ -184,7 +186,7 @@ def split(rows: Sequence[dict[str, str]], *, seed: int = 0) -> Splits:
 
 
 def label_text(value: Any) -> str:
-    """Return a cell as the text of a label; empty for none."""
+    """Return a cell as the text of a label; empty for a cell without a label."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if value is None or isinstance(value, dict | list) or value != value:

@@ -19,8 +19,8 @@ _T = TypeVar("_T")
 class SplitMix64:
     """The 64-bit generator of Steele, Lea and Flood (2014), with draws defined in integers.
 
-    It is five lines in any language and needs no floating point, so that a client in any language
-    draws the same mini-batch.
+    It is five lines in any language and needs no floating point: a client in any language draws the
+    same mini-batch.
     """
 
     def __init__(self, seed: int) -> None:
@@ -81,8 +81,7 @@ class Partition:
 
     Attributes:
         shards: One list of row numbers per client, never empty.
-        reused_rows: Whether there are too few rows for all clients, so that some row is in two
-            shards (or, if a class has fewer rows than one client needs, twice in one).
+        reused_rows: Whether a row is used twice, because there are too few rows for all clients.
     """
 
     shards: list[list[int]]
@@ -90,7 +89,7 @@ class Partition:
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> list[list[int]]:
-    """Deal all rows at random; shard sizes differ by at most one."""
+    """Distribute all rows at random; shard sizes differ by at most one."""
     _check_enough(num_examples, num_clients, least=num_clients)
     rows = SplitMix64(seed).shuffle(range(num_examples))
     return [rows[client::num_clients] for client in range(num_clients)]
@@ -99,11 +98,11 @@ def iid(num_examples: int, num_clients: int, seed: int) -> list[list[int]]:
 def dirichlet(
     labels: Sequence[Hashable], num_clients: int, alpha: float, seed: int
 ) -> list[list[int]]:
-    """Deal all rows unevenly: each class is split in proportions from Dirichlet(alpha).
+    """Distribute all rows; each class is split in proportions from Dirichlet(alpha).
 
     This is the scheme of Hsu et al. (2019) and Yurochkin et al. (2019). They redraw until every
-    client has enough rows, which may never end for a small alpha. Here the largest shards give rows
-    to those that are too small.
+    client has enough rows, which may never happen for a small alpha. Here empty shards get rows of
+    the largest ones.
 
     Raises:
         DataError: There are fewer rows than clients.
@@ -132,20 +131,20 @@ def partition_clients(
 ) -> Partition:
     """Partition rows over clients as a run's ``data`` section describes.
 
-    With `shots`, shards are disjoint while rows suffice. After that rows are reused evenly, but
-    never twice by one client unless a class has too few rows.
+    With `shots`, shards are disjoint as long as there are enough rows. Otherwise rows are reused
+    evenly; a client gets a row twice only if a class has fewer rows than the client needs.
 
     Args:
         labels: The class of each row.
         num_clients: K.
-        shots: Rows per class and client; None spreads every row exactly once. With `alpha` a
-            client still gets ``shots * num_classes`` rows, but its class proportions are drawn.
-        alpha: Dirichlet concentration of the clients' class proportions; None is one class
-            distribution.
+        shots: Rows per class and client; None distributes every row once. With `alpha` a client
+            gets ``shots * num_classes`` rows with random class proportions.
+        alpha: Dirichlet concentration of the clients' class proportions; None gives all clients
+            the same ones.
         seed: ``0 <= seed < 2**53``.
 
     Raises:
-        DataError: There are too few rows; states how many there are and how many are needed.
+        DataError: There are too few rows.
     """
     if shots is None:
         if alpha is None:
@@ -171,25 +170,23 @@ def partition_clients(
 
 
 class _Deck:
-    """The rows of one class, dealt without replacement while they last."""
+    """The rows of one class, drawn without replacement until all are used, then again."""
 
     def __init__(self, rows: Sequence[int], generator: SplitMix64) -> None:
         self._rows, self._generator = rows, generator
-        self._pile = generator.shuffle(rows)
+        self._unused = generator.shuffle(rows)
         self.reused = False
 
     def draw(self, count: int) -> list[int]:
-        hand: list[int] = []
-        while len(hand) < count:
-            if not self._pile:
+        drawn: list[int] = []
+        while len(drawn) < count:
+            if not self._unused:
                 self.reused = True
-                # Rows of this hand go to the bottom, so that no client gets one twice.
-                in_hand = set(hand)
-                self._pile = sorted(
-                    self._generator.shuffle(self._rows), key=lambda row: row not in in_hand
-                )
-            hand.append(self._pile.pop())
-        return hand
+                shuffled, client_rows = self._generator.shuffle(self._rows), set(drawn)
+                # Sorted to be drawn last, so that no client gets a row twice.
+                self._unused = sorted(shuffled, key=lambda row: row not in client_rows)
+            drawn.append(self._unused.pop())
+        return drawn
 
 
 def _rows_by_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:

@@ -25,10 +25,10 @@ _Records = list[tuple[int, list[str]]]
 def read_table(path: Path) -> Iterator[dict[str, str]]:
     """Read a table with a header, or name its columns ``column1`` ... if it has none.
 
-    The encoding is UTF-8, UTF-16 with a mark, or Windows-1252. The delimiter is a comma, semicolon,
-    tab or bar. Texts are quoted as RFC 4180 says, or with escaped quotes, or not at all: the first
-    of these under which all records have as many cells as the header. Empty cells after the last
-    named column are dropped.
+    The encoding is UTF-8, UTF-16 with a byte order mark, or Windows-1252. The delimiter is a comma,
+    semicolon, tab or bar. Texts are quoted as in RFC 4180, or with escaped quotes, or not at all;
+    the first form in which all records have as many cells as the header is used. Empty cells after
+    the last named column are dropped.
 
     Raises:
         DataError: No dialect fits; names the file and the line.
@@ -42,7 +42,7 @@ def read_table(path: Path) -> Iterator[dict[str, str]]:
         delimiters = ["\t", *delimiters]
     problem: DataError | None = None
     styles: tuple[_Quoting, ...] = ("doubled", "escaped", "none")
-    for delimiter in [one for one in delimiters if one in first] or delimiters[:1]:
+    for delimiter in [mark for mark in delimiters if mark in first] or delimiters[:1]:
         for quoting in styles:
             try:
                 return _rows(path, _records(path, text, delimiter, quoting))
@@ -53,14 +53,14 @@ def read_table(path: Path) -> Iterator[dict[str, str]]:
 
 
 def decoded(path: Path) -> str:
-    """Return the text of a file in UTF-8, in UTF-16 with a mark, or in Windows-1252."""
+    """Return the text of a file in UTF-8, UTF-16 with a byte order mark, or Windows-1252."""
     content = path.read_bytes()
     marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     codec = "utf-16" if content.startswith(marks) else "utf-8-sig"
     try:
         return content.decode(codec)
     except UnicodeDecodeError as exc:
-        # In Western text the letters beyond ASCII stand alone; words of them are another encoding.
+        # Western text has single letters beyond ASCII; longer runs mean another encoding.
         runs = re.findall(rb"[\x80-\xff]+", content)
         if codec == "utf-8-sig" and sum(map(len, runs)) <= 2 * len(runs):
             try:
@@ -120,7 +120,7 @@ def _rows(path: Path, records: _Records) -> Iterator[dict[str, str]]:
 
 
 def _is_data(header: Sequence[str], data: Sequence[Sequence[str]]) -> bool:
-    """Whether the first record is no header: a cell of it is a label of other records."""
+    """Return whether the first record is data: a cell is a label that other records have, too."""
     if any(name.casefold() in NAMES for name in header):
         return False
     for name, *column in zip(header, *data, strict=True):

@@ -1,4 +1,4 @@
-"""Trials: each runs once, in a process of this machine or on a Ray cluster, and is kept as JSON."""
+"""Trials, which run once in local processes or on a Ray cluster; results are kept as JSON."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 Result = dict[str, Any]
-"""A trial's result, as JSON holds it. A ``note`` is shown when the trial ends."""
+"""A trial's result for JSON. A ``note`` is shown when the trial ends."""
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]{0,150}")
 _DIGITS = 16
@@ -52,7 +52,7 @@ _THREADS = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
     *("MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"),
 )
-"""What numerical libraries read when they are loaded."""
+"""Variables that numerical libraries read when they are loaded."""
 
 _QUIET_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -67,8 +67,8 @@ class Workspace:
 
     Attributes:
         inputs: The trial's input files and folders by name.
-        folder: The trial's folder, made by the first use of `file`. It keeps paid answers for the
-            next attempt at the same trial, and may be deleted at any time.
+        folder: The trial's folder, created by the first use of `file`. It keeps paid answers for
+            the next attempt, and may be deleted at any time.
     """
 
     inputs: Mapping[str, Path]
@@ -90,10 +90,9 @@ class Trial:
     """One piece of work, such as one method on one task with one seed.
 
     Attributes:
-        options: All that its result depends on besides `inputs`, as JSON holds it, without paths.
-            A result is used again only with the same options.
-        inputs: Files and folders that it reads; their contents are part of its identity.
-        context: Other values for the function, which can be pickled; no part of its identity.
+        options: All that its result depends on besides `inputs`, for JSON, without paths.
+        inputs: Files and folders that it reads.
+        context: Other values for the function, pickled; they are no part of the identity.
         home: The folder of records that keeps its result; None is that of `Records`.
     """
 
@@ -109,12 +108,12 @@ class Trial:
             raise ValueError(f"{self.key!r} is no key of a trial: {_KEY.pattern}")
 
     def identity(self) -> str:
-        """Return what a record of it has in common with it."""
+        """Return the function, options and contents of inputs; a record with the same is reused."""
         return _canonical(self.function, self.options, self.digests())
 
     @property
     def function(self) -> str:
-        """The name of its function."""
+        """The module and name of `run`."""
         return f"{self.run.__module__}:{self.run.__qualname__}"
 
     def digests(self) -> dict[str, str]:
@@ -124,7 +123,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A trial that was run, as its file has it."""
+    """A trial that was run, as in its file."""
 
     key: str
     function: str
@@ -136,7 +135,7 @@ class Record:
 
     @property
     def identity(self) -> str:
-        """What a trial must have in common with it."""
+        """The same as `Trial.identity`."""
         return _canonical(self.function, self.options, self.inputs)
 
 
@@ -147,8 +146,8 @@ class Progress:
     Attributes:
         kept: Trials whose results existed before.
         last: The trial that has just ended; None at the beginning.
-        failure: Why it failed, one line; None if it did not.
-        left_s: About how many seconds the other trials take; None if that is not known.
+        failure: Why the last trial failed, one line; None if it did not.
+        left_s: Estimated time of the remaining trials; None if unknown.
     """
 
     total: int
@@ -177,15 +176,15 @@ class Progress:
 class Records:
     """The results in the folder `name` of `out`: one JSON file per trial, written atomically.
 
-    Trials of the same function, options and inputs have the same workspace, also with another
-    `name`, so that they find the answers that one of them has paid.
+    Trials with the same identity share a workspace, also under another `name`, so that each answer
+    is paid once.
     """
 
     def __init__(self, out: Path, name: str) -> None:
         self._out, self._name = out, name
 
     def find(self, trial: Trial) -> Record | None:
-        """Return the record with the same function, options and contents of inputs."""
+        """Return the record with the trial's identity."""
         identity = trial.identity()
         for file in self._file(trial), self._set_aside(trial, identity):
             record = _read(file)
@@ -196,8 +195,8 @@ class Records:
     def keep(self, trial: Trial, result: Result, wall_s: float) -> Record:
         """Write a trial's result.
 
-        A result with other options (a quick run, another model) under the same key is set aside:
-        it may have taken hours, and `find` returns it for those options.
+        A result of another identity under the same key (a quick run, another model) is renamed, and
+        `find` still returns it for that identity.
         """
         record = Record(
             key=trial.key,
@@ -222,7 +221,7 @@ class Records:
         write_whole(self._failure_file(trial), text)
 
     def workspace(self, trial: Trial) -> Workspace:
-        """Return where the trial works; the same place for the same trial."""
+        """Return the trial's inputs and folder, which depends on its identity only."""
         return Workspace(
             inputs={name: path.absolute() for name, path in trial.inputs.items()},
             folder=(self._out / "answers" / _short(trial.identity())).absolute(),
@@ -240,14 +239,14 @@ class Records:
 
 
 class Session:
-    """Runs trials, and holds their records and failures by key.
+    """Runs trials, and collects their records and failures by key.
 
     Args:
         records: Where results are kept.
         workers: Trials at once on this machine, each with one of the GPUs in CUDA_VISIBLE_DEVICES;
-            None for one per GPU that the variable names, without it for one per core.
-        ray: Address of the Ray cluster that runs the trials; ``local`` starts one here, and None
-            uses processes.
+            None is one per GPU in the variable, or one per core without it.
+        ray: Address of a Ray cluster for the trials; ``local`` starts a cluster on this machine,
+            None uses processes.
         watch: Called when a trial ends.
     """
 
@@ -274,7 +273,7 @@ class Session:
         return {key: record.result for key, record in self.found.items()}
 
     def find(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Find existing results of trials; returns the trials of this session without one."""
+        """Read existing results, and return the trials without one."""
         if len({trial.key for trial in trials}) < len(trials):
             raise ValueError("two trials share a key")
         missing = []
@@ -294,7 +293,7 @@ class Session:
         self._began = time.monotonic()
         self._tell(None)
         by_key = {trial.key: trial for trial in trials}
-        jobs = [_Job(one.key, one.run, one.options, self._records.workspace(one)) for one in trials]
+        jobs = [(trial, self._records.workspace(trial)) for trial in trials]
         if self._ray is None:
             outcomes = _in_processes(jobs, self._workers)
         else:
@@ -309,19 +308,19 @@ class Session:
 
     def _keep(self, trial: Trial, outcome: _Outcome) -> None:
         for warning in outcome.warnings:
-            if warning not in self._logged:  # Trials repeat each other's.
+            if warning not in self._logged:  # Each trial may log the same warning.
                 self._logged.append(warning)
                 _log.warning(**warning)
-        found = outcome.found
-        if not isinstance(found, _Failure):
+        result = outcome.result
+        if not isinstance(result, _Failure):
             try:
-                self.found[trial.key] = self._records.keep(trial, found, outcome.wall_s)
+                self.found[trial.key] = self._records.keep(trial, result, outcome.wall_s)
                 return
             except (TypeError, ValueError) as exc:
-                text = f"its result is not what JSON holds: {exc}"
-                found = _Failure(text, f"{text}\n{found!r}\n")
-        self.failures[trial.key] = found.message
-        self._records.keep_failure(trial, found.details)
+                text = f"its result is no JSON value: {exc}"
+                result = _Failure(text, f"{text}\n{result!r}\n")
+        self.failures[trial.key] = result.message
+        self._records.keep_failure(trial, result.details)
 
     def _tell(self, last: str | None) -> None:
         if self._watch is None:
@@ -342,12 +341,7 @@ class Session:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    key: str
-    run: TrialFunction
-    options: dict[str, Any]
-    workspace: Workspace
+_Job = tuple[Trial, Workspace]
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,17 +353,17 @@ class _Failure:
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     key: str
-    found: Result | _Failure
+    result: Result | _Failure
     wall_s: float
     warnings: Sequence[Mapping[str, str]] = ()
 
 
-def _perform(job: _Job) -> _Outcome:
+def _perform(trial: Trial, workspace: Workspace) -> _Outcome:
     began = time.monotonic()
     result: Result | _Failure
     with capture_logs() as logged:
         try:
-            result = job.run(job.options, job.workspace)
+            result = trial.run(trial.options, workspace)
         except Exception as exc:
             text = one_line(exc)
             message = text if isinstance(exc, FedOneError) else f"{type(exc).__name__}: {text}"
@@ -379,7 +373,7 @@ def _perform(job: _Job) -> _Outcome:
         for entry in logged
         if entry["log_level"] == "warning"
     ]
-    return _Outcome(job.key, result, time.monotonic() - began, warnings)
+    return _Outcome(trial.key, result, time.monotonic() - began, warnings)
 
 
 def _gpus() -> list[str]:
@@ -389,7 +383,8 @@ def _gpus() -> list[str]:
 def _in_processes(jobs: Iterable[_Job], workers: int) -> Generator[_Outcome]:
     """Run jobs in at most `workers` processes, and yield outcomes as they arrive.
 
-    A process that dies fails its trial and is replaced. Closing the iterator kills running jobs.
+    The trial of a process that dies has failed; another process replaces it. Closing the iterator
+    kills running jobs.
     """
     waiting = deque(jobs)
     at_work: dict[Connection, _Worker] = {}
@@ -443,7 +438,7 @@ class _Worker:
 
     def give(self, job: _Job) -> None:
         self._job, self._began = job, time.monotonic()
-        with suppress(BrokenPipeError):  # it has died: `take` returns the failure
+        with suppress(BrokenPipeError):  # The process has died; `take` returns the failure.
             self.connection.send(job)
 
     def take(self) -> _Outcome:
@@ -458,9 +453,8 @@ class _Worker:
             self.kill()
             how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
             text = f"its process ended {how} (memory?)"
-            return _Outcome(
-                self._job.key, _Failure(text, f"{text}\n"), time.monotonic() - self._began
-            )
+            wall_s = time.monotonic() - self._began
+            return _Outcome(self._job[0].key, _Failure(text, f"{text}\n"), wall_s)
 
     def kill(self) -> None:
         self.alive = False
@@ -476,11 +470,11 @@ def _work(connection: Connection) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
         while True:
-            connection.send(_perform(connection.recv()))
+            connection.send(_perform(*connection.recv()))
 
 
 def _end_with_parent() -> None:
-    """End with the parent: without it no process takes the results, which may be paid."""
+    """Exit when the parent does: without it, paid answers have no use."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -490,7 +484,7 @@ def _end_with_parent() -> None:
 def _on_ray(jobs: Iterable[_Job], workers: int, address: str) -> Generator[_Outcome]:
     """Run jobs as tasks of Ray, one CPU each, and yield outcomes as they arrive.
 
-    The nodes of a cluster must see inputs and the output folder under the same paths.
+    Inputs and the output folder must have the same paths on all nodes.
     """
     os.environ.update(_QUIET_RAY)
     with needs_extra("--ray", "ray"):
@@ -514,13 +508,13 @@ def _on_ray(jobs: Iterable[_Job], workers: int, address: str) -> Generator[_Outc
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
         task = ray.remote(num_cpus=1, max_retries=0)(_perform)
-        keys = {task.remote(job): job.key for job in jobs}
+        keys = {task.remote(trial, workspace): trial.key for trial, workspace in jobs}
         while keys:
             (done, *_), _ = ray.wait(list(keys))
             key = keys.pop(done)
             try:
                 outcome: _Outcome = ray.get(done)
-            except ray.exceptions.RayError as exc:  # its process or its node died
+            except ray.exceptions.RayError as exc:  # The process or node died.
                 text = f"{type(exc).__name__}: {' '.join(str(exc).split())}"
                 outcome = _Outcome(key, _Failure(text, f"{exc}\n"), 0.0)
             yield outcome
@@ -529,7 +523,7 @@ def _on_ray(jobs: Iterable[_Job], workers: int, address: str) -> Generator[_Outc
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Write a file atomically, and create the folders above it; all are on disk afterwards."""
+    """Write a file and the folders above it atomically, and sync them to the disk."""
     new = [folder for folder in file.parents if not folder.exists()]
     file.parent.mkdir(parents=True, exist_ok=True)
     for folder in new:

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of a metric, over the examples and the seeds that it was measured on."""
+"""Bootstrap intervals of a metric over examples and seeds."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _STUDENT = (
     *(12.70620, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157),
     *(2.228139, 2.200985, 2.178813, 2.160369, 2.144787, 2.131450, 2.119905, 2.109816, 2.100922),
 )
-"""The 0.975 quantiles of the normal distribution, and of Student's t by degrees of freedom."""
+"""0.975 quantiles of the normal distribution, and of Student's t by degrees of freedom from 1."""
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 
 RESAMPLED = ("accuracy", "f1", "matthews", "loss")
-"""Metrics with an interval: functions of answer counts, or of losses."""
+"""Metrics with an interval."""
 
 
 class Measured(Protocol):
-    """What one prompt answered per example, as in `Outcomes`."""
+    """Results of one prompt per example, as in `Outcomes`."""
 
     @property
     def predicted(self) -> Sequence[int | None]:
-        """Index of the predicted label, -1 for none of them; None if the model failed."""
+        """Index of the predicted label, -1 for no label; None if the model failed."""
 
     @property
     def targets(self) -> Sequence[int]:
@@ -47,9 +47,9 @@ class Interval(NamedTuple):
     """A value and the bounds of its 95 % interval.
 
     Attributes:
-        pairs: The number of measurements behind it, one per seed.
-        error: Its standard error.
-        above: The probability that it is above 0, given the examples.
+        pairs: The number of seeds.
+        error: The standard error of the value.
+        above: The probability that the value is above 0.
     """
 
     value: float
@@ -69,15 +69,13 @@ def interval(metric: str, measured: Measured, num_labels: int) -> Interval | Non
     """Return the percentile bootstrap interval of a prompt's metric over examples.
 
     Examples are resampled with replacement (Efron and Tibshirani 1993, chapter 13) with a fixed
-    seed, so that reports are reproducible. The interval covers the choice of examples, not the
-    variation between runs.
+    seed. The interval covers the choice of examples, not the variation between runs.
 
-    For the accuracy, one more right and one more wrong answer can be drawn, which the value does
-    not count (Agresti and Coull 1998): 20 right answers of 20 do not show that all are right.
+    For the accuracy, the resampled examples include one more right and one more wrong answer
+    (Agresti and Coull 1998): 20 right answers of 20 do not show that all are right.
 
     Returns:
-        The interval; None if nothing was scored or the metric is a user function, which reports do
-        not import.
+        The interval; None if nothing was scored, or for a metric that is a user's function.
     """
     return _interval(metric, [measured], [], num_labels)
 
@@ -85,21 +83,20 @@ def interval(metric: str, measured: Measured, num_labels: int) -> Interval | Non
 def difference(
     metric: str, first: Sequence[Measured], second: Sequence[Measured], num_labels: int
 ) -> Interval | None:
-    """Return a metric minus that of other prompts, paired by seed and by example.
+    """Return the metric of `first` minus that of `second`, paired by seed and by example.
+
+    Both have one measurement per seed, of the same seeds.
 
     Seeds and examples are resampled with replacement, independently of each other and with the same
-    draws for both sides (Owen 2007, "The pigeonhole bootstrap"). The interval covers other seeds
-    and other examples of the same kind. The part of the spread that comes from the seeds is
-    multiplied by ``sqrt(S / (S - 1)) t / z``, with the 0.975 quantiles of Student's t with S - 1
-    degrees of freedom and of the normal distribution, because the interval of few repeats is too
-    narrow otherwise (Hesterberg 2015, "expanded percentile interval"). With one seed, the interval
-    is over the examples only.
+    draws for both sides (Owen 2007, "The pigeonhole bootstrap"). The part of the spread that comes
+    from the seeds is multiplied by ``sqrt(S / (S - 1)) t / z``, with the 0.975 quantiles of
+    Student's t with S - 1 degrees of freedom and of the normal distribution, because the interval
+    of few seeds is too narrow otherwise (Hesterberg 2015, "expanded percentile interval"). With one
+    seed, the interval is over the examples only.
 
-    For the accuracy of one seed, one more example for each side can be drawn, which the value does
-    not count. With few examples on which the prompts disagree, the interval then excludes 0 about
-    where the exact test of McNemar (1947) does.
-
-    `first` and `second` have one measurement per seed, of the same seeds.
+    For the accuracy of one seed, the resampled examples include one more that only `first` has
+    right, and one more that only `second` has right. The interval then excludes 0 at about the same
+    counts as the exact test of McNemar (1947).
 
     Returns:
         The interval; None as for `interval`, without pairs, or for different dev splits.
@@ -111,7 +108,7 @@ def difference(
 
 
 def confusion(outcomes: Measured, num_labels: int) -> list[list[int]]:
-    """Return the confusion matrix: true labels in rows, predictions in columns, "none" last."""
+    """Return the confusion matrix: true labels in rows, predictions in columns, no label last."""
     counts = [[0] * (num_labels + 1) for _ in range(num_labels)]
     for target, predicted in zip(outcomes.targets, outcomes.predicted, strict=True):
         if predicted is not None:
@@ -124,26 +121,26 @@ def _interval(
 ) -> Interval | None:
     if metric not in RESAMPLED or not first:
         return None
-    records, seeds = [*first, *second], len(first)
+    measured, seeds = [*first, *second], len(first)
     if metric == "loss":
-        columns = [one.losses for one in records]
+        columns = [each.losses for each in measured]
     else:
-        columns = [first[0].targets, *(one.predicted for one in records)]
+        columns = [first[0].targets, *(each.predicted for each in measured)]
     table = np.array(columns, dtype=np.float64)
     table = table[:, ~np.isnan(table).any(axis=0)]  # Only examples with all answers count.
     if not table.size:
         return None
-    # A metric depends only on how often each combination of answers occurs.
+    # A metric depends only on the count of each combination of answers (a cell).
     cells, counts = np.unique(table, axis=1, return_counts=True)
     weights = counts
     if metric == "accuracy" and seeds == 1:
-        # Right is the label 0 of an example of class 0, wrong is no label.
+        # In class 0, label 0 is right and no label (-1) is wrong.
         more = np.array([[0, 0, -1][: len(cells)], [0, -1, 0][: len(cells)]], dtype=np.float64).T
         cells = np.concatenate([cells, more], axis=1)
         counts, weights = np.append(counts, [0, 0]), np.append(counts, [1, 1])
 
     def by_seed(drawn: _Ints) -> _Floats:
-        """Return the metric with each seed, shape (draws, S), from counts of the cells."""
+        """Return the metric per seed, shape (draws, S), from counts of the cells."""
         values: _Floats = (
             drawn @ cells.T / counts.sum()
             if metric == "loss"
@@ -171,7 +168,7 @@ def _interval(
 
 
 def _of_answers(metric: str, cells: _Ints, drawn: _Ints, num_labels: int) -> _Floats:
-    """Return the metric of each row of predictions, the targets being the first row of `cells`."""
+    """Return the metric of predictions, the rows of `cells` after the first, which has targets."""
     targets, *predictions = cells
     width = num_labels + 1  # The last column, index -1, is "no label".
     values = []

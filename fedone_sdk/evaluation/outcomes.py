@@ -1,4 +1,4 @@
-"""Results of a measurement per example, for intervals and confusion matrices."""
+"""Outcomes of a prompt per example, for intervals and confusion matrices."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _Index = Annotated[int, Field(ge=-1, lt=64)]
 class Outcomes(Frozen):
     """Results of one prompt per example of the dev split, in order, without texts.
 
+    Null stands for a failure of the model. Tasks without labels have losses only.
+
     Attributes:
-        predicted: Index of the predicted label; -1 if the model wrote no label, null if it failed.
-            Empty for tasks without labels.
-        targets: Index of the true label. Empty for tasks without labels.
-        losses: The task's loss, null if the model failed.
-        log_probs: Of the baselines, log-probability of each label without a bias, nats; null if the
-            model failed. Empty for tasks without labels.
+        predicted: Index of the predicted label; -1 if the model wrote no label.
+        targets: Index of the true label.
+        losses: The task's loss.
+        log_probs: Log-probability of each label without a bias, nats; of the baselines only.
     """
 
     which: Which
@@ -58,8 +58,10 @@ class Outcomes(Frozen):
         """Return the outcomes of some examples."""
         names = ("predicted", "targets", "losses", "log_probs")
         values = {name: getattr(self, name) for name in names}
-        picked = {name: tuple(one[row] for row in rows) for name, one in values.items() if one}
-        return self.model_copy(update=picked)
+        update = {
+            name: tuple(column[row] for row in rows) for name, column in values.items() if column
+        }
+        return self.model_copy(update=update)
 
     @classmethod
     def of(cls, which: Which, prediction: Prediction) -> Self:
@@ -93,7 +95,7 @@ def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
 
 
 def seeks_cheapest(spec: RunSpec) -> bool:
-    """Return whether a shorter prompt that may be as good is measured, too."""
+    """Return whether a run also measures a shorter prompt that may be as good."""
     price = price_of(spec.backend)
     return spec.method.pools and price is not None and price.prompt > 0
 
@@ -102,8 +104,8 @@ def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:
     """Return the newest outcomes of each prompt in a log.
 
     Args:
-        log: Its lines in order, at least those of the kinds `OUTCOMES` and ``rollback``. A rollback
-            discards the outcomes of the deployable prompt and the shorter one.
+        log: Lines in order, with all of the kinds `OUTCOMES` and ``rollback``. A rollback discards
+            the outcomes of the deployable and the shorter prompt.
     """
     newest: dict[Which, Outcomes] = {}
     for entry in log:

@@ -1,4 +1,4 @@
-"""The results of a comparison: trials of methods and baselines, their table and a conclusion."""
+"""Results of `fedone compare`: trials of methods and baselines, a table and a conclusion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BASELINES: Mapping[str, str] = {
     "no-prompt": "No prompt",
     "no-prompt-bias": "No prompt, fitted label bias",
 }
-"""Baselines, by name, and their labels."""
+"""Display names of the baselines, by name."""
 
 _HEADER = (
     "method|trials|{metric}|vs {first} [95 %]|loss|vs {first} [95 %]|to target|queries"
@@ -30,12 +30,12 @@ _HEADER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrant:
-    """One row of a comparison.
+    """A method or baseline of a comparison.
 
     Attributes:
         kind: A ``method`` is tuned; a ``baseline`` is only measured.
-        spec: Its run, with the seed of RUN.yaml. A baseline has the run of RUN.yaml.
-        notes: Differences from RUN.yaml other than the method itself.
+        spec: The run of RUN.yaml, with the method.
+        notes: Differences from RUN.yaml other than the method.
     """
 
     name: str
@@ -48,13 +48,9 @@ class Entrant:
         """The display name."""
         return BASELINES.get(self.name, self.name)
 
-    def seeded(self, seed: int) -> RunSpec:
-        """Return the run with another seed."""
-        return self.spec.model_copy(update={"seed": seed})
-
 
 class Point(Frozen):
-    """The metric of a deployable prompt during training.
+    """The metric of the deployable prompt after some queries.
 
     Attributes:
         metric: On the dev split, or the part of it that ``evaluation.examples`` selects.
@@ -65,7 +61,7 @@ class Point(Frozen):
 
 
 class TrialRecord(Frozen):
-    """One entrant with one seed. It contains no text of examples.
+    """Results of one entrant with one seed, without texts of examples.
 
     Attributes:
         status: How the run ended; ``measured`` for a baseline.
@@ -73,9 +69,7 @@ class TrialRecord(Frozen):
         evaluation_queries: Queries on the dev split.
         spent: Usage of the trial; cached answers cost nothing.
         loss: The task's mean loss on the dev split, with the bias.
-        predicted: Index of the predicted label per example of the dev split: -1 for no label,
-            null where the model failed. Empty for tasks without labels.
-        losses: The task's loss per example, null where the model failed.
+        predicted: As in `Outcomes`; so are `targets` and `losses`.
         curve: The untrained prompt, points during training, and the final prompt.
     """
 
@@ -106,8 +100,8 @@ class Standing:
     Attributes:
         difference: Its metric minus the first entrant's, paired; None for the first, without
             pairs, or for a metric that cannot be resampled.
-        reached: Training queries to the first entrant's final metric, by seed; None if it was not
-            reached.
+        reached: Training queries to the first entrant's final metric, by seed; None if the entrant
+            did not reach it.
     """
 
     entrant: Entrant
@@ -117,19 +111,9 @@ class Standing:
     reached: Mapping[int, int | None]
 
     @property
-    def metric(self) -> float | None:
-        """Mean over the seeds; None without trials."""
-        return self.mean("metric")
-
-    @property
-    def loss(self) -> float | None:
-        """Mean over the seeds; None without trials."""
-        return self.mean("loss")
-
-    @property
     def queries_to_target(self) -> float | None:
-        """The lower median over the seeds, infinite if most did not reach it; None: no trial."""
-        queries = sorted(math.inf if one is None else one for one in self.reached.values())
+        """The lower median of `reached`, infinite if most seeds did not; None without trials."""
+        queries = sorted(math.inf if count is None else count for count in self.reached.values())
         return queries[(len(queries) - 1) // 2] if queries else None
 
     @property
@@ -143,7 +127,7 @@ class Standing:
         return math.fsum(values) / len(values) if values else None
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the standing for JSON."""
         entrant, median = self.entrant, self.queries_to_target
         means = ("metric", "loss", "queries", "example_calls", "evaluation_queries")
         hidden = {"entrant", "predicted", "targets", "losses"}
@@ -193,17 +177,12 @@ class Results:
 
     @property
     def judged(self) -> str:
-        """The measure behind the conclusion: the loss if the metric has no interval."""
+        """The metric of the conclusion: the loss if the task's metric has no interval."""
         return self.task.metric if self.task.metric in RESAMPLED else "loss"
 
     @property
-    def target_text(self) -> str:
-        """The metric that entrants should reach."""
-        return f"what {self.standings[0].entrant.name} has at its end, seed by seed"
-
-    @property
     def conclusion(self) -> str:
-        """Return which entrant is better, in one or two sentences."""
+        """Which entrants are better than the first, in one or two sentences."""
         first, *others = self.standings
         by_loss = self.judged == "loss"
         compared = [(one, one.loss_difference if by_loss else one.difference) for one in others]
@@ -234,7 +213,7 @@ class Results:
         return text
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the results for JSON."""
         return {
             "name": self.name,
             "metric": self.task.metric,
@@ -325,7 +304,7 @@ def header_of(results: Results) -> list[str]:
 
 
 def row_of(results: Results, standing: Standing) -> list[str]:
-    """One line of the table."""
+    """Return an entrant's row of the table."""
     median = standing.queries_to_target
     reached = sum(one is not None for one in standing.reached.values())
     count = len(standing.reached)
@@ -335,9 +314,9 @@ def row_of(results: Results, standing: Standing) -> list[str]:
     return [
         standing.entrant.name,
         str(len(standing.trials)),
-        metric_text(standing.metric, 4),
+        metric_text(standing.mean("metric"), 4),
         _estimate(standing.difference),
-        metric_text(standing.loss, 4),
+        metric_text(standing.mean("loss"), 4),
         _estimate(standing.loss_difference),
         queries,
         _count(standing.mean("queries")),

@@ -1,4 +1,4 @@
-"""Verdict of a run: whether tuning improved the metric, with intervals and a sentence."""
+"""The verdict of a run: whether tuning improved the metric, with intervals and a sentence."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _OVER: Mapping[Compared, str] = {
 
 
 class Plain(NamedTuple):
-    """The baseline "no prompt" with its own label bias.
+    """The baseline "no prompt" with a label bias.
 
     Attributes:
-        bias: The bias, nats; None if each fold has its own.
-        bias_from: The data that it was fitted on (`Verdict.bias_from`).
+        bias: The bias, nats; None if each fold has another one.
+        bias_from: The data that the bias was fitted on (`Verdict.bias_from`).
     """
 
     outcomes: Outcomes
@@ -60,17 +60,20 @@ class Plain(NamedTuple):
 
 
 def no_prompt_biased(task: TaskSpec, bare: Outcomes, plain_bias: Bias | None) -> Plain | None:
-    """Return "no prompt" with its own label bias, computed from existing answers.
+    """Return "no prompt" with a label bias, computed from existing answers.
 
     The bias is that of training, if the run scored "no prompt". Otherwise it is cross-fitted: rows
-    are dealt into 5 folds, stratified by label, and each fold uses the bias with the least
-    cross-entropy on the other folds. This sends no queries.
+    are split into 5 folds, stratified by label, and each fold uses the bias with the least
+    cross-entropy on the other folds.
 
     Returns:
         The baseline; None for a task without labels or with a fixed bias, for a model without
         log-probabilities, or for fewer than 10 rows.
     """
-    if task.bias is not None or not any(map(_is_shown, bare.log_probs)):
+    shown = (
+        sum(value > LOG_ZERO for value in row) > 1 for row in bare.log_probs if row is not None
+    )
+    if task.bias is not None or not any(shown):
         return None
     if plain_bias is not None:
         biases: Sequence[Bias | None] = [plain_bias] * len(bare.log_probs)
@@ -87,7 +90,11 @@ def judge(
     empty: bool = False,
     measure: MetricFunction | None = None,
 ) -> Verdict:
-    """Compare the tuned prompt with chance, "no prompt", and the untrained prompt."""
+    """Compare the tuned prompt with chance, "no prompt" and the untrained prompt.
+
+    `plain_bias` is the label bias of "no prompt" from training, and `empty` says whether the tuned
+    prompt is "no prompt".
+    """
     after, bare = outcomes["after"], outcomes.get("no_prompt")
     compared: dict[Compared, Outcomes] = {}
     plain: Plain | None = None
@@ -131,17 +138,17 @@ def preference(
     pairs: Sequence[Pair | None], tuned: Sequence[str | None], plain: Sequence[str | None]
 ) -> Preference | None:
     """Return a judge's preference for the tuned prompt's texts; None without a compared row."""
-    found = [
+    compared = [
         (pair, len(tuned[row] or "") - len(plain[row] or ""))
         for row, pair in enumerate(pairs)
         if pair is not None
     ]
-    wins = [fmean(pair) for pair, _ in found]
-    ends = interval("loss", Outcomes(which="after", losses=tuple(wins)), 0)
-    if ends is None:
+    wins = [fmean(pair) for pair, _ in compared]
+    estimate = interval("loss", Outcomes(which="after", losses=tuple(wins)), 0)
+    if estimate is None:
         return None
     by_length = [
-        [win for win, (_, longer) in zip(wins, found, strict=True) if longer * sign > 0]
+        [win for win, (_, longer) in zip(wins, compared, strict=True) if longer * sign > 0]
         for sign in (1, -1)
     ]
     asked = [
@@ -149,11 +156,11 @@ def preference(
     ]
     first = [shown for one, other in asked for shown in (one, 1.0 - other) if shown != _TIE]
     return Preference(
-        rows=len(found),
+        rows=len(compared),
         asked=len(asked),
-        wins=ends.value,
-        low=ends.low,
-        high=ends.high,
+        wins=estimate.value,
+        low=estimate.low,
+        high=estimate.high,
         balanced=fmean(map(fmean, by_length)) if all(by_length) else None,
         agreement=fmean(one == other for one, other in asked) if asked else None,
         first=fmean(first) if first else None,
@@ -166,17 +173,17 @@ def with_lengths(
     price: Price | None,
     reports: Mapping[Compared, PromptReport] = MappingProxyType({}),
 ) -> Verdict:
-    """Return the verdict with what the length of each prompt costs, and some of the prompts."""
+    """Return the verdict with the length and the cost of each prompt, and some of the prompts."""
     standings = []
-    for one in verdict.standings:
-        if (prompt := prompts.get(one.name)) is not None:
+    for standing in verdict.standings:
+        if (prompt := prompts.get(standing.name)) is not None:
             text = prompt if isinstance(prompt, str) else prompt.text
             tokens = math.ceil(len(text) / CHARS_PER_TOKEN)
             # Prices are per million tokens.
             usd = float(tokens * price.prompt) if price is not None and price.prompt else None
-            also = {"tokens": tokens, "usd": usd, "prompt": reports.get(one.name)}
-            one = one.model_copy(update=also)
-        standings.append(one)
+            also = {"tokens": tokens, "usd": usd, "prompt": reports.get(standing.name)}
+            standing = standing.model_copy(update=also)
+        standings.append(standing)
     return verdict.model_copy(update={"standings": tuple(standings)})
 
 
@@ -186,13 +193,11 @@ def not_measured(why: str) -> Verdict:
 
 
 def examples_needed(rows: int, gain: Spread) -> int | None:
-    """Return about how many rows show a difference of this size with 80 % power.
+    """Return about how many rows show a difference of this size with 80 % power, to two digits.
 
-    The standard error falls with the square root of the number of rows, so the test at 5 % needs
-    ``rows * ((z_0.975 + z_0.8) error / value)^2`` rows.
-
-    Returns:
-        The number, to two digits; None for a difference within one standard error.
+    A test at 5 % needs ``rows * ((z_0.975 + z_0.8) error / value)^2`` rows, because the standard
+    error falls with the square root of their number. A difference within one standard error gives
+    None.
     """
     if abs(gain.value) <= gain.error:
         return None
@@ -202,7 +207,7 @@ def examples_needed(rows: int, gain: Spread) -> int | None:
 
 
 def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> str:
-    """Return a verdict as a sentence, with the price of the prompt's length."""
+    """Return a verdict as a sentence, with the cost of the prompt's tokens."""
     tuned, bare = verdict.standing("tuned"), verdict.standing("no_prompt")
     text = _concluded(verdict, metric, spent, priced=priced)
     if tuned is None or bare is None or tuned.usd is None or tuned.usd == bare.usd:
@@ -286,9 +291,9 @@ def _conclude(gain: Spread | None, over_chance: Spread | None) -> Conclusion:
     return "worth_keeping" if clear else "unclear"
 
 
-def _needed(rows: int, *found: Spread | None) -> int | None:
-    open_ones = [one for one in found if one is not None and one.low <= 0 <= one.high]
-    needed = [examples_needed(rows, one) for one in open_ones]
+def _needed(rows: int, *gains: Spread | None) -> int | None:
+    open_gains = [gain for gain in gains if gain is not None and gain.low <= 0 <= gain.high]
+    needed = [examples_needed(rows, gain) for gain in open_gains]
     known = [number for number in needed if number is not None]
     return max(known) if known and len(known) == len(needed) else None
 
@@ -297,35 +302,31 @@ def measured(
     task: TaskSpec, one: Outcomes, measure: MetricFunction | None = None
 ) -> tuple[float | None, tuple[float, float] | None]:
     """Return the metric of a measurement and its 95 % interval; a custom metric has no interval."""
-    ends = interval(task.metric, one, len(task.labels))
-    if ends is None:
+    estimate = interval(task.metric, one, len(task.labels))
+    if estimate is None:
         return _own_metric(task, one, measure), None
-    return ends.value, (ends.low, ends.high)
+    return estimate.value, (estimate.low, estimate.high)
 
 
 def gain(task: TaskSpec, better: Outcomes, worse: Outcomes) -> Spread | None:
     """Return the paired gain of one prompt over another; positive is better."""
     more, less = (worse, better) if task.metric == "loss" else (better, worse)
-    apart = difference(task.metric, [more], [less], len(task.labels))
-    if apart is None:
+    estimate = difference(task.metric, [more], [less], len(task.labels))
+    if estimate is None:
         return None
     return Spread(
-        value=apart.value,
-        low=apart.low,
-        high=apart.high,
-        error=apart.error,
-        probability=apart.above,
+        value=estimate.value,
+        low=estimate.low,
+        high=estimate.high,
+        error=estimate.error,
+        probability=estimate.above,
     )
 
 
 def label_bias(
     task: TaskSpec, rows: Sequence[LogProbs | Score | str | None], examples: Sequence[Example]
 ) -> Bias:
-    """Return the label bias that minimises the cross-entropy of a prompt's answers.
-
-    Returns:
-        One number per label, nats; zeros if no example has log-probabilities.
-    """
+    """Return the label bias of least cross-entropy, nats; zeros without log-probabilities."""
     scored = [
         (row, int(target_of(task, example)))
         for row, example in zip(rows, examples, strict=True)
@@ -338,10 +339,7 @@ def label_bias(
 
 
 def rebiased(task: TaskSpec, outcomes: Outcomes, bias: Bias | None) -> Outcomes:
-    """Return the outcomes of the same answers with another label bias.
-
-    Those of a task without labels, or of a model without log-probabilities, stay the same.
-    """
+    """Return the outcomes of the same answers with another label bias; unchanged without scores."""
     if not outcomes.log_probs:
         return outcomes
     return _with_biases(task, outcomes, [bias] * len(outcomes.log_probs))
@@ -356,7 +354,7 @@ def _standing(
 
 
 def _within(metric: str, value: float | None, ends: tuple[float, float] | None) -> bool:
-    """Whether a value is not worse than an interval."""
+    """Return whether a value is not worse than an interval."""
     if value is None or ends is None:
         return False
     return value <= ends[1] if metric == "loss" else value >= ends[0]
@@ -379,7 +377,7 @@ def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compa
 
 
 def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
-    """Return the best constant answer; for the loss, the label frequencies."""
+    """Return the outcomes of the best constant answer; for the loss, of the label frequencies."""
     targets = after.targets
     if not targets:
         return None
@@ -398,10 +396,6 @@ def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
         key=lambda label: (evaluate(task.metric, [label] * len(targets), targets), counts[label]),
     )
     return Outcomes(which="no_prompt", targets=targets, predicted=(best,) * len(targets))
-
-
-def _is_shown(row: LogProbs | None) -> bool:
-    return row is not None and sum(value > LOG_ZERO for value in row) > 1
 
 
 def _with_biases(task: TaskSpec, bare: Outcomes, biases: Sequence[Bias | None]) -> Outcomes:

@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -101,13 +101,12 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
 def _settings(own: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the settings that another method shares with RUN.yaml's, if their values are valid."""
     model = _MODELS[name]
-    kept = {key: own[key] for key in model.model_fields.keys() & own.keys() if key != "name"}
-    try:
-        model.model_validate({**kept, "name": name})
-    except ValidationError as exc:
-        wrong = {error["loc"][0] for error in exc.errors() if error["loc"]}
-        kept = {key: value for key, value in kept.items() if key not in wrong}
-    return {**kept, "name": name}
+    settings: dict[str, Any] = {"name": name}
+    for key in model.model_fields.keys() & own.keys() - {"name"}:
+        with suppress(ValidationError):
+            model.model_validate({**settings, key: own[key]})
+            settings[key] = own[key]
+    return settings
 
 
 _BIAS_QUERIES = 10
@@ -195,7 +194,7 @@ def contests(
     for seed in seeds:
         read: dict[str, Federation] = {}  # equal data is read once
         for entrant in entrants:
-            spec = entrant.seeded(seed)
+            spec = entrant.spec.model_copy(update={"seed": seed})
             key = spec.model_dump_json(include={"data", "prompt", "task"})
             if key not in read:
                 read[key] = Federation.load(spec, folder)

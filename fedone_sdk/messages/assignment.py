@@ -20,10 +20,9 @@ class Claim(Message):
     Attributes:
         wait_s: Maximal time for which the server may hold the request, seconds.
         run_id: The only run to work for; null is any.
-        own_model: Whether the client queries its own model even if the server has one. The server
-            does not meter it.
+        own_model: Whether the client queries a model of its own, even if the server has one.
         changed: Whether the client's data or settings may have changed since it declined work as
-            unfit, so that it may be drawn again.
+            unfit, so that it can be drawn again.
     """
 
     num_examples: Annotated[int, Field(ge=1, le=2**31)]
@@ -66,9 +65,9 @@ class AlphaAssignment(_Assignment):
     Attributes:
         deadline_s: Seconds until the seat passes to another client.
         leased_queries: Number of queries reserved for this work.
-        vocabulary_version: Number of candidates added since the run started. A client with fewer
-            fetches the task again, and the missing candidates.
-        alpha: Float32, shape (n, N), positive, and 0 for candidates that a position does not have.
+        vocabulary_version: Number of candidates added since the run started. A client with an older
+            version fetches the task and the missing candidates.
+        alpha: Float32, shape (n, N), positive; 0 for candidates that a position does not have.
     """
 
     exchange: Literal["alpha"] = "alpha"
@@ -83,7 +82,8 @@ class LossesAssignment(_Assignment):
         prompts: Shape (I, n), candidate indices into the run's vocabulary.
         biases: With label calibration, float32, shape (I, C): the label bias of each prompt, which
             is added to the label words' log-probabilities, nats.
-        reflect: Whether a proposal is welcome. The lease then has one more query, for its trial.
+        reflect: Whether the client may propose a candidate. The lease then includes one query for
+            its trial.
     """
 
     exchange: Literal["losses"] = "losses"
@@ -109,11 +109,11 @@ class Renewal(Message):
 
 
 class Reflection(Message):
-    """What devices need to propose candidates.
+    """How devices propose candidates.
 
     Attributes:
-        slot: The slot that they are for.
-        gateway: Whether the run's model writes (``POST /v1/reflect``).
+        slot: The slot that the candidates are for.
+        gateway: Whether the run's model writes them (``POST /v1/reflect``).
     """
 
     slot: SlotName
@@ -129,11 +129,10 @@ class RunTask(Message):
         blank: Index of the blank candidate, if all positions share one.
         layout: For a prompt of slots: each slot's number of positions, number of candidates (at
             most N) and index of its blank candidate.
-        task_crc32: `TaskSpec.crc32`; a client that computes another number has misread the task,
-            and declines its work.
+        task_crc32: `TaskSpec.crc32`; a client that computes another number declines the work.
         vocabulary_sha256: Digest of the vocabulary, whose texts are a separate resource.
         gateway: Whether the server scores prompts for clients (``POST /v1/score``).
-        model: Fingerprint of the run's model. A client whose own model is another one declines as
+        model: Fingerprint of the run's model. A client with another model of its own declines as
             unfit.
         loss_clip: In the ``alpha`` exchange the client clips its mean losses to [0, `loss_clip`].
         calibration: For ``labels``, the method receives losses by class at the assignment's label

@@ -1,4 +1,4 @@
-"""What all wire messages share: base class, common types, protocol version, problems."""
+"""The base class of messages, their common types, the protocol's version, and problems."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ def encode(message: Message) -> bytes:
 
 
 def first_error(refusal: ValidationError) -> str:
-    """Return where a message is malformed first, and how.
-
-    Without the input, which may have a credential or private text.
-    """
+    """Return the first error in a message, without its input, which may be private."""
     first = refusal.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(map(str, first["loc"]))[:100]
     wrong = first["msg"].removeprefix("Value error, ")[:200]
@@ -44,14 +41,14 @@ MAX_MODEL_CHARS = 300
 """Maximal length of a model's fingerprint."""
 
 SERVED_BY = " (system_fingerprint "
-"""Stands between a reported model and the ``system_fingerprint`` of what serves it."""
+"""Precedes the ``system_fingerprint`` of a model's server in the name of a reported model."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**53)]
 """A seed of a random stream; below 2^53 so that every JSON parser keeps it exact."""
 
 
 def is_none(value: object) -> bool:
-    """Return whether a field is left out; ``exclude_if`` for values that may be 0 or empty."""
+    """Return whether a value is None; an ``exclude_if`` for values that may be 0 or empty."""
     return value is None
 
 
@@ -66,7 +63,7 @@ def check_protocol(given: str | None) -> None:
     """Refuse another version of the protocol.
 
     Args:
-        given: The header's value; None, as of a tool that sends no header, is this version.
+        given: The header's value; None stands for this version.
 
     Raises:
         ProblemError: ``upgrade_required``.

@@ -25,8 +25,8 @@ class Enrol(Message):
     """``POST /v1/clients``, authorised by an enrolment token.
 
     Attributes:
-        nonce: A secret of at least 16 random bytes that the device generates once, base64url. A
-            repeated request with the same nonce returns the same client with a new credential.
+        nonce: At least 16 random bytes that the device generates once, base64url, secret. A second
+            request with the same nonce returns the same client with a new credential.
     """
 
     name: Name | None = None

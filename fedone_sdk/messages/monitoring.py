@@ -13,8 +13,8 @@ class Me(Message):
     """``GET /v1/me``: the caller's token.
 
     Attributes:
-        role: Its role; each role includes the lower ones.
-        runs: Patterns of the runs that it is valid for; null is all.
+        role: Each role includes the lower ones.
+        runs: Patterns of the runs that the token is valid for; null is all.
     """
 
     name: str
@@ -29,7 +29,7 @@ class SeatReport(Message):
         slot: Index of the seat in the round.
         phase: ``offered`` until the client claims it, ``working`` until its update, then ``done``.
         step: Number of local steps done.
-        due_in_s: Seconds until the client loses it; null if it is done.
+        due_in_s: Seconds until the seat passes to another client; null if done.
     """
 
     slot: int
@@ -43,8 +43,8 @@ class LostWork(Message):
     """An assignment that ended without an update; its seat passed to another client.
 
     Attributes:
-        said: Own words of the client that declined, or of the operator who put it in quarantine;
-            for operators only.
+        said: Text of the client that declined, or of the operator who quarantined it; for
+            operators only.
     """
 
     round: Annotated[int, Field(ge=0)]
@@ -69,12 +69,7 @@ class Seats(Message):
 
 
 class TokenProbability(Message):
-    """A candidate, and its share of a position's alpha.
-
-    Attributes:
-        token: The candidate; empty is the blank.
-        probability: From 0 to 1.
-    """
+    """A candidate (empty for the blank) and its probability at a position, from 0 to 1."""
 
     token: str
     probability: float
@@ -108,11 +103,7 @@ class TokenProbabilities(Message):
 
 
 class Check(Message):
-    """Check of a dependency of the service.
-
-    Attributes:
-        detail: The problem, without private details, since the response is public.
-    """
+    """Check of a dependency of the service; `detail` is public."""
 
     ok: bool
     detail: str | None = None

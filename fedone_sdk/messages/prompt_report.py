@@ -28,10 +28,10 @@ class PromptReport(Message):
         text: Its text; for a prompt of slots, their texts in order.
         tokens: Its candidates, by position.
         bias: Number per label to add to the label words' log-probabilities, nats
-            (`TaskSpec.bias`); null for none.
+            (`TaskSpec.bias`); null without a label bias.
         slots: Text of each slot in order, with label words in place of their placeholders; absent
             without slots.
-        labels: Label words chosen by the prompt, by label; absent if it chooses none.
+        labels: Label words by label, if the prompt chooses them; otherwise absent.
     """
 
     text: str
@@ -73,9 +73,9 @@ class PromptReport(Message):
 
 
 Compared = Literal["chance", "no_prompt", "no_prompt_biased", "untrained", "cheapest", "tuned"]
-"""The compared prompts: the best constant answer, "no prompt", "no prompt" with its own label bias,
-the untrained prompt, the shortest one within the interval of the deployable one, the deployable
-prompt."""
+"""The compared prompts: the best constant answer, "no prompt", "no prompt" with a label bias fitted
+to it, the untrained prompt, the shortest prompt within the interval of the deployable one, and the
+deployable prompt."""
 
 COMPARED: Mapping[Compared, str] = {
     "chance": "One answer for everything",
@@ -90,17 +90,15 @@ COMPARED: Mapping[Compared, str] = {
 Conclusion = Literal[
     "worth_keeping", "no_prompt", "unclear", "worse", "guessing", "unknown", "not_measured"
 ]
-"""Conclusion from the intervals.
+"""Conclusion from the intervals of the differences to the best baseline and to chance.
 
-- ``no_prompt``: the deployable prompt is "no prompt", with its label bias if there is one; no other
-  prompt was found better.
-
-- ``worth_keeping``: better than the best baseline and than chance, both intervals above 0.
+- ``worth_keeping``: both intervals are above 0.
 - ``unclear``: one of these two intervals contains 0.
-- ``worse``: the interval against the best baseline is below 0.
+- ``worse``: the interval of the difference to the best baseline is below 0.
 - ``guessing``: not above chance.
-- ``unknown``: there is no interval, because the metric is a user function.
-- ``not_measured``: there is no measurement on dev rows.
+- ``no_prompt``: the deployable prompt is "no prompt", perhaps with a label bias.
+- ``unknown``: without intervals, because the metric is a user function.
+- ``not_measured``: without a measurement on dev rows.
 """
 
 
@@ -125,11 +123,11 @@ class Standing(Message):
 
     Attributes:
         value: The metric; null if not measured.
-        interval: Bounds of its 95 % interval; null if there is none.
-        gain: The tuned prompt minus this one, paired by example; null if there is no interval.
+        interval: Bounds of its 95 % interval; null if not known.
+        gain: The tuned prompt minus this one, paired by example; null without an interval.
         tokens: Tokens that the prompt adds to each call, 4 characters each.
-        usd: Their price for a million calls; absent if it is not known.
-        prompt: The prompt, of ``cheapest``; else absent.
+        usd: Price of these tokens for a million calls; absent if not known.
+        prompt: The ``cheapest`` prompt; absent for others.
     """
 
     name: Compared
@@ -142,19 +140,17 @@ class Standing(Message):
 
 
 class Preference(Message):
-    """A judge's comparison of the tuned prompt's texts with those of no prompt, in both orders.
+    """A judge's comparison of texts of the tuned prompt and of no prompt, shown in both orders.
 
     Attributes:
-        rows: Rows that were compared.
+        rows: Number of compared rows.
+        asked: Number of rows with different texts; equal texts are a tie.
         wins: Share of the answers for the tuned prompt's text; a tie counts half.
-        low: Bounds of its 95 % interval, over the rows.
-        balanced: `wins` with equal weights of the rows where the tuned prompt's text is the longer
-            one and of those where it is the shorter one; null if there are none of one kind.
-        asked: Those with different texts; equal ones are a tie.
-        agreement: Share of the asked rows with the same answer in both orders; null if there are
-            none.
-        first: Share of the answers for the text that was shown first, without ties; null if all
-            are ties.
+        low: Lower bound of its 95 % interval over the rows; `high` is the upper one.
+        balanced: `wins` with equal weights for rows where the tuned prompt's text is longer and
+            rows where it is shorter; null without rows of both kinds.
+        agreement: Share of the asked rows with the same answer in both orders; null without any.
+        first: Share of the answers for the text shown first, without ties; null if all are ties.
     """
 
     rows: int
@@ -189,17 +185,16 @@ class Verdict(Message):
 
     Attributes:
         text: The verdict as a sentence, with the gain and the cost.
-        source: Source of the numbers: ``dev``, the rows of `data.dev`, scored by the server's
-            model. Null if there are none.
+        source: ``dev`` for measurements on `data.dev` by the server's model; null without any.
         standings: The measurements, chance first and the tuned prompt last.
-        against: The best baseline: the better of "no prompt" with and without a label bias. For the
-            conclusion ``no_prompt`` it is "no prompt" without one.
-        bias: The label bias of ``no_prompt_biased``, nats; null if there is none, or one per fold.
+        against: The best baseline: the better of "no prompt" with and without a label bias; for the
+            conclusion ``no_prompt``, "no prompt" without a label bias.
+        bias: The label bias of ``no_prompt_biased``, nats; null without one, or with one per fold.
         bias_from: Data on which that bias was fitted: ``training``, the run's losses; ``dev``, the
             other folds of the dev rows.
         needed_examples: For ``unclear``, about how many rows show a gain of this size with 80 %
-            power; null if the gain is within one standard error, which says nothing of its size.
-        preference: What the judge of ``task.score`` prefers; absent without one.
+            power; null if the gain is within one standard error.
+        preference: What the judge of ``task.score`` prefers; absent without a judge.
     """
 
     conclusion: Conclusion
@@ -215,4 +210,4 @@ class Verdict(Message):
 
     def standing(self, name: Compared) -> Standing | None:
         """Return the measurement of a prompt, if any."""
-        return next((one for one in self.standings if one.name == name), None)
+        return next((standing for standing in self.standings if standing.name == name), None)

@@ -37,8 +37,8 @@ Bill = Annotated[
 
 def bill(usage: Usage, *, priced: bool) -> Bill:
     """Return an amount as JSON values."""
-    found = usage.model_dump(mode="json")
-    return found if priced else {**found, "usd": None}
+    amounts = usage.model_dump(mode="json")
+    return amounts if priced else {**amounts, "usd": None}
 
 
 class Billed(Message):
@@ -68,10 +68,7 @@ class Billed(Message):
 
 
 class Cap(Message):
-    """The caps of a run; null is unlimited.
-
-    Unlike `Budget`, it may have no cap.
-    """
+    """The caps of a run; null is unlimited. Unlike a `Budget`, it may have no cap at all."""
 
     queries: int | None = None
     requests: int | None = None
@@ -135,7 +132,7 @@ class MetricReport(Message):
     """The metric on the dev split; null if not measured.
 
     Attributes:
-        no_prompt_biased: Metric of "no prompt" with its own label bias; absent if it has none.
+        no_prompt_biased: Metric of "no prompt" with a label bias fitted to it; absent without one.
         before: Metric of the untrained prompt.
         after: Metric of the deployable prompt.
     """
@@ -157,11 +154,11 @@ class MetricReport(Message):
 
     @property
     def baseline(self) -> float | None:
-        """The fair baseline: the better of "no prompt" with and without its label bias."""
-        found = [one for one in (self.no_prompt_biased, self.no_prompt) if one is not None]
-        if ":" in self.name:  # Which direction is better is not known.
-            return found[0] if found else None
-        return min(found, default=None) if self.name == "loss" else max(found, default=None)
+        """The better of "no prompt" with and without a label bias fitted to it."""
+        values = [each for each in (self.no_prompt_biased, self.no_prompt) if each is not None]
+        if ":" in self.name:  # A user's metric, whose better direction is not known.
+            return values[0] if values else None
+        return min(values, default=None) if self.name == "loss" else max(values, default=None)
 
 
 class RoundReport(Message):
@@ -230,11 +227,11 @@ class ProposerReport(Message):
     """Calls of a run's proposer, and their results.
 
     Attributes:
-        calls: Number of calls, with those that failed.
-        added: Number of its candidates that the run took.
-        dropped: Number of texts that were no new candidates, or not fit.
+        calls: Number of calls, including failed ones.
+        added: Number of candidates that were added to the run.
+        dropped: Number of texts that were not new or cannot be candidates.
         failure: Why the last call failed; for operators only.
-        spent: Its part of the run's evaluation.
+        spent: Its part of the run's `evaluation`.
     """
 
     calls: int = 0
@@ -253,7 +250,7 @@ class ProposerReport(Message):
 
 
 class UnfitDevices(Message):
-    """Connected devices that are unfit for a run for the same reason."""
+    """Number of connected devices that are unfit for a run for one reason."""
 
     reason: str
     devices: int
@@ -264,7 +261,7 @@ class RunDevices(Message):
 
     Attributes:
         connected: Number of devices that wait or work and may work for the run.
-        fit: Number of those that have not declined as unfit.
+        fit: Number of connected devices that have not declined as unfit.
         unfit: Reasons of the others, most frequent first; for operators only.
     """
 
@@ -278,11 +275,11 @@ class Written(Message):
 
     Attributes:
         client: Enrolment index of its author; None if it is merged.
-        parents: The text that it improves, or those that it merges.
-        depth: Number of written candidates that it descends from, by first parents.
-        gain: How much lower its mean loss is than that of its best parent, over all prompts with
-            them that the run has scored; None if one has no loss yet.
-        won: Whether the deployable prompt has it.
+        parents: The text that it improves, or the texts that it merges.
+        depth: Number of its ancestors that were written, following first parents.
+        gain: Mean loss of its best parent minus its own, over the scored prompts that contain them;
+            None if one of them has no loss yet.
+        won: Whether the deployable prompt contains it.
     """
 
     text: str
@@ -309,16 +306,16 @@ class RunResult(Billed):
 
     Attributes:
         status: ``running``, or how it ended.
-        reason: Reason for the status; a provider's or a device's own words are for operators only.
-        spent: Usage of training and evaluation (`queries`: training only), with what open work has
-            sent to the gateway so far.
-        leased: Usage that is reserved for open work beyond that.
+        reason: Reason for the status; texts of providers and devices are for operators only.
+        spent: Usage of training and evaluation (`queries`: training only), including requests of
+            open work so far.
+        leased: Additional usage that is reserved for open work.
         censoring: Label log-probabilities that the provider's API did not return.
         evaluation: Usage of evaluation; its `queries` are not part of `spent`.
-        proposer: What ``prompt.proposer`` did; absent before its first call.
+        proposer: Calls of ``prompt.proposer``; absent before the first one.
         lineage: The candidates that devices wrote or the run's model merged, each below its first
             parent.
-        judge: The part of `evaluation` for the judge of ``task.score``; absent without one.
+        judge: The part of `evaluation` for the judge of ``task.score``; absent without a judge.
         communication: Traffic of federated messages.
         verdict: Whether tuning improved the metric; absent while the run is running.
         model: Fingerprint of the model that scored, once known.
@@ -358,14 +355,14 @@ class RunResult(Billed):
 
     @property
     def standings(self) -> tuple[Standing, ...]:
-        """Return the measurements on the dev split: of the verdict, or else of `metric`."""
+        """The measurements on the dev split, from the verdict if it has some, or from `metric`."""
         if self.verdict is not None and self.verdict.standings:
             return self.verdict.standings
         return self.metric.standings
 
 
 RunEvent = RoundReport | RunResult
-"""An event of a run: a finished round, repeated once its metric is known; last, the result."""
+"""An event of a run: a finished round, sent again once its metric is known; finally the result."""
 
 
 Reason = Annotated[str, Field(min_length=1, max_length=500), ONE_LINE]
@@ -376,7 +373,7 @@ class RollBack(Message):
     """``POST /v1/runs/{id}/rollback``: roll a run back to an earlier round.
 
     Attributes:
-        to_round: The round to repeat first; it and later ones are discarded.
+        to_round: The round to repeat first; this round and later ones are discarded.
     """
 
     to_round: Annotated[int, Field(ge=0, le=2**31)]
@@ -410,9 +407,9 @@ class RunSummary(RunEntry, Billed):
         spent: Usage of training and evaluation (`queries`: training only).
         ended_at: Time of the end or pause, seconds since the epoch; null while it is running.
         metric: Newest value of the metric on the dev split; null if not measured.
-        active_at: Time of the last update, seconds since the epoch; null for none since the server
-            started.
-        devices: Available devices while it is running, without reasons.
+        active_at: Time of the last update since the server started, seconds since the epoch; null
+            without one.
+        devices: Available devices while the run is running, without reasons.
     """
 
     cap: Cap

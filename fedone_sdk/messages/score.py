@@ -19,8 +19,7 @@ MAX_WRITTEN_CHARS = 65_536
 _MAX_EXAMPLES, _MAX_PROMPTS = 1024, 65_536
 
 MAX_CASES = 8
-"""Examples of a reflection: a model reads no more of them with care."""
-
+"""Maximal number of examples of a reflection."""
 
 _Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 _Written = Annotated[str, Field(max_length=MAX_WRITTEN_CHARS)]
@@ -30,7 +29,7 @@ class Proposal(Message):
     """A candidate that a device wrote for the run's proposed slot.
 
     Attributes:
-        parent: Row of the assignment's prompts: the prompt that it improves.
+        parent: The prompt that it improves, as a row of the assignment's prompts.
         text: The candidate.
     """
 
@@ -39,12 +38,7 @@ class Proposal(Message):
 
 
 class Judged(Message):
-    """An example and how the model's answer to it was judged.
-
-    Attributes:
-        example: Its text fields.
-        feedback: What was expected, what was answered, and the loss.
-    """
+    """The text fields of an example; the expected and the given answer with its loss."""
 
     example: Annotated[dict[str, _Text], Field(max_length=16)]
     feedback: _Text
@@ -55,7 +49,7 @@ class Reflect(Message):
 
     Attributes:
         parent: Row of the assignment's prompts.
-        cases: Of the parent, with their labels in the feedback.
+        cases: The parent's answers to examples, with their labels in the feedback.
     """
 
     assignment_id: Id
@@ -64,7 +58,7 @@ class Reflect(Message):
 
 
 class Reflected(Message):
-    """The model's answer, as it wrote it."""
+    """The model's unchanged answer."""
 
     text: _Written
 
@@ -75,9 +69,9 @@ class Score(Message):
     Attributes:
         assignment_id: The assignment whose lease pays.
         prompts: Shape (P, n), candidate indices; absent for the assignment's own prompts.
-        examples: Text fields of the B examples of the mini-batch. Labels are not sent.
-        references: The B reference texts, only for loss ``nll``, which needs them.
-        proposal: Instead of `prompts`: one prompt, the parent with this text in its slot.
+        examples: Text fields of the B examples of the mini-batch, without labels.
+        references: The B reference texts for loss ``nll``; otherwise empty.
+        proposal: Instead of `prompts`: scores one prompt, the parent with this text in its slot.
     """
 
     assignment_id: Id

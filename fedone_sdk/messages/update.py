@@ -22,14 +22,13 @@ _Loss = Annotated[float, Field(ge=-MAX_LOSS, le=MAX_LOSS)]
 
 _Count = Annotated[int, Field(ge=0, le=2**31)]
 
-
 _NoisedCount = Annotated[float, Field(ge=-(2**31), le=2**31)]
 
 _MOST_REPORTED = 2**40
 
 
 def _plausible(usage: Usage) -> Usage:
-    """Check that reported usage is bounded, so that its sum is bounded too."""
+    """Check that reported usage is bounded, and therefore its sum."""
     if any(amount > _MOST_REPORTED for amount in usage.model_dump().values()):
         raise ValueError(f"is more than {_MOST_REPORTED}, the maximum of every unit")
     return usage
@@ -70,9 +69,9 @@ class AlphaUpdate(_Update):
     """The update of the ``alpha`` exchange.
 
     Attributes:
-        num_examples: Examples that the client holds: its weight in the aggregation.
-        scored: What became of the mini-batch's examples.
-        usage: What the client's own backend spent; zero through the gateway.
+        num_examples: Number of the client's examples, its weight in the aggregation.
+        scored: Counts of the mini-batch's examples.
+        usage: Usage of the client's own backend; zero through the gateway.
         mean_loss: Mean loss over all scored prompts, for the run's history.
     """
 
@@ -85,7 +84,7 @@ class LossesUpdate(_Update):
     """The update of the ``losses`` exchange.
 
     Attributes:
-        losses: One mean loss per prompt of the assignment, in its order, at its label bias if the
+        losses: The mean loss of each prompt of the assignment, at the prompt's label bias if the
             assignment has `biases`.
         by_class: In runs with label calibration: float32, shape (I, K, 2 + C), of the scored
             examples of each class (K = C, for at most 4 labels) or of all (K = 1, for more labels
@@ -94,7 +93,7 @@ class LossesUpdate(_Update):
             for a class without scored examples.
         class_counts: Number of scored examples of each class, shape (C,), under privacy with noise;
             empty without `by_class`.
-        proposal: What the device wrote, for an assignment with `reflect`.
+        proposal: The candidate that the device wrote, for an assignment with `reflect`.
     """
 
     exchange: Literal["losses"] = "losses"
@@ -124,7 +123,7 @@ class Decline(Message):
     Attributes:
         usage: Usage of the client's own backend; zero through the gateway.
         unfit: Whether the client is unfit for all work of this run, because of its data, settings
-            or installed packages. It gets no more offers until a claim with `changed`.
+            or installed packages. It gets no more of this work until a claim with `changed`.
     """
 
     reason: Annotated[str, Field(max_length=500), ONE_LINE]

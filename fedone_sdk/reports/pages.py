@@ -234,10 +234,10 @@ def _lines(results: Results) -> Iterator[Line]:
     last = max((point.queries for trial in trials for point in trial.curve), default=1)
     for place, standing in enumerate(results.standings):
         colour, label = _COLOURS[place % len(_COLOURS)], standing.entrant.label
-        if standing.metric is None:
+        if (metric := standing.mean("metric")) is None:
             continue
         if standing.entrant.kind == "baseline":
-            yield Line(x=[0, last], y=[standing.metric] * 2, style=":", color=colour, label=label)
+            yield Line(x=[0, last], y=[metric] * 2, style=":", color=colour, label=label)
             continue
         curves = [
             ([point.queries for point in trial.curve], [point.metric for point in trial.curve])

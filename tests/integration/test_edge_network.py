@@ -146,7 +146,7 @@ class TestTls:
             ({"ca_file": "none.pem"}, "ca_file: none.pem cannot be used"),
             ({"ca_file": __file__}, "ca_file: .* cannot be used"),
             ({"cert_file": __file__}, "cert_file: .* cannot be used"),
-            ({"key_file": "key.pem"}, "key_file: goes with cert_file"),
+            ({"key_file": "key.pem"}, "key_file: needs cert_file"),
             ({"proxy": "127.0.0.1:8080"}, "proxy: is not a proxy"),
             ({"proxy": "socks5://a:b@c:1"}, "proxy: is not a proxy"),
         ],
@@ -160,7 +160,7 @@ class TestTls:
     def test_a_context_stands_alone(self) -> None:
         context = ssl.create_default_context()
         assert Network(ssl_context=context).context() is context
-        with pytest.raises(SpecError, match="stands alone"):
+        with pytest.raises(SpecError, match="replaces ca_file"):
             Network(ssl_context=context, ca_file="ca.pem").context()
 
 
@@ -211,7 +211,10 @@ class TestProxy:
         monkeypatch.setenv("NO_PROXY", "inside.example")
         outside, inside = URL("https://outside.example"), URL("https://inside.example")
         assert Network().options(outside) == {"proxy": URL("http://proxy.example:3128")}
-        assert Network().options(inside) == Network(trust_env=False).options(outside) == {}
+        assert Network().options(inside) == {}
+        monkeypatch.delenv("HTTPS_PROXY")
+        monkeypatch.setenv("ALL_PROXY", "http://all.example:3128")
+        assert Network().options(outside) == {"proxy": URL("http://all.example:3128")}
 
     async def test_a_password_of_the_server_s_in_netrc(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
