@@ -15,9 +15,9 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from fedone_sdk.backends.asking import ask_each, score_all, written_query
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.build import build_backend
+from fedone_sdk.backends.queries import ask_each, score_all, written_query
 from fedone_sdk.budget import BudgetGuard
 from fedone_sdk.errors import BackendError, BackendRefused, SpecError
 from fedone_sdk.imports import load_object

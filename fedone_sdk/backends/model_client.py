@@ -10,10 +10,10 @@ from functools import partial
 from itertools import chain
 
 from fedone_sdk.backends.answers import AnswerCache, Keep, row_keys
-from fedone_sdk.backends.asking import CONCURRENCY, ask_each
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.billing import Billing
 from fedone_sdk.backends.completions import sampled
+from fedone_sdk.backends.queries import CONCURRENCY, ask_each
 from fedone_sdk.backends.rate_limit import RateLimiter
 from fedone_sdk.backends.refusals import Refusals, failed
 from fedone_sdk.backends.retries import Retries

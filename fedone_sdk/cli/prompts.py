@@ -258,9 +258,9 @@ async def _measured(
 ) -> tuple[Prediction, Preference | None, tuple[Usage, bool] | None]:
     """Return a prompt's answers, with what a judge prefers and has cost."""
     from fedone_sdk.backends import predict, prediction_queries, score_all
-    from fedone_sdk.backends.asking import texts_of
     from fedone_sdk.backends.judge import Judge
     from fedone_sdk.backends.label_words import check_label_words
+    from fedone_sdk.backends.queries import texts_of
     from fedone_sdk.evaluation.verdict import preference
 
     async with AsyncExitStack() as stack:

@@ -14,8 +14,8 @@ from pydantic import Field, ValidationError
 import fedone_sdk
 from fedone_sdk._values import Frozen
 from fedone_sdk.backends import LLMBackend, query_for, score_all
-from fedone_sdk.backends.asking import rows_of
 from fedone_sdk.backends.chat import is_chat, messages_of
+from fedone_sdk.backends.queries import rows_of
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.intervals import interval
