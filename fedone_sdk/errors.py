@@ -61,10 +61,8 @@ __all__ = [
     "StoreUnavailable",
     "TransportError",
     "UnknownLease",
-    "installing",
     "is_retryable",
     "needs_extra",
-    "one_line",
 ]
 
 
@@ -101,7 +99,7 @@ class MethodError(FedOneError):
 
 
 class MissingExtraError(FedOneError, ImportError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed; the message has the command that installs it."""
 
     def __init__(self, feature: str, *, extra: str) -> None:
         self.extra = extra

@@ -20,18 +20,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from fedone_sdk._values import Frozen
 from fedone_sdk.errors import DataError
 
-__all__ = [
-    "FileVocabulary",
-    "LABELS",
-    "Layout",
-    "ListVocabulary",
-    "PmiVocabulary",
-    "Slot",
-    "Vocabulary",
-    "VocabularySpec",
-    "build_vocabulary",
-    "pmi_ngrams",
-]
+__all__ = ["FileVocabulary", "ListVocabulary", "PmiVocabulary", "Slot", "Vocabulary"]
 
 _MAX_CANDIDATES = 65_536
 MAX_CANDIDATE_CHARS = 4000

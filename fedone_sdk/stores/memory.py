@@ -12,17 +12,16 @@ from fedone_sdk.stores import base
 
 
 class MemoryStore(base.SingleProcess, base.Store):
-    """A `Store` of dictionaries, for one process.
+    """A `Store` of dictionaries, whose content survives `close` to simulate restarts.
 
-    No method awaits, so each is atomic on the event loop. The content survives `close`, so that
-    tests can simulate a restart.
+    No method awaits, so each is atomic on the event loop.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._tokens: dict[str, base.TokenRecord] = {}
         self._clients: list[base.ClientRecord] = []
-        # Indices for lookups: simulations enrol thousands of clients.
+        # Indices, because simulations enrol thousands of clients.
         self._by_name: dict[str, int] = {}
         self._by_enrolment: dict[str, int] = {}
         self._by_credential: dict[str, int] = {}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cache
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_type_hints
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -338,14 +338,6 @@ class Result(Generic[T]):
             log=(*self.log, *later.log),
             memories={**self.memories, **later.memories},
         )
-
-    def replying(self, reply: R) -> Result[R]:
-        """Return the result with another reply."""
-        return replace(cast(Result[R], self), reply=reply)
-
-    def changed(self, **changes: Any) -> Result[T]:
-        """Return the result with changes of its state."""
-        return replace(self, state=replace(self.state, **changes))
 
 
 def offers(before: RunState, after: RunState) -> tuple[int, ...]:
