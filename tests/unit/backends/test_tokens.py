@@ -70,7 +70,7 @@ def test_prose_has_fewer_tokens_than_estimated() -> None:
 def test_an_estimate_covers_the_text(text: str) -> None:
     spans = COUNTERS["estimate"].spans(text)
     assert {index for begin, end in spans for index in range(begin, end)} == {*range(len(text))}
-    assert COUNTERS["estimate"].least(len(spans)) == math.ceil(len(text.encode()) / 16)
+    assert COUNTERS["estimate"].min_tokens(len(spans)) == math.ceil(len(text.encode()) / 16)
 
 
 def test_special_tokens_in_a_text_are_text() -> None:
