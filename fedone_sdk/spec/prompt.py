@@ -340,8 +340,7 @@ def _candidates(
     elif isinstance(source, OwnSource):
         candidates = _own_candidates(source, task, texts, base_dir)
     elif isinstance(source, demonstrations.DemonstrationsSource):
-        path = source.file if source.file.startswith("hf:") else base_dir / source.file
-        rows = load_examples(path)
+        rows = load_examples(source.file, folder=base_dir)
         candidates = demonstrations.demonstration_candidates(
             task, slot.name, rows, slots=slots, shots=source.shots, blocks=source.blocks
         )
