@@ -27,7 +27,9 @@ _Records = list[tuple[int, list[str]]]
 """Records of a table, each with the number of its last line."""
 
 
-def load_examples(source: str | Path, *, split: str = "train") -> list[dict[str, Any]]:
+def load_examples(
+    source: str | Path, *, split: str = "train", folder: str | Path = ""
+) -> list[dict[str, Any]]:
     """Read labelled rows.
 
     The encoding of CSV and TSV is UTF-8, UTF-16 with a byte order mark, or Windows-1252, and the
@@ -40,6 +42,7 @@ def load_examples(source: str | Path, *, split: str = "train") -> list[dict[str,
         source: A file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``); or
             ``hf:glue/TASK``, or ``hf:ORG/NAME`` with an optional ``/CONFIG``.
         split: The split of a hub data set; a file has only one.
+        folder: Base of a relative path.
 
     Returns:
         One dictionary per row. CSV and TSV values are text.
@@ -48,8 +51,9 @@ def load_examples(source: str | Path, *, split: str = "train") -> list[dict[str,
         DataError: The source is empty or malformed; names the file and the line.
         MissingExtraError: Parquet or the hub needs a package that is not installed.
     """
-    name = str(source)
-    rows = _hub_rows(name, split) if name.startswith("hf:") else _file_rows(Path(source))
+    is_on_hub = str(source).startswith("hf:")
+    name = str(source if is_on_hub else Path(folder, source))
+    rows = _hub_rows(name, split) if is_on_hub else _file_rows(Path(name))
     with system_errors(DataError, f"{name}: cannot be read"):
         examples = list(rows)
     if not examples:

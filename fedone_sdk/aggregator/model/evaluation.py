@@ -18,8 +18,8 @@ from fedone_sdk.aggregator.rounds.run_state import RunState
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, prediction_queries
-from fedone_sdk.backends.asking import texts_of
 from fedone_sdk.backends.judge import Judge
+from fedone_sdk.backends.queries import texts_of
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.evaluation.outcomes import Outcomes, curve_examples
 from fedone_sdk.evaluation.verdict import measured, no_prompt_biased, preference
