@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedone_sdk import local, reports, stores
 from fedone_sdk.cli import _output, _tuning
 from fedone_sdk.cli._options import Cap, JsonFile, Seed
-from fedone_sdk.cli._process import naming, quiet_logs
+from fedone_sdk.cli._process import errors_in, quiet_logs
 from fedone_sdk.cli._run_file import KnownRun, RunFile, RunState
 from fedone_sdk.cli.report import check_report, stored_run
 from fedone_sdk.cli.tune import print_plan
+from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import load_backend
 
 if TYPE_CHECKING:
-    from fedone_sdk.local import RunPlan
     from fedone_sdk.local.retune import RetuneReport, Retuning
-    from fedone_sdk.messages import RunResult
-    from fedone_sdk.reports import ReportedRun
-    from fedone_sdk.stores import Store
 
 
 def retune(
@@ -57,12 +55,10 @@ def retune(
         fresh: Remove the kept run and start over. Paid answers are kept and reused.
     """
     from fedone_sdk.local.retune import Retuning, retune_name, retune_report, retune_spec
-    from fedone_sdk.reports import load_prompt
-    from fedone_sdk.stores import SqlStore
 
     output = _output.Output(json_file)
     quiet_logs()
-    artefact = load_prompt(path)
+    artefact = reports.load_prompt(path)
     backend = load_backend(backend_path)
     name = retune_name(artefact, backend_path.stem)
     target = target or path.with_name(f"{name}.prompt.json")
@@ -70,7 +66,7 @@ def retune(
     if html is not None:
         check_report("--html", html)
     old_run = RunFile.load(run_path, seed=seed, cap=cap)
-    with naming(str(run_path)):
+    with errors_in(str(run_path)):
         spec = retune_spec(artefact, backend, old_run.spec, name=name)
     federation = RunFile(path=run_path, spec=spec).federation()
     retuning = Retuning(artefact=artefact, federation=federation)
@@ -81,7 +77,7 @@ def retune(
         print_plan(output, plan)
         return
     state = RunState.next_to(path, name)
-    store = SqlStore.sqlite(state.store)
+    store = stores.SqlStore.sqlite(state.store)
     with _tuning.abortable(state):
         known, result = asyncio.run(_retune(model, retuning, plan, state, store, fresh))
     finished = _output.exit_code(result) == 0
@@ -113,7 +109,11 @@ def retune(
 
 
 def _write_page(
-    target: Path, run: ReportedRun, report: RetuneReport, artefact: Path | None, backend: Path
+    target: Path,
+    run: reports.ReportedRun,
+    report: RetuneReport,
+    artefact: Path | None,
+    backend: Path,
 ) -> None:
     from fedone_sdk.reports.pages import html_report
 
@@ -128,22 +128,27 @@ def _print(output: _output.Output, name: str, report: RetuneReport) -> None:
         output.console.print(sentence)
 
 
-async def _plan(model: RunFile, retuning: Retuning) -> RunPlan:
+async def _plan(model: RunFile, retuning: Retuning) -> local.RunPlan:
     """Return the plan, by a separate backend without a cache, so that paid answers count too."""
     backend = model.spec.backend.model_copy(update={"cache": None})
     spec = model.spec.model_copy(update={"backend": backend})
     async with RunFile(path=model.path, spec=spec).backend() as opened:
-        with naming(str(model.path)):
+        with errors_in(str(model.path)):
             return await retuning.plan(opened)
 
 
 async def _retune(
-    model: RunFile, retuning: Retuning, plan: RunPlan, state: RunState, store: Store, fresh: bool
+    model: RunFile,
+    retuning: Retuning,
+    plan: local.RunPlan,
+    state: RunState,
+    store: stores.Store,
+    fresh: bool,
 ) -> tuple[KnownRun | None, RunResult]:
     federation = retuning.federation
     state.make()
     async with model.backend(cache=state.answers) as backend:
-        with naming(str(model.path)):
+        with errors_in(str(model.path)):
             known = await state.find(
                 federation.spec, federation.vocabulary, fresh=fresh, model=backend.fingerprint
             )

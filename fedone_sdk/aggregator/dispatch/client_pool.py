@@ -1,10 +1,10 @@
 """The pool of waiting clients: a limited number per run; other clients get a ``Retry-After``.
 
-A round needs K* clients out of possibly very many. Each run keeps a limited number of clients
-waiting to draw from. The others retry after a random pause, chosen so that they return about as
-fast as places become free. While clients are turned away, a place is held for one long poll or one
-assignment. Random pauses give every device the same chance of a place, so a uniform draw from the
-pool is a uniform draw from all devices.
+A round needs K* clients out of possibly very many, and draws them from the clients in its run's
+places. Other clients retry after a random pause, chosen so that they return about as fast as places
+become free. While clients are turned away, a place lasts for one long poll or one assignment.
+Random pauses give every device the same chance of a place, so a uniform draw from the pool is a
+uniform draw from all devices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_IDLE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryLater:
-    """There is no work now; the client should retry after `retry_after_s` seconds."""
+    """There is no work now; the client retries after `retry_after_s` seconds."""
 
     retry_after_s: float
 
@@ -46,7 +46,7 @@ class _Waiting:
     member: Member
     patterns: Sequence[str] | None
 
-    def may(self, run_id: str) -> bool:
+    def may_work_for(self, run_id: str) -> bool:
         return self.member.run_id in (None, run_id) and may_see(self.patterns, run_id)
 
 
@@ -62,14 +62,13 @@ class ClientPool:
         self._members: dict[int, _Waiting] = {}
         self._capacities: dict[str, int] = {}
         self._places: dict[str, dict[int, int]] = {}
-        # Earliest expiry of a member.
-        self._next_expiry = 0.0
+        self._next_expiry = 0.0  # of a member
         # Clients that were turned away -> expected return.
         self._away: dict[int, float] = {}
         self._swept_at = 0.0
         # Clients that left after their work -> until when others have precedence.
         self._just_worked: dict[int, float] = {}
-        # Replica -> number of clients turned away there, places freed per second, expiry.
+        # Replica -> number of clients turned away there, finished assignments per second, expiry.
         self._other_replicas: dict[str, tuple[int, float, float]] = {}
         self._opened_at: float | None = None
         self._rate = 0.0
@@ -87,10 +86,7 @@ class ClientPool:
         return len(self._away)
 
     def record_replica(self, replica: str, away: int, rate: float, now: float) -> None:
-        """Record the load of another replica, whose clients have the same claim to places.
-
-        `rate` counts finished assignments per second.
-        """
+        """Record another replica's clients that were turned away and finished assignments per s."""
         self._other_replicas[replica] = (away, rate, now + _REPLICA_TTL_S)
 
     @property
@@ -98,17 +94,19 @@ class ClientPool:
         return len(self._away) + sum(away for away, _, _ in self._other_replicas.values())
 
     def open(self, run_id: str, capacity: int, *, again: bool = False) -> None:
-        """Open a run with some places for waiting clients.
+        """Open a run with places for waiting clients.
 
-        If the run ran before (`again`), eligible members get their places at once, so that its
-        draws do not depend on the order of their claims. A new run waits for claims, because some
-        members may have disconnected.
+        If the run ran before (`again`), the members that may work for it get places at once, so
+        that its draws do not depend on the order of their claims. A new run waits for claims,
+        because some members may have disconnected.
         """
         self._capacities[run_id] = capacity
         if run_id not in self._places:
-            waiting = self._members.items() if again else ()
+            members = self._members.items() if again else ()
             self._places[run_id] = {
-                client: one.member.num_examples for client, one in waiting if one.may(run_id)
+                client: waiting.member.num_examples
+                for client, waiting in members
+                if waiting.may_work_for(run_id)
             }
 
     def close(self, run_id: str) -> None:
@@ -124,22 +122,19 @@ class ClientPool:
         """Return the clients that wait for a run: enrolment index -> number of examples."""
         places = self._places.get(run_id, {})
         if now >= self._next_expiry:
-            until = [one.member.until for one in self._members.values()]
+            until = [waiting.member.until for waiting in self._members.values()]
             self._next_expiry = min(until, default=math.inf)
         if now < self._next_expiry:
             return dict(places)
-        return {
-            client: held
-            for client, held in places.items()
-            if self._members[client].member.until > now
-        }
+        members = self._members
+        return {c: count for c, count in places.items() if members[c].member.until > now}
 
     def members(self, run_id: str, now: float) -> list[int]:
         """Return the members that may work for a run, with or without a place."""
         return [
             client
-            for client, one in self._members.items()
-            if one.member.until > now and one.may(run_id)
+            for client, waiting in self._members.items()
+            if waiting.member.until > now and waiting.may_work_for(run_id)
         ]
 
     def remove_places(self, run_id: str, clients: Iterable[int]) -> None:
@@ -161,8 +156,8 @@ class ClientPool:
         """Add a client to the pool, or turn it away.
 
         Returns:
-            A new or changed member, to be stored; None if the stored member is current; or when to
-            retry.
+            A new or changed member, which the caller stores; None if the stored member is current;
+            or when to retry.
         """
         if self._opened_at is None:
             self._opened_at = now
@@ -172,17 +167,17 @@ class ClientPool:
         )
         waiting = _Waiting(member, patterns)
         known = self._members.get(client)
-        may = self._open_to(waiting, closed_runs)
+        open_runs = self._open_to(waiting, closed_runs)
         if known is None:
             returned = self._away.pop(client, None) is not None
             has_worked = self._just_worked.pop(client, None) is not None
             # A client that has just worked gives others precedence, unless too few are waiting.
             yields = has_worked and not returned and self._num_outside > 0
-            free = [r for r in may if self._has_place(r, share=0.5 if yields else 1.0)]
-            if not free and (may or len(self._members) >= _MAX_IDLE):
+            free = [r for r in open_runs if self._has_place(r, share=0.5 if yields else 1.0)]
+            if not free and (open_runs or len(self._members) >= _MAX_IDLE):
                 return self._turn_away(client, now)
         else:
-            free = [r for r in may if client in self._places[r] or self._has_place(r)]
+            free = [r for r in open_runs if client in self._places[r] or self._has_place(r)]
             for place in free:
                 self._places[place][client] = num_examples
             before = known.member
@@ -193,7 +188,7 @@ class ClientPool:
         return member
 
     def _open_to(self, waiting: _Waiting, closed_runs: Container[str]) -> list[str]:
-        return [run for run in self._places if run not in closed_runs and waiting.may(run)]
+        return [run for run in self._places if run not in closed_runs and waiting.may_work_for(run)]
 
     def _has_place(self, run_id: str, share: float = 1.0) -> bool:
         """Whether fewer clients wait for a run than this share of its capacity."""
@@ -257,11 +252,11 @@ class ClientPool:
         capacity = sum(self._capacities.values())
         # 50 % more than needed: too few clients would delay rounds.
         rate = self.rate(now) + sum(rate for _, rate, _ in self._other_replicas.values())
-        wanted = 1.5 * max(capacity / _POLL_S, rate)
-        pause = (self._num_outside + 1) / wanted if wanted else MAX_RETRY_AFTER_S
+        returns_per_s = 1.5 * max(capacity / _POLL_S, rate)
+        pause = (self._num_outside + 1) / returns_per_s if returns_per_s else MAX_RETRY_AFTER_S
         # The rate is only as reliable as the time over which it was observed.
-        watched = now - (now if self._opened_at is None else self._opened_at) + 10.0
-        return max(min(pause, watched, MAX_RETRY_AFTER_S / 1.5), _MIN_RETRY_AFTER_S)
+        observed_s = now - (now if self._opened_at is None else self._opened_at) + 10.0
+        return max(min(pause, observed_s, MAX_RETRY_AFTER_S / 1.5), _MIN_RETRY_AFTER_S)
 
     def rate(self, now: float) -> float:
         """Return the rate of finished assignments over about the last 30 s, per second."""
@@ -275,7 +270,8 @@ class ClientPool:
             }
         if now > self._swept_at + 10.0:
             self._swept_at = now
-            self.remove([c for c, one in self._members.items() if one.member.until <= now])
+            members = self._members.items()
+            self.remove([c for c, waiting in members if waiting.member.until <= now])
             late = MAX_RETRY_AFTER_S / 10
             self._away = {c: back for c, back in self._away.items() if back + late > now}
             self._just_worked = {c: until for c, until in self._just_worked.items() if until > now}

@@ -34,9 +34,9 @@ _MIN_PLACES = 64
 _PLACES_PER_SEAT = 4
 _MAX_REASONS = 5
 _CLONED = 10
-"""Polls of one client in a row that replaced an open one: a single device waits for its own."""
+"""Polls in a row that each replaced an open one of the same client, before a warning."""
 _RETRY_NOW = RetryLater(retry_after_s=0.0)
-"""No other client waits for the place: retry immediately."""
+"""The client keeps its place."""
 
 
 @dataclass(eq=False, slots=True)
@@ -61,8 +61,7 @@ class Dispatcher:
     models: ModelChecks
     pool: ClientPool = field(default_factory=ClientPool, init=False)
     _polls: dict[int, _Poll] = field(default_factory=dict, init=False)
-    # Client -> ids of the runs that may have a seat for it. An offer may outlive its seat; the
-    # state of the run decides.
+    # Client -> ids of the runs that may have a seat for it; the state of the run decides.
     _offers: dict[int, set[str]] = field(default_factory=dict, init=False)
     _draining: bool = field(default=False, init=False)
     _closing: set[str] = field(default_factory=set, init=False)
@@ -84,18 +83,18 @@ class Dispatcher:
     ) -> Assignment | RetryLater:
         """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 
-        A client's new claim ends its previous one. Without `run`, it claims work of any run that it
-        may work for.
+        A client's new claim ends its previous one. Without `run`, the client claims work of any run
+        that it may work for.
 
         Raises:
-            ProblemError: ``run_ended`` if all runs have ended; ``forbidden`` if none admits the
-                client's own model.
+            ProblemError: ``run_ended`` if all runs have ended; ``forbidden`` if no run admits a
+                model on the device, and the client has one.
         """
         until = asyncio.get_running_loop().time() + message.wait_s
         if message.changed:
-            for one in [one for one in self._runs.values() if client.index in one.state.unfit]:
+            for other in [r for r in self._runs.values() if client.index in r.state.unfit]:
                 with self._may_end():
-                    await one.apply(clear_unfit, client=client.index)
+                    await other.apply(clear_unfit, client=client.index)
         with self._polling(client) as poll:
             while True:
                 poll.changed.clear()
@@ -129,14 +128,14 @@ class Dispatcher:
     ) -> list[ServedRun]:
         """Return the runs that a client may work for now, or refuse its claim."""
         runs = [run] if run else _visible(client, self._runs)
-        if not any(one.state.running or one.state.paused for one in runs):
+        if not any(each.state.running or each.state.paused for each in runs):
             stored = [] if run else _visible(client, self.registry.stored)
-            # A live one was added or resumed by another replica, and is being loaded.
-            if (runs or stored) and not any(one.live for one in stored):
+            # Another replica has added or resumed a live one, and this replica is loading it.
+            if (runs or stored) and not any(each.live for each in stored):
                 raise ProblemError("run_ended", "all runs that you could work for have ended")
         admitting = runs
         if message.own_model:
-            admitting = [one for one in runs if one.machine.admits(own_model=True)]
+            admitting = [each for each in runs if each.machine.admits(own_model=True)]
         if runs and not admitting:
             raise ProblemError(
                 "forbidden",
@@ -194,26 +193,23 @@ class Dispatcher:
         """Let clients wait for work of any run without a poll, until cancelled.
 
         For a process that runs many clients and gets their offers from the service's listeners. The
-        pool's capacity does not bound them.
+        pool's capacity does not limit their number.
 
         Args:
             clients: Enrolment index -> number of examples.
         """
         waiting = dict(clients)
         while True:
-            await self._enter_all(waiting)
+            until = self.clock.now() + MEMBER_TTL_S
+            for index, count in waiting.items():
+                member = Member(client_index=index, num_examples=count, run_id=None, until=until)
+                await self.add_member(member, join=True)
+            for run in self._vacant(list(self._runs.values())):
+                with self._may_end():
+                    await run.seat()
             await asyncio.sleep(MEMBER_TTL_S / 3)
-            # Not clients that left the pool, for example after a missed seat; a claim readmits.
+            # Without clients that left the pool, for example after a missed seat; a claim readmits.
             waiting = {index: count for index, count in clients.items() if index in self.pool}
-
-    async def _enter_all(self, clients: Mapping[int, int]) -> None:
-        until = self.clock.now() + MEMBER_TTL_S
-        for index, held in clients.items():
-            member = Member(client_index=index, num_examples=held, run_id=None, until=until)
-            await self.add_member(member, join=True)
-        for run in self._vacant(list(self._runs.values())):
-            with self._may_end():
-                await run.seat()
 
     async def _join(self, member: Member) -> None:
         signals = encode_signals(self.store, MemberJoined(member=member))
@@ -229,7 +225,7 @@ class Dispatcher:
     @staticmethod
     @contextmanager
     def _may_end() -> Iterator[None]:
-        """Context in which a run that is deleted, or fails meanwhile, is passed over."""
+        """Ignore the refusal of a run that was deleted or has failed meanwhile."""
         try:
             yield
         except ProblemError as exc:
@@ -282,18 +278,16 @@ class Dispatcher:
         aside = [client for client in state.strikes if state.is_aside(client, now)]
         self.pool.remove_places(run.run_id, [*state.unfit, *aside])
         waiting = self.pool.waiting(run.run_id, now)
-        if not busy:
-            return waiting
-        return {client: held for client, held in waiting.items() if client not in busy}
+        return {c: count for c, count in waiting.items() if c not in busy} if busy else waiting
 
     def count_devices(self, run: ServedRun, *, reasons: bool) -> RunDevices:
         """Return how many connected clients fit a run."""
         state = run.state
-        here = self.pool.members(run.run_id, self.clock.now())
-        unfit = Counter(state.unfit[client] for client in here if client in state.unfit)
-        shown = unfit.most_common(_MAX_REASONS) if reasons else ()
-        groups = tuple(UnfitDevices(reason=reason, devices=count) for reason, count in shown)
-        return RunDevices(connected=len(here), fit=len(here) - unfit.total(), unfit=groups)
+        members = self.pool.members(run.run_id, self.clock.now())
+        unfit = Counter(state.unfit[client] for client in members if client in state.unfit)
+        frequent = unfit.most_common(_MAX_REASONS) if reasons else ()
+        groups = tuple(UnfitDevices(reason=reason, devices=count) for reason, count in frequent)
+        return RunDevices(connected=len(members), fit=len(members) - unfit.total(), unfit=groups)
 
     def _closed_runs(self, client: int, *, own_model: bool = False) -> frozenset[str]:
         now = self.clock.now()
@@ -410,7 +404,7 @@ class Dispatcher:
 
     @contextmanager
     def closing(self, run: ServedRun) -> Iterator[None]:
-        """Context in which a run assigns no new work; open work can be returned."""
+        """Assign no new work of a run within the ``with``; clients can return open work."""
         self._closing.add(run.run_id)
         try:
             yield

@@ -49,13 +49,13 @@ class OpenWork:
     def traffic_run(
         self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
     ) -> ServedRun | None:
-        """Return the run whose traffic includes a message: the named run, or the only run.
+        """Return the run to whose traffic a message counts, or None if it names no run.
 
-        `work` is a client and the id of its open assignment.
+        `work` is a client and the id of its open assignment. An only run gets all traffic.
         """
-        held = None if work is None else self.seat_with(*work)
-        if held is not None:
-            return held[0]
+        seated = None if work is None else self.seat_with(*work)
+        if seated is not None:
+            return seated[0]
         runs = self.registry.served
         if run_id is None and len(runs) == 1 and not self.registry.stored:
             return next(iter(runs.values()))
@@ -67,10 +67,9 @@ class OpenWork:
             await self._closed(client, assignment_id)
 
     async def check_lease(self, client: ClientRecord, body_sha256: str | None = None) -> None:
-        """Refuse a call of the model that no lease pays for, before it costs time.
+        """Refuse a call of the model that no lease pays for, before its body is read or parsed.
 
-        Without `body_sha256` before the body is read, else before it is parsed: a repeated request
-        is answered after the lease is used up.
+        With `body_sha256`, a repeated request passes: it is answered also with a used-up lease.
 
         Raises:
             ProblemError: ``assignment_expired`` or ``lease_exhausted``.
@@ -84,16 +83,16 @@ class OpenWork:
             raise refusal
 
     def _lease_refusal(self, client: ClientRecord, body_sha256: str | None) -> ProblemError | None:
-        held = self._held(client)
-        if not held:
+        seats = self._working_seats(client)
+        if not seats:
             return ProblemError("assignment_expired", "you have no open assignment")
         if body_sha256 is not None and all(
-            run.state.is_used_up(seat) and body_sha256 not in seat.calls for run, seat in held
+            run.state.is_used_up(seat) and body_sha256 not in seat.calls for run, seat in seats
         ):
             return ProblemError("lease_exhausted", "the lease has no query left")
         return None
 
-    def _held(self, client: ClientRecord) -> list[tuple[ServedRun, Seat]]:
+    def _working_seats(self, client: ClientRecord) -> list[tuple[ServedRun, Seat]]:
         return [
             (run, seat)
             for run in self.dispatcher.runs_of(client.index)
@@ -114,11 +113,11 @@ class OpenWork:
             ProblemError: ``assignment_expired``, ``update_conflict``, ``model_mismatch``,
                 ``invalid_message`` or ``not_found``.
         """
-        held = await self._find_open(client, assignment_id)
-        if held is not None:
-            unfit = not await self._is_fit(held[0], message)
+        seated = await self._find_open(client, assignment_id)
+        if seated is not None:
+            unfit = not await self._is_fit(seated[0], message)
             try:
-                receipt = await held[0].apply(
+                receipt = await seated[0].apply(
                     accept,
                     assignment_id=assignment_id,
                     update=message,
@@ -130,7 +129,7 @@ class OpenWork:
             except ProblemError as exc:
                 if exc.code != "assignment_expired":
                     raise
-                # Closed while this request waited for the lock, perhaps by the same update.
+                # It was closed while this request waited for the lock, perhaps by the same update.
             else:
                 await self.dispatcher.finish_work(client.index)
                 return receipt
@@ -197,9 +196,9 @@ class OpenWork:
         Raises:
             ProblemError: ``not_found``, or ``assignment_expired``.
         """
-        held = await self._find_open(client, assignment_id)
-        if held is not None:
-            return held
+        seated = await self._find_open(client, assignment_id)
+        if seated is not None:
+            return seated
         await self._closed(client, assignment_id)
         raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
 
@@ -211,7 +210,7 @@ class OpenWork:
 
     def seat_with(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
         """Return the run and the seat of a client's open assignment."""
-        for run, seat in self._held(client):
+        for run, seat in self._working_seats(client):
             if seat.assignment_id == assignment_id:
                 return run, seat
         return None

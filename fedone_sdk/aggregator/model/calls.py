@@ -35,7 +35,6 @@ T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 _RETRY_S = 1.0
-
 _MAX_BUGS = 3
 """Number of consecutive calls with a bug after which the run pauses."""
 
@@ -44,18 +43,17 @@ class CallBudget:
     """Payer of the requests of one call, from its run's account.
 
     The first grant covers one attempt at each request. Retries reserve more before they are sent.
-    Each reservation has its own id, so that each is settled once. Other replicas charge the
-    reservations of a replica that they consider dead. If it is alive, it gets a new id and reserves
-    under that, so that nothing is charged twice.
+    Each reservation has an id with the replica's, so that it is settled once. Replicas charge the
+    reservations of a replica that they consider dead, which then gets a new id.
 
     Args:
         run: The run that pays.
-        reserve: Reserves an amount of its account under an id, or raises `ProblemError`.
+        reserve: Reserves an amount of the run's account under an id, or raises `ProblemError`.
 
     Attributes:
         spent: The amount spent; a pending request, or one of unknown outcome, counts in full.
         granted: The amount that is reserved, or being reserved.
-        refusal: Why more was refused.
+        refusal: Why a reservation was refused.
     """
 
     def __init__(self, run: ServedRun, reserve: Callable[[str, Usage], Awaitable[object]]) -> None:
@@ -63,7 +61,7 @@ class CallBudget:
         self.refusal: errors.ProblemError | None = None
         self._run = run
         self._reserve = reserve
-        # None if the store failed: it may exist or not.
+        # By id; None if the store failed, so that the reservation may exist or not.
         self._reservations: dict[str, Usage | None] = {}
 
     @property
@@ -74,7 +72,7 @@ class CallBudget:
     async def cover(
         self, backend: LLMBackend, queries: Sequence[Query], count: Usage
     ) -> list[Query]:
-        """Reserve one attempt at each query, which counts as `count`; return those to send."""
+        """Reserve one attempt at each query, and `count`; return the queries with this payer."""
         quotes = [await backend.quote(query) for query in queries]
         worst = sum((quote.without_queries() for quote in quotes), NOTHING)
         await self.grant(worst + count)
@@ -97,7 +95,7 @@ class CallBudget:
 
     def shares(self, spent: Usage) -> Iterator[tuple[str, Usage]]:
         """Yield the part of `spent` that each reservation pays; the last one pays any excess."""
-        granted = [one for one, worst in self._reservations.items() if worst is not None]
+        granted = [key for key, worst in self._reservations.items() if worst is not None]
         for attempt, worst in self._reservations.items():
             is_last = attempt in granted[-1:]
             share = spent if is_last else spent - spent.beyond(worst or NOTHING)
@@ -134,7 +132,7 @@ async def query_as_evaluation(
 ) -> list[Answer]:
     """Query the model outside training and charge the run's evaluation account.
 
-    The cost of a `payee` is shown apart, and counts no queries.
+    The cost of a `payee` is shown separately, and its queries are not counted.
 
     Raises:
         BackendError: The model refused a query.
@@ -146,20 +144,20 @@ async def query_as_evaluation(
     )
     queries = [replace(query, scope=(run.run_id,)) for query in queries]
     count = Usage(queries=len(queries)) if payee is None else NOTHING
-    asked = NOTHING
+    sent = NOTHING
     try:
         queries = await call.cover(backend, queries, count)
-        asked = count
+        sent = count
         return await score_all(backend, queries)
     except errors.BudgetExhausted as exc:
-        # Tells the run's budget from a budget of the backend.
+        # The refusal is set for the run's budget, not for a budget of the backend.
         raise call.refusal or exc from None
     except errors.BackendBlocked:
-        asked = NOTHING
+        sent = NOTHING
         raise
     finally:
         # Also after a cancellation during `grant`, which may have opened a lease.
-        for lease_id, used in call.shares(call.spent + asked):
+        for lease_id, used in call.shares(call.spent + sent):
             settle = partial(
                 run.apply, settle_evaluation, lease_id=lease_id, used=used, payee=payee
             )
@@ -167,18 +165,15 @@ async def query_as_evaluation(
 
 
 async def persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None:
-    """Store a result, with retries until the store is available: an open lease blocks budget."""
+    """Store a result, with retries until the store is available: an open lease binds budget."""
     while True:
         try:
             await keep()
         except errors.ProblemError:
-            return  # No such lease: refused, or already charged in full.
+            return  # The lease does not exist: refused, or charged in full already.
         except errors.FedOneError:
-            _log.error(
-                "an evaluation cannot be stored",
-                run_id=run.run_id,
-                traceback=traceback.format_exc(),
-            )
+            lines = traceback.format_exc()
+            _log.error("an evaluation cannot be stored", run_id=run.run_id, traceback=lines)
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 return  # The next start of the server charges it in full.
@@ -244,7 +239,7 @@ class BugCounter:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._in_a_row: Counter[str] = Counter()  # Per run.
+        self._in_a_row = Counter[str]()  # per run
 
     def reset(self, run: ServedRun) -> None:
         """Record a call without an unexpected exception."""
@@ -260,11 +255,8 @@ class BugCounter:
         if times < _MAX_BUGS:
             return False
         self.reset(run)
-        reason = (
-            f"{self._what} failed {times} times in a row with {type(bug).__name__}: see the "
-            "server's log"
-        )
-        await run.pause(reason)
+        failed = f"{self._what} failed {times} times in a row with {type(bug).__name__}"
+        await run.pause(f"{failed}: see the server's log")
         return True
 
 
@@ -303,14 +295,14 @@ class ModelChecks:
                     "the fingerprint of the devices' model"
                 )
             return machine
-        # First: some backends know their capabilities only after a request.
+        # First, because some backends know their capabilities only after a request.
         for words, form in label_checks(spec.task, vocabulary):
             await check_label_words(backend, words, form)
         spec.check_caps(backend.bounds)
-        # Reports an unsupported template once, rather than in every query.
-        nothing = dict.fromkeys(spec.task.fields, "")
+        # Raises for an unsupported template here, rather than in every query.
+        example = dict.fromkeys(spec.task.fields, "")
         bare = no_prompt(spec.task, vocabulary)
-        query = query_for(spec.task, bare, [nothing], backend=backend, references=["a"])
+        query = query_for(spec.task, bare, [example], backend=backend, references=["a"])
         await backend.quote(query)
         return machine.with_model(backend.fingerprint, _worst_query(spec, backend))
 
@@ -327,8 +319,7 @@ class ModelChecks:
     async def ensure(self, run: ServedRun) -> None:
         """Check the model of a run that was loaded while the model was unavailable.
 
-        Another replica may have resumed the run since. If the model's bills have raised its quotes,
-        later leases cover that.
+        Later leases also cover quotes that the model's bills have raised.
 
         Raises:
             ProblemError: The model is still unavailable.

@@ -1,4 +1,4 @@
-"""The model gateway: devices without a model query the server's, under their lease."""
+"""The model gateway: devices without a model query the server's model under their lease."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ from fedone_sdk.vocabulary import are_prompts
 _UNEXPECTED = (errors.DataError, errors.MissingExtraError)
 """Exceptions that indicate a bug in a backend."""
 
-
 _MOST_FAILURES = 8
 """Temporary failures of an assignment's calls, after which the model counts as refusing: a text on
 which it always fails must not use up the cap."""
 
 
 class Refused(NamedTuple):
-    """The model refused a query for good: an answer without scores."""
+    """An answer without scores: the model refused a query for good."""
 
     reason: str
 
@@ -50,7 +49,7 @@ class _Work:
     Attributes:
         calls: By the digest of their bodies, without those that failed.
         num_quoting: New queries of calls that are admitted, but not reserved yet.
-        num_failures: Calls that were sent and failed temporarily.
+        num_failures: Temporary failures of calls that were sent.
     """
 
     run: ServedRun
@@ -62,10 +61,10 @@ class _Work:
 class ModelGateway:
     """Scores prompts for clients, with a reservation before and a settlement after each call.
 
-    The lease admits a call before its texts are rendered and counted, which happens in threads.
-    A repeated request is answered from memory and its queries count once, also if the model refused
-    it. After a restart or a temporary failure it goes to the backend again, within the same lease;
-    after `_MOST_FAILURES` such failures the model counts as refusing.
+    The lease admits a call before its texts are rendered and counted, which happens in threads if
+    they are large. A repeated request is answered from memory and its queries count once, also if
+    the model refused it. After a restart or a temporary failure it is sent to the backend again,
+    within the same lease.
     """
 
     def __init__(self, backend: LLMBackend) -> None:
@@ -122,8 +121,8 @@ class ModelGateway:
 
     def _on_call_done(self, work: _Work, body_sha256: str, call: Call) -> None:
         del self._pending[call]
-        # Retrieves the exception of a call without a waiter. Failures are not kept: a retry queries
-        # the model again, and the traceback would hold the request's texts in memory.
+        # `_failed` retrieves the exception of a call without a waiter. A failure is not kept: a
+        # retry queries the model again, and the traceback refers to the request's texts.
         if _failed(call) and work.calls.get(body_sha256) is call:
             del work.calls[body_sha256]
 
@@ -258,7 +257,7 @@ class ModelGateway:
             return Refused(exc.summary)
         except Exception as exc:
             if isinstance(exc, errors.FedOneError) and not isinstance(exc, _UNEXPECTED):
-                raise  # The store is unavailable, or the run refuses the reservation.
+                raise  # The store is unavailable, or the run has refused the reservation.
             if await self._bugs.add(run, exc):
                 raise errors.ProblemError("run_conflict", "the run is paused") from exc
             raise errors.ProblemError("backend_failed", "the model's backend has a bug") from exc

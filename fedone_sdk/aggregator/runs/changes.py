@@ -33,6 +33,7 @@ class Change:
 
     Attributes:
         offered: Clients with a new seat, or with an offer that can be paid for now.
+        measured: Whether a round has a new metric.
         back_to: Number of rounds that remain after a rollback.
         reloaded: Whether another replica changed the run; what has changed is unknown.
         log: Lines of the run's log: kind and body.
@@ -51,12 +52,13 @@ class Change:
     def of(cls, before: RunState, result: Result[Any]) -> Self:
         """Return the change of a handler's result."""
         after = result.state
-        rollbacks = (record["round"] for kind, record in result.log if kind == "rollback")
+        lines = dict(result.log)
         return cls(
             offered=offers(before, after),
             closed=result.closed,
             finished=result.finished,
-            back_to=next(rollbacks, None),
+            measured="metric" in lines,
+            back_to=lines["rollback"]["round"] if "rollback" in lines else None,
             ended=not after.running and _phase(before) != _phase(after),
             log=result.log,
         )
@@ -80,12 +82,13 @@ class Change:
 
     def write_log(self, run_id: str, state: RunState) -> None:
         """Write the lines of the server's log."""
-        for one in self.closed:
-            if one.receipt is None:
-                facts = {"assignment_id": one.assignment_id, "client": one.client}
-                _log.info("assignment closed", run_id=run_id, reason=one.reason, **facts)
+        for closed in self.closed:
+            if closed.receipt is None:
+                facts = {"assignment_id": closed.assignment_id, "client": closed.client}
+                _log.info("assignment closed", run_id=run_id, reason=closed.reason, **facts)
         for kind, record in self.log:
-            _log.info(_LOGGED[kind], run_id=run_id, **record)
+            if kind in _LOGGED:
+                _log.info(_LOGGED[kind], run_id=run_id, **record)
         if self.finished is not None:
             number = self.finished.report.round
             for banned in self.finished.record.get("quarantined", ()):

@@ -43,7 +43,7 @@ _SLOW: frozenset[Handler] = frozenset({assign, accept, lifecycle.stop, lifecycle
 
 
 class ServedRun(RunView):
-    """Applies handlers to a run, commits their results to the store and notifies listeners.
+    """Applies handlers to a run, commits their results to the store and notifies the listener.
 
     Several replicas may serve a run. Each has a copy of its state, and commits a result on top of
     the version that the handler was applied to. If another replica commits first, the copy is
@@ -54,8 +54,8 @@ class ServedRun(RunView):
         listener: Receives every change after its commit.
 
     Attributes:
-        model_checked: Cleared during the check of the model after a restart; until it is set, the
-            run neither assigns work nor accepts updates.
+        model_checked: Cleared during the check of the model after a restart. The run then neither
+            assigns work nor accepts updates.
         was_stopped: Whether the run was stopped, paused or failed when it was loaded.
         may_be_stale: Whether there may be commits without a signal.
         due: The next deadline of any replica's assignments, seconds since the epoch.
@@ -224,7 +224,7 @@ class ServedRun(RunView):
                     if await self._has_newer_version():
                         continue  # The refusal must come from the newest state.
                     raise
-                if result.state is self.state:
+                if result.state is self.state and not result.log:
                     if result.reply is not None and await self._has_newer_version():
                         continue
                     return result
@@ -233,37 +233,28 @@ class ServedRun(RunView):
                     break
                 except stores.VersionConflict:
                     self.may_be_stale = True
-            if any(one.receipt is not None for one in change.closed):
+            if any(closed.receipt is not None for closed in change.closed):
                 self._active_at = self._clock.now()
             change.write_log(self.run_id, self.state)
             self._listener(self, change)
         return result
 
     def _failed(self, error: MethodError) -> Result[Any]:
-        """Return the run's end by an error of its own method; open work is kept for a resume."""
-        _log.error(
-            "a method failed",
-            run_id=self.run_id,
-            reason=str(error),
-            traceback="".join(traceback.format_exception(error)),
+        """End the run because of an error of its method; open work is kept for a resume."""
+        reason, lines = str(error), "".join(traceback.format_exception(error))
+        _log.error("a method failed", run_id=self.run_id, reason=reason, traceback=lines)
+        now = self._clock.now()
+        result = lifecycle.stop(
+            self.machine, self.state, now, status="failed", reason=reason, keep=True
         )
-        result = self.machine.step(
-            self.state,
-            self._clock.now(),
-            lifecycle.stop,
-            status="failed",
-            reason=str(error),
-            keep=True,
-        )
-        return replace(
-            result, refusal=ProblemError("run_conflict", "the run has failed; the work is kept")
-        )
+        refusal = ProblemError("run_conflict", "the run has failed; the work is kept")
+        return replace(result, refusal=refusal)
 
     async def _completed(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a handler's data with what others know, read no earlier than the state.
+        """Return a handler's data with those of the store and the pool, no older than the state.
 
-        `charge_lost_replicas` gets replicas that have started since the list was read, because they
-        may have pending calls.
+        `charge_lost_replicas` also gets the replicas that have started since its list was read,
+        because they may have pending calls.
         """
         more: dict[str, Any] = {}
         if handler is lifecycle.charge_lost_replicas:
@@ -278,7 +269,7 @@ class ServedRun(RunView):
         return {**data, **more}
 
     async def _step(self, handler: Handler, data: dict[str, Any]) -> Result[Any]:
-        """Return the result of a handler, with the offers of the seats that are vacant by it."""
+        """Return the result of a handler, with offers of the seats that it leaves vacant."""
         now = self._clock.now()
         if self.machine.is_slow and handler in _SLOW:  # Would block the event loop.
             result = await in_thread(self.base.step, self.state, now, handler, **data)
@@ -332,82 +323,62 @@ class ServedRun(RunView):
 
     async def record_metric(self, round_number: int, value: float) -> None:
         """Add a point to the metric's curve."""
-        body = json.dumps({"round": round_number, "value": value})
-        await run_to_end(self._append(stores.LogEntry(kind="metric", body=body)), owner=self._store)
-        self._add_metric(round_number, value)
-        self._listener(self, Change(measured=True))
+        await self.apply(_append, kind="metric", record={"round": round_number, "value": value})
 
     async def record_outcomes(self, outcomes: Outcomes) -> None:
         """Store the outcomes of a measurement in the log."""
-        body = outcomes.model_dump_json()
-        await run_to_end(self._append(stores.LogEntry(kind=OUTCOMES, body=body)), owner=self._store)
+        await self.apply(_append, kind=OUTCOMES, record=outcomes.model_dump(mode="json"))
 
     async def outcomes(self) -> dict[Which, Outcomes]:
         """Return the newest stored outcomes of each prompt; a `ResultError` if they are damaged."""
-        lines = [
-            entry
-            async for page in stores.log_pages(self._store, self.run_id, OUTCOMES)
-            for entry in page
-        ]
-        return newest_outcomes(lines)
-
-    async def _append(self, entry: stores.LogEntry) -> None:
-        async with self._lock:
-            while True:
-                if self.is_stale:
-                    await self._reload()
-                try:
-                    await self._store_commit(self.state, Change(), log=(entry,))
-                    return
-                except stores.VersionConflict:
-                    self.may_be_stale = True
+        pages = stores.log_pages(self._store, self.run_id, OUTCOMES)
+        return newest_outcomes([entry async for page in pages for entry in page])
 
     async def _commit(self, result: Result[Any]) -> Change:
         """Store a result in one transaction; return the change."""
         before, state, finished = self.state, result.state, result.finished
-        without = [one for one in result.closed if one.receipt is None]
-        concerned = [one.client for one in without] + list(finished.clients if finished else ())
-        names = dict(zip(concerned, await self._access.names(concerned), strict=True))
-        # In the round before the event, which may also end the round.
+        without_update = [closed for closed in result.closed if closed.receipt is None]
+        clients = [closed.client for closed in without_update]
+        clients += finished.clients if finished is not None else ()
+        names = dict(zip(clients, await self._access.names(clients), strict=True))
         lost = [
             LostWork(
-                round=before.round,
-                client_id=names[one.client],
-                reason=one.reason,
-                said=one.said,
+                round=before.round,  # The handler may have ended it.
+                client_id=names[closed.client],
+                reason=closed.reason,
+                said=closed.said,
                 at=self._clock.now(),
             )
-            for one in without
+            for closed in without_update
         ]
-        log = [stores.LogEntry(kind="lost", body=one.model_dump_json()) for one in lost]
+        log = [stores.LogEntry(kind="lost", body=work.model_dump_json()) for work in lost]
         every = self.base.snapshot_every
-        # The first round of which there is a snapshot with the clients' new memories.
+        # The next round with a snapshot; a rollback to it restores the clients' memories, too.
         kept_at = -(-state.round // every) * every
         memories = [
             stores.StoredMemory(client_index=client, round=kept_at, value=dump_memory(memory))
             for client, memory in result.memories.items()
         ]
         if finished is not None:
-            clients = ",".join(names[client] for client in finished.clients)
-            report = finished.report.model_copy(update={"client_id": clients})
+            client_id = ",".join(names[client] for client in finished.clients)
+            report = finished.report.model_copy(update={"client_id": client_id})
             finished = replace(finished, report=report)
             result = replace(result, finished=finished)
             body = {"report": report.model_dump(), **finished.record}
             text = await in_thread_if_large(self._num_bytes, json.dumps, body)
             log.append(stores.LogEntry(kind="round", body=text))
             if state.round == kept_at:
-                snapshot = await in_thread_if_large(
-                    self._num_bytes, run_state.encode_snapshot, state
-                )
+                encode, size = run_state.encode_snapshot, self._num_bytes
+                value = await in_thread_if_large(size, encode, state)
                 memories.append(
-                    stores.StoredMemory(client_index=stores.SERVER, round=kept_at, value=snapshot)
+                    stores.StoredMemory(client_index=stores.SERVER, round=kept_at, value=value)
                 )
         log += [stores.LogEntry(kind=kind, body=json.dumps(record)) for kind, record in result.log]
         change = Change.of(before, result)
         await self._store_commit(
             state,
             change,
-            closed=tuple(self._closed_work(one) for one in result.closed),
+            closed=tuple(map(self._closed_work, result.closed)),
             log=tuple(log),
             memories=tuple(memories),
             back_to=change.back_to,
@@ -416,6 +387,9 @@ class ServedRun(RunView):
             del self.history[change.back_to :]
         if finished is not None:
             self.history.append(finished.report)
+        for kind, record in result.log:
+            if kind == "metric":
+                self._add_metric(record["round"], record["value"])
         self.lost.extend(lost)
         return change
 
@@ -441,14 +415,11 @@ class ServedRun(RunView):
             encoded = await in_thread_if_large(size, run_state.encode_arrays, arrays)
         counters, fresh = self.counters, self._new_counters
         self._new_counters = Counters()
-        commit = stores.Commit(
-            document=run_state.encode_document(state, counters=counters),
-            arrays=encoded,
-            signal=change.signal(self.run_id, self.version + 1, state)
-            if self._store.shared
-            else None,
-            **changes,
-        )
+        signal = None
+        if self._store.shared:
+            signal = change.signal(self.run_id, self.version + 1, state)
+        document = run_state.encode_document(state, counters=counters)
+        commit = stores.Commit(document=document, arrays=encoded, signal=signal, **changes)
         try:
             with self._observe_commit(self.run_id):
                 await self._store.commit(self.run_id, self.version, commit)
@@ -458,7 +429,7 @@ class ServedRun(RunView):
             self._new_counters = fresh.plus(self._new_counters)
             raise
         except BaseException:
-            # The outcome is unknown if the store became unavailable: reload before the next event.
+            # The outcome is unknown if the store became unavailable: the next handler reloads.
             self.may_be_stale = True
             raise
         self.version += 1
@@ -474,14 +445,12 @@ class ServedRun(RunView):
 
     async def record_answers(self, answers: Iterable[Answer]) -> None:
         """Update the counters from answers; a new model name pauses the run."""
-        models = dict[str, None]()
+        counters, models = self._new_counters, dict[str, None]()
         for answer in answers:
-            self._new_counters.cache_hits += answer.cached
-            self._new_counters.values += sum(
-                len(row) for row in answer.log_probs if row is not None
-            )
-            self._new_counters.censored += answer.censored
-            self._new_counters.unpriced += 0 if self._priced() else answer.usage.requests
+            counters.cache_hits += answer.cached
+            counters.values += sum(len(row) for row in answer.log_probs if row is not None)
+            counters.censored += answer.censored
+            counters.unpriced += 0 if self._priced() else answer.usage.requests
             if answer.model is not None:
                 models[answer.model] = None
         for model in models:
@@ -491,9 +460,15 @@ class ServedRun(RunView):
 
     def count_traffic(self, upload: int, download: int, *, gateway: bool) -> None:
         """Add the sizes of a request and a response body to the run's traffic."""
+        counters = self._new_counters
         if gateway:
-            self._new_counters.gateway = self._new_counters.gateway.plus(upload, download)
+            counters.gateway = counters.gateway.plus(upload, download)
         else:
-            self._new_counters.communication = self._new_counters.communication.plus(
-                upload, download
-            )
+            counters.communication = counters.communication.plus(upload, download)
+
+
+def _append(
+    machine: RoundMachine, state: RunState, now: float, *, kind: str, record: Mapping[str, Any]
+) -> Result[None]:
+    """Add a line to the run's log."""
+    return Result(state=state, log=((kind, record),))
