@@ -160,7 +160,8 @@ class BudgetExhausted(BudgetError):
     ) -> None:
         self.unit, self.cap, self.held, self.asked = unit, cap, held, asked
         super().__init__(
-            message or f"budget of {cap} {unit} exhausted: {held} held, {asked} more asked"
+            message
+            or f"budget of {cap} {unit} exhausted: {held} spent or reserved, {asked} more needed"
         )
 
 

@@ -113,7 +113,7 @@ async def usable_vocabulary(
             dropped.append(candidate)
     if dropped:
         _log.info("label words that the model does not support are dropped", sets=dropped)
-    return vocabulary.without(LABELS, dropped)
+    return vocabulary.without_label_sets(dropped)
 
 
 @dataclass(slots=True)

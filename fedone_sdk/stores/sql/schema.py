@@ -145,7 +145,6 @@ deleted_runs = sa.Table(
     "deleted_runs",
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
-    sa.Column("version", sa.Integer, nullable=False),
     sa.Column("deleted_at", sa.Double, nullable=False),
 )
 
@@ -262,5 +261,4 @@ def _content(connection: sa.Connection, digest: Callable[[bytes], str]) -> Copie
 
 def _count(connection: sa.Connection, table: sa.Table) -> int:
     query: Any = sa.select(sa.func.count()).select_from(table)
-    count: int = connection.execute(query).scalar_one()
-    return count
+    return int(connection.execute(query).scalar_one())

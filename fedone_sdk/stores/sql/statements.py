@@ -69,8 +69,7 @@ def clear(connection: sa.Connection) -> None:
 def _lock_clients(connection: sa.Connection) -> int:
     """Lock changes of tokens and clients; return the number of clients."""
     query = sa.select(t.meta.c.value).where(_NUM_CLIENTS).with_for_update()
-    count: int = connection.execute(query).scalar_one()
-    return count
+    return int(connection.execute(query).scalar_one())
 
 
 def put_token(connection: sa.Connection, token: base.TokenRecord) -> None:
@@ -132,8 +131,7 @@ def clients(
 
 
 def num_clients(connection: sa.Connection) -> int:
-    count: int = connection.execute(sa.select(t.meta.c.value).where(_NUM_CLIENTS)).scalar_one()
-    return count
+    return int(connection.execute(sa.select(t.meta.c.value).where(_NUM_CLIENTS)).scalar_one())
 
 
 def client(connection: sa.Connection, credential_sha256: str) -> base.ClientRecord | None:
@@ -222,16 +220,14 @@ _RUN, _HEAD = _columns_of(base.RunRecord), _columns_of(base.RunHead)
 def add_run(connection: sa.Connection, again: bool, record: base.RunRecord) -> None:
     if again and run(connection, record.run_id) == record:
         return
-    _insert_run(connection, record)
-    refuse_deleted(connection, record.run_id)
-
-
-def _insert_run(connection: sa.Connection, record: base.RunRecord) -> None:
     fields = asdict(record)
     with refusing(f"run {record.run_id!r} exists already"):
         for table in (t.runs, t.run_data):
             row = {c.name: fields[c.name] for c in table.c if c.name in fields}
             connection.execute(sa.insert(table), row)
+    # After the insert, which waits for a concurrent deletion.
+    if deleted(connection, record.run_id) is not None:
+        raise base.RunDeleted(f"run {record.run_id!r} was deleted")
 
 
 def heads(connection: sa.Connection) -> list[base.RunHead]:
@@ -301,23 +297,13 @@ def delete_run(
         raise base.VersionConflict(f"run {run_id!r} is at version {at_version}, not {version}")
     for table in (*_OF_RUN, t.runs):
         connection.execute(sa.delete(table).where(table.c.run_id == run_id))
-    row = {"run_id": run_id, "version": version, "deleted_at": now}
-    connection.execute(sa.insert(t.deleted_runs), row)
+    connection.execute(sa.insert(t.deleted_runs), {"run_id": run_id, "deleted_at": now})
 
 
 def deleted(connection: sa.Connection, run_id: str) -> float | None:
     query = sa.select(t.deleted_runs.c.deleted_at).where(t.deleted_runs.c.run_id == run_id)
     deleted_at: float | None = connection.execute(query).scalar_one_or_none()
     return deleted_at
-
-
-def refuse_deleted(connection: sa.Connection, run_id: str) -> None:
-    """Refuse a new run with the id of a deleted one (`RunDeleted`).
-
-    Call it after the insert, which waits for a concurrent deletion.
-    """
-    if deleted(connection, run_id) is not None:
-        raise base.RunDeleted(f"run {run_id!r} was deleted")
 
 
 # Statements of a commit, built once.
