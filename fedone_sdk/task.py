@@ -287,21 +287,17 @@ class TaskSpec(Frozen):
         if (self.template is None) is (self.chat is None):
             raise ValueError("needs either template or chat")
         names = self._names
-        if self.slots:
-            if "prompt" in names:
-                raise ValueError(f"{self._form}: must have either {{prompt}} or the names of slots")
-            for slot in self.slots:
-                if names.count(slot) != 1:
-                    raise ValueError(f"{self._form}: needs the slot {{{slot}}} exactly once")
-        elif names.count("prompt") != 1:
-            raise ValueError(f"{self._form}: needs {{prompt}} exactly once")
+        if self.slots and "prompt" in names:
+            raise ValueError(f"{self._form}: must have either {{prompt}} or the names of slots")
+        for name in self.slots or ("prompt",):
+            if names.count(name) != 1:
+                raise ValueError(f"{self._form}: needs {{{name}}} exactly once")
         if self.chat is not None and "mask" in names:
             raise ValueError("chat: takes no {mask}; a chat model answers at the end")
         if names.count("mask") > 1:
             raise ValueError("template: must contain {mask} at most once")
         if not self.fields:
-            others = "{prompt}" if self.chat is not None else "{prompt} and {mask}"
-            raise ValueError(f"{self._form}: needs at least one text field in addition to {others}")
+            raise ValueError(f"{self._form}: needs at least one text field, such as {{text}}")
         return self
 
     @pydantic.model_validator(mode="after")
@@ -316,7 +312,7 @@ class TaskSpec(Frozen):
         elif len(self.labels) < 2:
             raise ValueError("labels: needs at least 2")
         if self.score is not None and self.loss != "score":
-            raise ValueError("score: goes with loss score")
+            raise ValueError("score: needs loss score")
         for label, word in self.labels.items():
             if not word.strip():
                 raise ValueError(f"label {label!r} has no label word")

@@ -20,18 +20,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from fedone_sdk._values import Frozen
 from fedone_sdk.errors import DataError
 
-__all__ = [
-    "FileVocabulary",
-    "LABELS",
-    "Layout",
-    "ListVocabulary",
-    "PmiVocabulary",
-    "Slot",
-    "Vocabulary",
-    "VocabularySpec",
-    "build_vocabulary",
-    "pmi_ngrams",
-]
+__all__ = ["FileVocabulary", "ListVocabulary", "PmiVocabulary", "Slot", "Vocabulary"]
 
 _MAX_CANDIDATES = 65_536
 MAX_CANDIDATE_CHARS = 4000
@@ -185,17 +174,17 @@ class Vocabulary(Frozen):
         if len(self.slots) != len(described.slots):
             return False
         dropped = set(described.candidates_of(LABELS)) - set(self.candidates_of(LABELS))
-        return self == described.without(LABELS, dropped)
+        return self == described.without_label_sets(dropped)
 
     def candidates_of(self, name: str) -> tuple[str, ...]:
         """Return the candidates of the slot with this name; empty without this slot."""
         return next((slot.candidates for slot in self.slots if slot.name == name), ())
 
-    def without(self, name: str, dropped: Collection[str]) -> Vocabulary:
-        """Return the vocabulary without the given candidates of the slot with this name."""
-        kept = tuple(text for text in self.candidates_of(name) if text not in dropped)
+    def without_label_sets(self, dropped: Collection[str]) -> Vocabulary:
+        """Return the vocabulary without some sets of label words."""
+        kept = tuple(text for text in self.candidates_of(LABELS) if text not in dropped)
         slots = tuple(
-            slot.model_copy(update={"candidates": kept}) if slot.name == name else slot
+            slot.model_copy(update={"candidates": kept}) if slot.name == LABELS else slot
             for slot in self.slots
         )
         return Vocabulary(candidates=self.candidates, slots=slots)

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedone_sdk import backends, local, reports
-from fedone_sdk.backends.asking import texts_of
 from fedone_sdk.backends.judge import Judge
 from fedone_sdk.backends.label_words import check_label_words
+from fedone_sdk.backends.queries import texts_of
 from fedone_sdk.budget import Usage
 from fedone_sdk.cli import _output
 from fedone_sdk.cli._options import BackendFile, JsonFile, RunPath, command, group

@@ -85,10 +85,12 @@ class Federation:
             raise SpecError("data.train: is required to tune on this machine")
         load_method(spec.method, base_dir)
         with _prefixed_errors("data.train"):
-            train = _examples(data.train, base_dir, "train")
+            train = load_examples(data.train, folder=base_dir)
             check_examples(task, train, data.train)
         with _prefixed_errors("data.dev"):
-            dev = [] if data.dev is None else _examples(data.dev, base_dir, "validation")
+            dev: list[Example] = []
+            if data.dev is not None:
+                dev = [*load_examples(data.dev, split="validation", folder=base_dir)]
             check_examples(task, dev, data.dev or "")
         with _prefixed_errors("data.num_clients"):
             partition = partition_clients(
@@ -133,12 +135,6 @@ def _prefixed_errors(key: str) -> Iterator[None]:
         yield
     except DataError as exc:
         raise DataError(f"{key}: {exc}") from exc
-
-
-def _examples(source: str, base_dir: str | Path, split: str) -> list[Example]:
-    if source.startswith("hf:"):
-        return list(load_examples(source, split=split))
-    return list(load_examples(Path(base_dir) / source))
 
 
 @asynccontextmanager

@@ -177,6 +177,11 @@ class TestMistakes:
         assert str(caught.value).startswith(f"{file}: {message}")
         assert SECRET not in str(caught.value)
 
+    def test_disabled_metrics_have_no_port(self, file: Path) -> None:
+        metrics = "metrics: {enabled: false, listen: 127.0.0.1:9090}"
+        file.write_text(f"auth: {{enrolment_tokens: [a]}}\n{metrics}\n")
+        assert ServeConfig.load(file).metrics.address is None
+
 
 class TestStore:
     def load(self, file: Path, store: object) -> StoreConfig:

@@ -269,7 +269,7 @@ async def quarantine(context: RequestContext) -> web.Response:
     """Put a client of a run in quarantine: it gets no seats and its open work is discarded."""
     watched = await context.find_run()
     message = await context.message(messages.Quarantine.model_validate)
-    client_id = context.path["client_id"]
+    client_id = context.parameters["client_id"]
     await context.service.quarantine(watched, client_id, message.reason)
     return web.Response(status=204)
 
@@ -282,7 +282,7 @@ async def quarantine(context: RequestContext) -> web.Response:
 )
 async def release(context: RequestContext) -> web.Response:
     """Release a client from quarantine."""
-    client_id = context.path["client_id"]
+    client_id = context.parameters["client_id"]
     await context.service.lift_quarantine(await context.find_run(), client_id)
     return web.Response(status=204)
 
