@@ -53,11 +53,6 @@ class Retention(Spec):
     closed_work_days: Days | None = None
     idle_clients_days: Days | None = None
 
-    @property
-    def active(self) -> bool:
-        """Whether any period is set."""
-        return any(days is not None for days in self.model_dump().values())
-
 
 @dataclass(kw_only=True, eq=False)
 class Replicas:
@@ -132,7 +127,7 @@ class Replicas:
 
     def start_sweeps(self) -> None:
         """Start to remove data whose retention period is over, if a period is set."""
-        if self.retention.active:
+        if self.retention != Retention():
             sweeps = asyncio.create_task(self._sweep_hourly(), name="retention")
             self._tasks.append(sweeps)
 
