@@ -91,8 +91,8 @@ class RequestContext:
         return self.request.app[SERVICE]
 
     @property
-    def path(self) -> Mapping[str, str]:
-        """The path parameters."""
+    def parameters(self) -> Mapping[str, str]:
+        """The parameters in the path."""
         return self.request.match_info
 
     @property
@@ -133,8 +133,8 @@ class RequestContext:
             bind_contextvars(client_id=self.caller.client_id)
             request.app[LIMITER].clients.admit(self.caller.index)
             await service.wait_until_admitting()
-            if "assignment_id" in self.path:
-                self.set_run(work=(self.caller, self.path["assignment_id"]))
+            if "assignment_id" in self.parameters:
+                self.set_run(work=(self.caller, self.parameters["assignment_id"]))
 
     def may_see(self, run_id: str) -> bool:
         """Whether the caller may access a run."""
@@ -142,7 +142,7 @@ class RequestContext:
 
     async def find_run(self) -> ServedRun:
         """Return the run of the path; ``not_found`` if it is unknown or hidden from the caller."""
-        run_id = self.path["run_id"]
+        run_id = self.parameters["run_id"]
         if not self.may_see(run_id):
             raise ProblemError("not_found", f"there is no run {run_id!r}")
         run = await self.service.registry.run(run_id)

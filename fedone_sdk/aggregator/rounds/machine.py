@@ -375,17 +375,17 @@ class RoundMachine:
 
     def _of_others(self, state: RunState, client: int, drawn: Candidates) -> Candidates:
         """Return prompts with each candidate that the client wrote replaced by its parent."""
-        own = [origin for origin in state.lineage if origin.client == client]
-        if not own:
+        written_by_client = [origin for origin in state.lineage if origin.client == client]
+        if not written_by_client:
             return drawn
         texts = [text for _, text in state.proposed]
         prompts, position = drawn.prompts.copy(), self.proposed_position
         sizes = [size for repeat, size, _ in self.layout for _ in range(repeat)]
         first = sizes[position] - len(texts)
-        for origin in reversed(own):  # A parent may be the client's, too.
+        for origin in reversed(written_by_client):  # The client may have written a parent, too.
             if origin.text in texts:
-                written = prompts[:, position] == first + texts.index(origin.text)
-                prompts[written, position] = origin.parents[0]
+                affected = prompts[:, position] == first + texts.index(origin.text)
+                prompts[affected, position] = origin.parents[0]
         return replace(drawn, prompts=prompts)
 
     @property
@@ -416,10 +416,6 @@ class RoundMachine:
         # With replacement a client may hold two seats of a round: the slot separates their seeds.
         position = seat.slot * self.spec.method.local_steps + step
         return self.seed_of(state, purpose, seat.client, position)
-
-    def selection_seed(self, state: RunState) -> int:
-        """Return the seed of the next draw of clients."""
-        return self.seed_of(state, "selection", 0, state.fills)
 
     def seed_of(self, state: RunState, purpose: str, client: int, position: int) -> int:
         """Return the seed of a draw of the current round.

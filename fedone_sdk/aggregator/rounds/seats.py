@@ -119,7 +119,8 @@ def _drawn(
     count = min(vacant, len(pool)) if uniform else vacant
     if not count or not pool:
         return state
-    chosen = select(pool, count, rng=stream(machine.selection_seed(state)), kind=part.selection)
+    rng = stream(machine.seed_of(state, "selection", 0, state.fills))
+    chosen = select(pool, count, rng=rng, kind=part.selection)
     taken = {seat.slot for seat in state.seats}
     slots = [slot for slot in range(len(taken) + vacant) if slot not in taken]
     due = now + machine.CLAIM_TIMEOUT_S
