@@ -139,8 +139,9 @@ class Replicas:
         self._tasks.clear()
 
     def on_run_changed(self, run: ServedRun) -> None:
-        """Check the deadlines earlier if a change of a run has brought an earlier one."""
-        if run.due is not None and run.due < self._wakes_at:
+        """Check the deadlines again if a change of a run brings an earlier one, or ends the run."""
+        is_earlier = run.due is not None and run.due < self._wakes_at
+        if is_earlier or not run.state.running:  # An ended run leaves no timer behind.
             self._changed.set()
 
     # Leader
