@@ -284,11 +284,11 @@ export interface Label {
  */
 export interface Description {
   /**
-   * An example's kind, a singular noun without an article: `movie review`.
+   * Kind of example, a singular noun without an article: `movie review`.
    */
   text?: string;
   /**
-   * What its label describes, a noun without an article: `sentiment`.
+   * Meaning of its label, a noun without an article: `sentiment`.
    */
   aspect?: string;
   /**
