@@ -49,7 +49,7 @@ class AdminClient:
         self._timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=read_s)
         self._token = token_of(token) or ""
         if not self._token:
-            raise ArgumentError("token: is required")
+            raise ArgumentError("token: is required, printable ASCII")
 
     def __repr__(self) -> str:
         return f"AdminClient({str(self._connection.base)!r})"
