@@ -32,7 +32,6 @@ __all__ = [
     "Loss",
     "MAX_BIAS",
     "Part",
-    "PartKind",
     "Rendered",
     "Role",
     "Score",
@@ -79,7 +78,6 @@ ScoreFunction = Callable[[str, Example], float | Score | Awaitable[float | Score
 """A user's ``score(generated, example)``; a number is the `Score.value`."""
 
 Role = Literal["system", "user", "assistant"]
-PartKind = Literal["text", "prompt", "field", "mask", "role", "special"]
 
 
 class Part(NamedTuple):
@@ -91,7 +89,7 @@ class Part(NamedTuple):
     backends take from a model's chat template; tasks do not render them.
     """
 
-    kind: PartKind
+    kind: Literal["text", "prompt", "field", "mask", "role", "special"]
     text: str
 
 
@@ -107,13 +105,12 @@ class Filling(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All slots in order."""
+        """The texts of all slots in order."""
         return "".join(self.texts)
 
 
 TextPrompt = str | Filling
 """A text prompt: one text, or the contents of its slots."""
-
 
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _NAMED = r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[A-Za-z_][\w-]*)$"
@@ -201,8 +198,8 @@ class Description(Frozen):
     """Words for the task in the built-in instructions.
 
     Attributes:
-        text: An example's kind, a singular noun without an article: ``movie review``.
-        aspect: What its label describes, a noun without an article: ``sentiment``.
+        text: Kind of example, a singular noun without an article: ``movie review``.
+        aspect: Meaning of its label, a noun without an article: ``sentiment``.
         question: The question that the label answers; null asks for the aspect of the text.
     """
 

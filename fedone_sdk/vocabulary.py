@@ -43,7 +43,6 @@ LABELS = "labels"
 
 _Size = Annotated[int, Field(ge=2, le=_MAX_CANDIDATES)]
 
-
 _NAMES = "bos|eos|pad|unk|mask|cls|sep|/?s|/?think|/?tool_call|(start|end)_of_(turn|image)"
 _MISTRAL = "/?(inst|system_prompt|available_tools|tool_results|tool_content)|tool_calls|args|img"
 _SPECIAL = re.compile(
@@ -267,9 +266,9 @@ class Vocabulary(Frozen):
 class PmiVocabulary(Frozen):
     """N-grams of words with high pointwise mutual information in the training text.
 
-    Adjacent words a, b have ``PMI = log(p(ab) / (p(a) p(b)))``, nats. The text is split where it
-    is below the threshold, and the most frequent segments become candidates (Diao et al. 2022,
-    "Black-Box Prompt Learning for Pre-trained Language Models").
+    Adjacent words a, b have ``PMI = log(p(ab) / (p(a) p(b)))``, nats. The text is split below a
+    threshold, and the most frequent segments become candidates (Diao et al. 2022, "Black-Box Prompt
+    Learning for Pre-trained Language Models").
 
     Attributes:
         size: Maximum N, including the blank.
@@ -296,11 +295,7 @@ class FileVocabulary(Frozen):
 
 
 class ListVocabulary(Frozen):
-    """Candidates given in the run file.
-
-    Attributes:
-        candidates: The texts, used verbatim. An empty one is the blank candidate, index 0.
-    """
+    """Candidates in the run file, used verbatim; an empty text is the blank candidate, index 0."""
 
     kind: Literal["list"] = "list"
     candidates: Annotated[tuple[str, ...], Field(max_length=_MAX_CANDIDATES)]
@@ -323,13 +318,13 @@ def build_vocabulary(
     *,
     wanted: Iterable[str] = (),
 ) -> Vocabulary:
-    """Build a run's vocabulary.
+    """Build a run's vocabulary; an empty one without a spec.
 
     Args:
-        spec: The source of candidates; None gives an empty vocabulary.
+        spec: The source of candidates.
         texts: Training text, for PMI.
         base_dir: Base of a relative path.
-        wanted: Required candidates; missing ones are appended.
+        wanted: Required candidates, which are appended if missing.
 
     Raises:
         DataError: The file is missing or malformed, or there are fewer than 2 candidates.

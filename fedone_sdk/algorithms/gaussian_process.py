@@ -179,7 +179,7 @@ class Kernel(NamedTuple):
     length: float
 
     @property
-    def one(self) -> float:
+    def feature(self) -> float:
         """The variance of one feature's effect about the common mean."""
         return self.additive / self.length
 
@@ -197,7 +197,7 @@ class Kernel(NamedTuple):
         """Return the covariances (P, P) of distinct prompts from their features, 0 or 1, (P, F)."""
         both = (present @ present.T).astype(np.float64)
         counts = np.diagonal(both)
-        matrix = both * (self.one + 0.5 * self.pair * (both - 1.0))
+        matrix = both * (self.feature + 0.5 * self.pair * (both - 1.0))
         matrix += self.common * counts[:, None] * counts
         matrix[np.diag_indices(len(matrix))] += self.nugget
         return matrix

@@ -20,11 +20,11 @@ class Holder(NamedTuple):
 
     Attributes:
         client: Its enrolment index.
-        whole: Whether each of its mini-batches has all its rows.
+        all_rows: Whether each of its mini-batches has all its rows.
     """
 
     client: int
-    whole: bool
+    all_rows: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

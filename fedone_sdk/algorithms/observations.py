@@ -92,10 +92,10 @@ class Observations:
         names = empty.memory().keys()
         if missing := sorted(names - memory.keys()):
             raise ValueError(f"not the memory of a search: {', '.join(missing)} missing")
-        own = {name: memory[name] for name in names}
+        arrays = {name: memory[name] for name in names}
         # By size, because an array from a client may have no first axis.
-        size, evaluations = own["prompts"].size // prompt_len, own["rows"].size
-        clients = own["examples"].size // groups
+        size, evaluations = arrays["prompts"].size // prompt_len, arrays["rows"].size
+        clients = arrays["examples"].size // groups
         shapes = {
             "prompts": (size, prompt_len),
             "rows": (evaluations,),
@@ -109,30 +109,30 @@ class Observations:
             "clients": (clients,),
         }
         fits = all(
-            own[name].shape == shape and own[name].dtype == getattr(empty, name).dtype
+            arrays[name].shape == shape and arrays[name].dtype == getattr(empty, name).dtype
             for name, shape in shapes.items()
         )
         if not fits:
             raise ValueError(f"the memory's arrays do not fit prompts of {prompt_len} tokens")
-        if not all(np.isfinite(array).all() for array in own.values()):
+        if not all(np.isfinite(array).all() for array in arrays.values()):
             raise ValueError("the memory's numbers must be finite")
-        if not (_all_there(own["rows"], size) and _all_there(own["batches"], clients)):
+        if not (_all_there(arrays["rows"], size) and _all_there(arrays["batches"], clients)):
             raise ValueError("every prompt and mini-batch of a memory must have a loss")
-        if (np.diff(own["batches"]) < 0).any():
+        if (np.diff(arrays["batches"]) < 0).any():
             raise ValueError("a memory's mini-batches must be in ascending order")
-        if not space.holds(own["prompts"]):
+        if not space.holds(arrays["prompts"]):
             raise ValueError("the memory's tokens must be candidates of their positions")
-        if len(np.unique(own["prompts"], axis=0)) != size:
+        if len(np.unique(arrays["prompts"], axis=0)) != size:
             raise ValueError("the prompts of a memory must differ")
-        if len(np.unique(own["batches"] * size + own["rows"])) != evaluations:
+        if len(np.unique(arrays["batches"] * size + arrays["rows"])) != evaluations:
             raise ValueError("a mini-batch of a memory must have one loss per prompt")
-        if own["examples"].min(initial=0) < 0:
+        if arrays["examples"].min(initial=0) < 0:
             raise ValueError("a memory's counts must not be negative")
-        if not own["examples"].any(axis=1).all():
+        if not arrays["examples"].any(axis=1).all():
             raise ValueError("every mini-batch of a memory must have examples")
-        if own["trust"].min(initial=1.0) <= 0.0 or own["trust"].max(initial=1.0) > 1.0:
+        if arrays["trust"].min(initial=1.0) <= 0.0 or arrays["trust"].max(initial=1.0) > 1.0:
             raise ValueError("a memory's trust must lie in (0, 1]")
-        return cls(**own)
+        return cls(**arrays)
 
     def memory(self) -> dict[str, NDArray[np.generic]]:
         """Return the observations as entries of a state's memory."""
@@ -177,7 +177,7 @@ class Observations:
         met, first = np.unique(rows, return_index=True)
         client = -1
         if holder is not None:
-            client = holder.client if holder.whole else -2 - holder.client
+            client = holder.client if holder.all_rows else -2 - holder.client
         return replace(
             self,
             prompts=distinct,
@@ -254,8 +254,8 @@ class Observations:
         of = np.unique(self._samples, return_inverse=True)[1]
         totals = np.zeros((of.max() + 1, each.shape[1]))
         np.add.at(totals, of, each)
-        own = totals / np.bincount(of)[:, None]
-        clients, mean, square = len(own), own.mean(axis=0), (own**2).mean(axis=0)
+        shares = totals / np.bincount(of)[:, None]
+        clients, mean, square = len(shares), shares.mean(axis=0), (shares**2).mean(axis=0)
         # The variance is taken about equal shares: about the mean, it is too small if a few clients
         # are similar by chance.
         from_equal = square - 2.0 * equal * mean + equal**2
@@ -280,8 +280,8 @@ class Observations:
         met = np.zeros((len(self.prompts), of.max(initial=0) + 1, self.examples.shape[1]))
         trusted = self.trust[:, None] * (self.examples > 0)
         np.maximum.at(met, (self.rows, of[self.batches]), trusted[self.batches])
-        found: NDArray[np.float64] = met.sum(axis=1)
-        return found
+        evaluations: NDArray[np.float64] = met.sum(axis=1)
+        return evaluations
 
     @cached_property
     def expansions(self) -> Expansions:

@@ -123,8 +123,14 @@ class RunState:
     answers: Path
 
     @classmethod
-    def next_to(cls, run_path: Path, name: str) -> Self:
-        """Return the default files of a run: in ``.fedone`` next to its RUN.yaml."""
+    def of(cls, run_path: Path, name: str, store: Path | None = None) -> Self:
+        """Return the files for ``--store``, by default in ``.fedone`` next to RUN.yaml."""
+        if store is not None:
+            return cls(
+                store=store,
+                clients=store.with_name(f"{store.name}.fedone-clients"),
+                answers=store.with_name(f"{store.name}.fedone-answers"),
+            )
         folder = run_path.parent / FOLDER
         parent = folder if folder.exists() else run_path.parent
         writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
@@ -134,17 +140,6 @@ class RunState:
             store=default_store(name, run_path.parent),
             clients=folder / f"{name}.clients",
             answers=folder / "answers.sqlite",
-        )
-
-    @classmethod
-    def of(cls, run_path: Path, name: str, store: Path | None) -> Self:
-        """Return the files for ``--store``, if it is given, else the default ones."""
-        if store is None:
-            return cls.next_to(run_path, name)
-        return cls(
-            store=store,
-            clients=store.with_name(f"{store.name}.fedone-clients"),
-            answers=store.with_name(f"{store.name}.fedone-answers"),
         )
 
     def make(self) -> None:

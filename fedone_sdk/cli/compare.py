@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedone_sdk import __version__
+from fedone_sdk import __version__, reports
 from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.budget import Budget
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath
@@ -73,7 +73,7 @@ def compare(
     if html is not None:
         check_report("--html", html)
     run = RunFile.load(run_path, cap=cap)
-    state = RunState.next_to(run.path, run.spec.name)
+    state = RunState.of(run.path, run.spec.name)
     folder = state.store.with_suffix(".compare")
     options: dict[str, Any] = {"cache": state.answers}
     caps = {"requests": requests, "usd": usd if usd is None else Decimal(str(usd))}
@@ -95,9 +95,7 @@ def compare(
         num_examples=len(planned[0].federation.dev),
     )
     if html is not None:
-        from fedone_sdk.reports.pages import comparison_html
-
-        write_file("--html", html, comparison_html(results, same_command()))
+        write_file("--html", html, reports.comparison_html(results, same_command()))
     output.write_json({"version": __version__, "run": str(run.path), **results.document()})
     _print(output, results)
     note(f"kept in {folder}")
@@ -201,10 +199,8 @@ def _cost_lines(costs: Costs, total: int) -> Iterator[str]:
 
 
 def _print(output: Output, results: Results) -> None:
-    from fedone_sdk.evaluation.results import header_of, row_of
-
     output.heading(f"{results.name}: {results.task.metric} of the tuned prompt on dev")
-    output.table(header_of(results), (row_of(results, standing) for standing in results.standings))
+    output.table(results.header, (standing.row() for standing in results.standings))
     for standing in results.standings:
         if standing.entrant.notes:
             notes = "; ".join(standing.entrant.notes)

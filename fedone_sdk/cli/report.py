@@ -51,7 +51,7 @@ def report(
         run = stored_run(source, server=server, token=token, store=store)
     else:
         run = reports.read_run(Path(source))
-    write_report("--output", target, run)
+    write_file("--output", target, reports.html_report(run))
     typer.echo(f"{target}: run {run.result.run_id}, {plural(run.result.rounds, 'round')}")
 
 
@@ -62,13 +62,6 @@ def check_report(option: str, target: Path) -> None:
     check_target(option, target)
     if any(find_spec(name) is None for name in ("jinja2", "matplotlib")):
         raise MissingExtraError("a report", extra="report")
-
-
-def write_report(option: str, target: Path, run: reports.ReportedRun) -> None:
-    """Write the report of a run; errors name the option."""
-    from fedone_sdk.reports.pages import html_report
-
-    write_file(option, target, html_report(run))
 
 
 def export_run(

@@ -76,12 +76,11 @@ def retune(
         output.write_json(plan)
         print_plan(output, plan)
         return
-    state = RunState.next_to(path, name)
-    store = stores.SqlStore.sqlite(state.store)
+    state = RunState.of(path, name)
     with _tuning.abortable(state):
-        known, result = asyncio.run(_retune(model, retuning, plan, state, store, fresh))
+        known, result = asyncio.run(_retune(model, retuning, plan, state, fresh))
     finished = _output.exit_code(result) == 0
-    run = stored_run(name, store=store)
+    run = stored_run(name, store=str(state.store))
     report = retune_report(
         artefact, run, retuning.biases, finished=finished, measure=federation.measure
     )
@@ -95,7 +94,8 @@ def retune(
     # These results are paid for, so a failure to write one must not prevent the others.
     with ExitStack() as last_first:
         if html is not None:
-            last_first.callback(_write_page, html, run, report, recommended, backend_path)
+            page = partial(reports.html_report, run, report, recommended, backend_path)
+            last_first.callback(lambda: _output.write_file("--html", html, page()))
         if recommended is not None:
             artefact_text = report.artefact(run).dump()
             last_first.callback(_output.write_file, "--output", recommended, artefact_text)
@@ -106,18 +106,6 @@ def retune(
     for line in _tuning.next_steps(spec, result, state, known):
         _output.note(line)
     raise typer.Exit(_output.exit_code(result))
-
-
-def _write_page(
-    target: Path,
-    run: reports.ReportedRun,
-    report: RetuneReport,
-    artefact: Path | None,
-    backend: Path,
-) -> None:
-    from fedone_sdk.reports.pages import html_report
-
-    _output.write_file("--html", target, html_report(run, report, artefact, backend))
 
 
 def _print(output: _output.Output, name: str, report: RetuneReport) -> None:
@@ -138,12 +126,7 @@ async def _plan(model: RunFile, retuning: Retuning) -> local.RunPlan:
 
 
 async def _retune(
-    model: RunFile,
-    retuning: Retuning,
-    plan: local.RunPlan,
-    state: RunState,
-    store: stores.Store,
-    fresh: bool,
+    model: RunFile, retuning: Retuning, plan: local.RunPlan, state: RunState, fresh: bool
 ) -> tuple[KnownRun | None, RunResult]:
     federation = retuning.federation
     state.make()
@@ -165,7 +148,7 @@ async def _retune(
             federation,
             source=model.path,
             backend=backend,
-            store=store,
+            store=stores.SqlStore.sqlite(state.store),
             state_dir=state.clients,
             first=partial(retuning.find_biases, backend),
         )

@@ -20,7 +20,7 @@ from fedone_sdk.cli._output import Output, cost_text, note, plural
 from fedone_sdk.cli._process import errors_in, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, RunState
 from fedone_sdk.cli._tuning import abortable, next_steps, run_here
-from fedone_sdk.cli.report import check_report, stored_run, write_report
+from fedone_sdk.cli.report import check_report, stored_run
 from fedone_sdk.errors import ArgumentError, MissingExtraError, SpecError
 from fedone_sdk.messages import RunResult
 from fedone_sdk.task import Example
@@ -99,7 +99,7 @@ def _write(store: stores.Store, run_id: str, artefact: Path | None, report: Path
     if artefact is not None:
         _output.write_file("--artefact", artefact, reports.artefact_of(run).dump())
     if report is not None:
-        write_report("--report", report, run)
+        _output.write_file("--report", report, reports.html_report(run))
 
 
 async def _tune(
@@ -261,7 +261,8 @@ def quickstart(
         )
     try:
         check_report("report", _REPORT)
-        write_report("report", _REPORT, reports.read_export(exported))
+        page = reports.html_report(reports.read_export(exported))
+        _output.write_file("report", _REPORT, page)
         output.console.print(f"A report, for a browser: {_REPORT.resolve()}")
     except (ArgumentError, MissingExtraError) as exc:  # The run has succeeded without a report.
         note(f"no report: {exc}")

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, get_args
 
@@ -323,11 +324,9 @@ async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
             f"{contest.title}: the caps on requests, tokens or money were used up before the tuned "
             "prompt was measured; raise them"
         )
-    spent, points = 0, [(0, metric.before)]
-    for report in result.history:
-        spent += report.queries
-        points.append((spent, report.metric))
-    points.append((result.spent.queries, metric.after))
+    spent = accumulate(report.queries for report in result.history)
+    during = zip(spent, (report.metric for report in result.history), strict=True)
+    points = [(0, metric.before), *during, (result.spent.queries, metric.after)]
     return _record(
         contest,
         outcomes["after"],
@@ -351,17 +350,11 @@ async def _measured_baseline(contest: Contest, backend: LLMBackend) -> TrialReco
     capped = any(value is not None for value in caps.values())
     guard = BudgetGuard(Budget(**caps) if capped else None, name=contest.entrant.name)
     bare, charged = no_prompt(spec.task, federation.vocabulary), Wrapper(backend, payer=guard)
+    options: dict[str, Any] = {"score": federation.score, "measure": federation.measure}
 
     async def predicted(task: TaskSpec, examples: Sequence[Example]) -> Prediction:
-        prediction = await predict(
-            charged,
-            task,
-            bare,
-            examples,
-            spec.method.batch_size,
-            score=federation.score,
-            measure=federation.measure,
-        )
+        size = spec.method.batch_size
+        prediction = await predict(charged, task, bare, examples, size, **options)
         if not prediction.scored:
             raise FedOneError(f"{contest.title}: the model failed on all rows")
         return prediction

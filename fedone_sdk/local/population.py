@@ -66,7 +66,7 @@ class MemoryTransport(Transport):
             client = await self._service.access.authenticate(call.secret)
         run = self._run(call, client)
         try:
-            answer = await self._called(call, client, body)
+            answer = await self._serve(call, client, body)
         except ProblemError as exc:
             self._count(call, run, body, messages.encode(messages.Problem.of(exc)))
             raise
@@ -80,16 +80,13 @@ class MemoryTransport(Transport):
         return content
 
     def _run(self, call: Call, client: ClientRecord | None) -> ServedRun | None:
-        message = call.message
+        message, assignment_id = call.message, call.of
         if isinstance(message, messages.Claim):
             return self._service.work.traffic_run(run_id=message.run_id)
         if call.name in ("task", "vocabulary"):
             return self._service.work.traffic_run(run_id=call.of)
-        assignment_id = (
-            message.assignment_id
-            if isinstance(message, messages.Score | messages.Reflect)
-            else call.of
-        )
+        if isinstance(message, messages.Score | messages.Reflect):
+            assignment_id = message.assignment_id
         work = None if client is None or not assignment_id else (client, assignment_id)
         return self._service.work.traffic_run(work=work)
 
@@ -97,7 +94,7 @@ class MemoryTransport(Transport):
         if run is not None and call.name != "runs":
             run.count_traffic(len(sent), len(answer), gateway=call.name in ("score", "reflect"))
 
-    async def _called(
+    async def _serve(
         self, call: Call, client: ClientRecord | None, body: bytes
     ) -> messages.Message | RetryLater | bytes:
         service, message = self._service, call.message
@@ -109,12 +106,11 @@ class MemoryTransport(Transport):
             case messages.Claim():
                 return await service.work.claim(client, message)
             case messages.Score():
-                parsed = messages.Score.model_validate_json(body)
-                return await service.work.score(client, parsed, digest)
+                score = messages.Score.model_validate_json(body)
+                return await service.work.score(client, score, digest)
             case messages.Reflect():
-                return await service.work.reflect(
-                    client, messages.Reflect.model_validate_json(body)
-                )
+                reflect = messages.Reflect.model_validate_json(body)
+                return await service.work.reflect(client, reflect)
             case messages.Decline():
                 await service.work.decline(client, call.of, message)
                 return b""
@@ -127,9 +123,8 @@ class MemoryTransport(Transport):
             case "renew":
                 return await service.work.renew(client, call.of)
             case "runs":
-                return json.dumps(
-                    [one.model_dump() for one in service.registry.runs_for(client)]
-                ).encode()
+                entries = service.registry.runs_for(client)
+                return json.dumps([entry.model_dump() for entry in entries]).encode()
         run = await service.registry.run_for(client, call.of)
         return run.task if call.name == "task" else run.vocabulary_list(call.after)
 

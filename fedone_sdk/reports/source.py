@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -40,11 +41,7 @@ class ReportedRun:
     @cached_property
     def queries(self) -> list[int]:
         """Training queries spent by the end of each round of the history."""
-        total, spent = 0, []
-        for entry in self.result.history:
-            total += entry.queries
-            spent.append(total)
-        return spent
+        return list(accumulate(entry.queries for entry in self.result.history))
 
 
 def read_export(data: bytes) -> ReportedRun:

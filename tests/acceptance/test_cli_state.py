@@ -163,7 +163,7 @@ async def test_two_processes_do_not_tune_one_run(folder: Path) -> None:
     from fedone_sdk.stores import SqlStore
 
     run = RunFile.load(folder / "run.yaml")
-    state = RunState.next_to(run.path, "tiny")
+    state = RunState.of(run.path, "tiny")
     state.make()
     store = SqlStore.sqlite(state.store)
     await store.open()

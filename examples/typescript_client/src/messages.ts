@@ -284,11 +284,11 @@ export interface Label {
  */
 export interface Description {
   /**
-   * An example's kind, a singular noun without an article: `movie review`.
+   * Kind of example, a singular noun without an article: `movie review`.
    */
   text?: string;
   /**
-   * What its label describes, a noun without an article: `sentiment`.
+   * Meaning of its label, a noun without an article: `sentiment`.
    */
   aspect?: string;
   /**
@@ -396,7 +396,7 @@ export interface PrivacySpec {
    */
   target?: "losses" | "alpha";
   /**
-   * `losses`: maximum loss of one example. `alpha`: maximum L2 norm of a step.
+   * Maximum loss of one example, or maximum L2 norm of a step of alpha.
    */
   clip: number;
   /**
