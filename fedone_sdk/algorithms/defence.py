@@ -151,7 +151,7 @@ class Defence:
         """
         history = _History(memory, (0, 0) if self.only_bounds else alpha.shape)
         updates = [_Update.of(each, alpha, history) for each in contributions]
-        # Among three updates of a round, one that is too long can be told apart; among two not.
+        # The median of three updates shows which one is too long; that of two does not.
         usual = [
             *history.steps,
             *(update.norm for update in updates if len(updates) > 2 and update.norm),
@@ -299,7 +299,7 @@ class _History:
 
     def add(self, update: _Update, verdict: _Verdict) -> None:
         admitted = verdict.admitted
-        # If most prompts of a step are equal, the typical step would be 0 with zero steps.
+        # Zero steps are left out: a nearly converged run has many, and the typical step would be 0.
         if update.norm:
             self.steps.append(verdict.recorded)
         if not self.votes.size:
