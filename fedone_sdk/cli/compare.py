@@ -199,10 +199,8 @@ def _cost_lines(costs: Costs, total: int) -> Iterator[str]:
 
 
 def _print(output: Output, results: Results) -> None:
-    from fedone_sdk.evaluation.results import header_of, row_of
-
     output.heading(f"{results.name}: {results.task.metric} of the tuned prompt on dev")
-    output.table(header_of(results), (row_of(results, standing) for standing in results.standings))
+    output.table(results.header, (standing.row() for standing in results.standings))
     for standing in results.standings:
         if standing.entrant.notes:
             notes = "; ".join(standing.entrant.notes)

@@ -16,7 +16,7 @@ import numpy as np
 import fedone_sdk
 from fedone_sdk.budget import Usage
 from fedone_sdk.evaluation.intervals import confusion
-from fedone_sdk.evaluation.results import Results, header_of, row_of
+from fedone_sdk.evaluation.results import Results
 from fedone_sdk.messages import COMPARED, RunResult
 from fedone_sdk.metrics import metric_text
 from fedone_sdk.reports.figures import Line, Panel, curves_svg, svg_of
@@ -182,8 +182,8 @@ def comparison_html(results: Results, command: str | None = None) -> str:
         "comparison.html.j2",
         [comparison_svg(results)] if any(one.trials for one in results.standings) else (),
         results=results,
-        header=header_of(results),
-        rows=[row_of(results, standing) for standing in results.standings],
+        header=results.header,
+        rows=[standing.row() for standing in results.standings],
         command=command,
     )
 

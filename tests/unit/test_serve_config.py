@@ -70,9 +70,7 @@ class TestPrecedence:
         assert (config.listen, config.runs) == ("127.0.0.1:1", ("run.yaml",))
         assert config.log.level == "debug"
         assert (config.drain_s, config.log.requests) == (20, "debug")
-        assert not any(
-            config.retention.model_dump().values()
-        )  # Nothing is ever removed unless it is asked for.
+        assert not any(config.retention.model_dump().values())  # Nothing is removed by default.
 
     def test_the_environment_has_the_last_word(self, file: Path, monkeypatch: Set) -> None:
         monkeypatch.setenv("FEDONE_LISTEN", "0.0.0.0:2")
