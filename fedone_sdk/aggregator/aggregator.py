@@ -73,9 +73,9 @@ class Aggregator:
         retention: Retention = KEEP_ALL,
     ) -> None:
         tokens = {
-            "enrolment_tokens": tuple(enrolment_tokens),
+            "enrolment_tokens": enrolment_tokens,
             "admin_token": admin_token,
-            "admin_tokens": tuple(admin_tokens),
+            "admin_tokens": admin_tokens,
         }
         self._is_default_store = store is None
         self.service = Service(

@@ -7,7 +7,7 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -166,7 +166,8 @@ def _list_of(kind: str) -> BeforeValidator:
     """Return the validator of a list of tokens; `kind` describes them in errors."""
 
     def validate(value: object) -> object:
-        if not isinstance(value, (list, tuple)):
+        # The characters of a text are not tokens.
+        if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
             raise ValueError(f"must be a list of {kind}")
         return tuple(part if isinstance(part, Spec) else _with_token(part) for part in value)
 

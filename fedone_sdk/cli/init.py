@@ -24,7 +24,7 @@ from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.data import columns as tables
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import ArgumentError, SpecError
-from fedone_sdk.spec import BackendSpec
+from fedone_sdk.spec import BackendSpec, validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.local.draft import Draft
@@ -82,8 +82,8 @@ def init(
     if target.exists() and not fresh:
         raise ArgumentError(f"{target} exists: --fresh replaces it, -o FILE writes another file")
     name = "".join(c if c.isalnum() and c.isascii() else "-" for c in data.stem).strip("-") or "run"
+    rows = load_examples(data)
     with errors_in(str(data)):
-        rows = load_examples(data)
         columns = tables.columns_of(rows)
         label = _column("--label", label, tables.label_columns(rows), columns)
         text = _column("--text", text, tables.text_columns(rows, label), columns)
@@ -247,11 +247,9 @@ async def _drafted(
     backend: dict[str, Any], parts: tables.Splits, queries: int, **options: Any
 ) -> tuple[Draft, int]:
     """Return the draft of a run, and the length to which its texts are cut."""
-    from pydantic import TypeAdapter
-
     from fedone_sdk.local.draft import FRAME_CHARS, draft
 
-    spec = TypeAdapter[Any](BackendSpec).validate_python(backend)
+    spec = validate_spec(BackendSpec, backend, source="--model: backend")
     async with build_backend(spec) as model:
         drafted = await draft(model, backend["kind"], parts.public, **options)
     if drafted.several:

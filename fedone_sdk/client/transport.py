@@ -26,17 +26,23 @@ from fedone_sdk.errors import ArgumentError, system_errors
 
 def server_url(text: str) -> URL:
     """Parse the base URL of an aggregator."""
-    try:
-        url = URL(text)
-        (url.raw_host or "").encode("idna")  # as the resolver does
-    except ValueError:
-        url = URL()
-    if url.scheme not in ("http", "https") or not url.host:
+    url = _http_url(text)
+    if url is None:
         raise ArgumentError(f"server: {text!r} is not an http(s) URL")
     if url.user is not None or url.password is not None:
         # aiohttp would send them instead of the credential.
         raise ArgumentError("server: must not have a user or password")
     return url
+
+
+def _http_url(text: str) -> URL | None:
+    """Parse a URL with a host; None if it is malformed or has another scheme."""
+    try:
+        url = URL(text)
+        (url.raw_host or "").encode("idna")  # as the resolver does
+    except ValueError:
+        return None
+    return url if url.scheme in ("http", "https") and url.host else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +111,10 @@ class Network:
 
 def _through(proxy: str, key: str, server: URL) -> dict[str, Any]:
     """Return aiohttp's options for a proxy, whose URL may have a secret and is in no error."""
-    try:
-        url = URL(proxy)
-        if url.scheme not in ("http", "https") or not url.host or url.port is None:
-            raise ValueError
-    except ValueError:
+    url = _http_url(proxy)
+    if url is None:
         allowed = "http://[user:password@]host:port"
-        raise ArgumentError(f"{key}: is not a proxy; allowed is {allowed}") from None
+        raise ArgumentError(f"{key}: is not a proxy; allowed is {allowed}")
     options: dict[str, Any] = {"proxy": url.with_user(None).origin()}
     if url.user is not None or url.password is not None:
         pair = f"{url.user or ''}:{url.password or ''}".encode()

@@ -54,9 +54,8 @@ def load_examples(
     """
     is_on_hub = str(source).startswith("hf:")
     name = str(source if is_on_hub else Path(folder, source))
-    rows = _hub_rows(name, split) if is_on_hub else _file_rows(Path(name))
     with system_errors(DataError, f"{name}: cannot be read"):
-        examples = list(rows)
+        examples = list(_hub_rows(name, split) if is_on_hub else _file_rows(Path(name)))
     if not examples:
         raise DataError(f"{name}: has no rows")
     return examples

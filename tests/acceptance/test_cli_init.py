@@ -116,6 +116,11 @@ def test_a_hosted_model_needs_its_key(
     assert "the environment variable OPENAI_API_KEY is not set" in outcome.err
     assert [file.name for file in folder.iterdir()] == ["my tickets.csv"]
     assert outcome.err.startswith("--model: backend.api_key_env: ")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://user:s3cret@host")
+    outcome = fedone("init", "my tickets.csv", "--model", "gpt-6-luna")
+    assert outcome.code == 2
+    assert outcome.err.startswith("--model: backend: base_url: must be http://HOST")
+    assert "s3cret" not in outcome.err
 
 
 @pytest.mark.parametrize(

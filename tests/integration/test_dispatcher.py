@@ -310,6 +310,8 @@ class TestBrokenRuns:
             work = await work_of(one, client)
             await update(two, client, work)
             assert two.runs[work.run_id].state.round == 1
+            with pytest.raises(ProblemError, match="run_conflict: run 'of-the-future' is damaged"):
+                await two.registry.run("of-the-future")
 
 
 class TestStoreFailures:

@@ -149,6 +149,7 @@ class TestTls:
             ({"key_file": "key.pem"}, "key_file: needs cert_file"),
             ({"proxy": "127.0.0.1:8080"}, "proxy: is not a proxy"),
             ({"proxy": "socks5://a:b@c:1"}, "proxy: is not a proxy"),
+            ({"proxy": f"http://a:b@{'c' * 64}.x:1"}, "proxy: is not a proxy"),
         ],
     )
     def test_mistakes_are_one_line(self, wrong: dict[str, Any], events: str) -> None:

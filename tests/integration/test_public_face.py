@@ -71,6 +71,11 @@ async def events_of(stream: AsyncIterator[RunEvent]) -> list[RunEvent]:
     return [event async for event in stream]
 
 
+def test_a_token_is_not_a_list_of_letters() -> None:
+    with pytest.raises(SpecError, match="enrolment_tokens: must be a list of tokens"):
+        Aggregator(enrolment_tokens="s3cret")
+
+
 class TestDurability:
     async def test_the_default_store_reports_what_a_restart_loses(self) -> None:
         aggregator = Aggregator()

@@ -245,6 +245,8 @@ class TestStore:
         assert contents(tmp_path) == before
         with pytest.raises(SpecError, match=r"store .*nowhere.* cannot be read and written"):
             await store.check(tmp_path / "nowhere")
+        with pytest.raises(SpecError, match=r"store .* cannot be used: it is a folder"):
+            await StoreConfig.model_validate({"url": "."}).check(Path())
         (tmp_path / "fedone.db").write_text("not a database, but long enough to be looked at")
         with pytest.raises(SpecError, match="is not a database"):
             await store.check(tmp_path)

@@ -228,6 +228,8 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
 
 def _read_schema(path: Path) -> str | None:
     """Return the schema version of a file without writing to it; None if it is missing."""
+    if path.is_dir():
+        raise OSError("it is a folder")
     if not os.access(path if path.exists() else path.parent, os.R_OK | os.W_OK):
         raise OSError("it cannot be read and written")
     if not path.exists():

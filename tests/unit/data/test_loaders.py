@@ -107,11 +107,12 @@ def test_malformed_files(write: Write, name: str, content: str | bytes, message:
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent\.jsonl: cannot be read: No such file"):
-        load_examples(tmp_path / "absent.jsonl")
-    (tmp_path / "folder.json").mkdir()
-    with pytest.raises(DataError, match=r"folder\.json: cannot be read"):
-        load_examples(tmp_path / "folder.json")
+    for suffix in ("jsonl", "json", "csv"):
+        with pytest.raises(DataError, match=rf"absent\.{suffix}: cannot be read: No such file"):
+            load_examples(tmp_path / f"absent.{suffix}")
+        (tmp_path / f"folder.{suffix}").mkdir()
+        with pytest.raises(DataError, match=rf"folder\.{suffix}: cannot be read"):
+            load_examples(tmp_path / f"folder.{suffix}")
 
 
 def test_missing_extras(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
