@@ -69,7 +69,7 @@ def report(rounds: int, device_python: str) -> None:
 def report_device(python: str) -> None:
     """Prints what a device costs at rest, and of that what its libraries cost alone."""
     libraries = (
-        "import asyncio, aiohttp, pydantic, structlog, tenacity\n"
+        "import asyncio, aiohttp, pydantic, structlog\n"
         "class Model(pydantic.BaseModel): number: int = 0"
     )
     with tempfile.TemporaryDirectory() as folder:
