@@ -1,14 +1,14 @@
-"""What releases of noised numbers give away.
+"""Epsilon of releases with Gaussian noise.
 
-The accountant is dp-accounting's. A Gaussian's privacy loss adds up: releases with the noise
-multipliers s_1 ... s_k over the same data are exactly one mechanism whose multiplier s has
-``1 / s**2 = sum(1 / s_i**2)``, and the library has the exact curve of one (Balle and Wang, 2018).
+Releases with noise multipliers s_1 ... s_k over the same data are exactly one Gaussian mechanism
+whose multiplier s has ``1 / s**2 = sum(1 / s_i**2)``; dp-accounting has the exact epsilon of one
+(Balle and Wang, 2018).
 
 A device draws discrete Gaussian noise, with a standard deviation sigma of at least 1e8 grid steps.
-At k steps its probability is that of a rounded Gaussian, which reveals as much as a Gaussian at
-most, times a factor between ``exp(-k**2 / (24 * sigma**4))`` and ``exp(1 / (24 * sigma**2))``.
-Within 40 sigma of 0 that is ``exp(7e-15)``, and the rest has probability ``exp(-800)``. `_MARGIN`
-covers this for 1e8 released numbers.
+At k steps its probability is that of a rounded Gaussian, which reveals at most as much as a
+Gaussian, times a factor between ``exp(-k**2 / (24 * sigma**4))`` and ``exp(1 / (24 * sigma**2))``.
+Within 40 sigma of 0 this is ``exp(7e-15)``, and larger values have probability ``exp(-800)``.
+`_MARGIN` covers this for 1e8 released numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import math
 from fedone_sdk.errors import needs_extra
 
 __all__ = ["GaussianAccountant"]
-
 
 _MARGIN = 1e-6
 
@@ -35,11 +34,11 @@ class GaussianAccountant:
         self.delta = delta
 
     def epsilon(self, precision: float) -> float:
-        """Epsilon of all releases together."""
+        """Return epsilon of releases with this precision, ``sum(1 / s_i**2)``."""
         if precision < 0:
             raise ValueError(f"precision must be at least 0, not {precision}")
         if precision == 0:
             return 0.0
-        with self._errstate(divide="ignore"):  # It takes the logarithm of a delta of 0.
+        with self._errstate(divide="ignore"):  # The library takes the logarithm of 0.
             delta = self.delta * (1.0 - _MARGIN)
             return float(self._epsilon(1.0 / math.sqrt(precision), delta)) + _MARGIN

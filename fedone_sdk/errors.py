@@ -61,10 +61,8 @@ __all__ = [
     "StoreUnavailable",
     "TransportError",
     "UnknownLease",
-    "installing",
     "is_retryable",
     "needs_extra",
-    "one_line",
 ]
 
 
@@ -101,7 +99,7 @@ class MethodError(FedOneError):
 
 
 class MissingExtraError(FedOneError, ImportError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed; the message has the command that installs it."""
 
     def __init__(self, feature: str, *, extra: str) -> None:
         self.extra = extra
@@ -162,7 +160,8 @@ class BudgetExhausted(BudgetError):
     ) -> None:
         self.unit, self.cap, self.held, self.asked = unit, cap, held, asked
         super().__init__(
-            message or f"budget of {cap} {unit} exhausted: {held} held, {asked} more asked"
+            message
+            or f"budget of {cap} {unit} exhausted: {held} spent or reserved, {asked} more needed"
         )
 
 

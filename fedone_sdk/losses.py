@@ -10,20 +10,7 @@ from collections.abc import Sequence
 
 from fedone_sdk.task import LOG_ZERO, Example, LogProbs, Score, TaskSpec, target_of
 
-__all__ = [
-    "MAX_CLASSES",
-    "PROBABILITY_WIDTH",
-    "biased",
-    "class_means",
-    "example_loss",
-    "feedback",
-    "label_loss",
-    "loss_terms",
-    "num_groups",
-    "predicted",
-    "probability_noise",
-    "sensitivity",
-]
+__all__ = ["biased", "example_loss", "feedback", "label_loss", "predicted"]
 
 
 def biased(task: TaskSpec, log_probs: LogProbs) -> LogProbs:

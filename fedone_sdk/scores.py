@@ -1,4 +1,4 @@
-"""Scores of generated texts: ready functions, and the calls of a function for many texts."""
+"""Scores of generated texts: built-in functions, and the calls of a score function."""
 
 from __future__ import annotations
 
@@ -23,11 +23,8 @@ __all__ = [
     "SCORES",
     "contains",
     "exact_match",
-    "graded",
     "json_fields",
     "number",
-    "object_in",
-    "ready_score",
     "regex",
     "rouge_l",
     "token_f1",
@@ -39,9 +36,6 @@ SCORE_TIMEOUT_S = 60.0
 AT_ONCE = 8
 """Number of concurrent calls of a score function for the answers to one prompt."""
 
-_MOST_FAILED = 0.2
-"""Share of texts without a score from which the function counts as broken."""
-
 
 async def graded(
     task: TaskSpec,
@@ -49,76 +43,71 @@ async def graded(
     examples: Sequence[Example],
     score: ScoreFunction | None,
     *,
-    most_failed: float = _MOST_FAILED,
+    most_failed: float = 0.2,
 ) -> tuple[LogProbs | Score | None, ...]:
-    """Return model answers with the score of each text in its place.
+    """Return model answers, with scores in place of generated texts.
 
-    A synchronous function runs in threads. Its feedback follows what was expected and answered.
+    A synchronous function runs in threads. A text is None in the result if the function raised an
+    exception, took longer than `SCORE_TIMEOUT_S`, or returned a value outside [0, 1].
 
     Args:
         task: The task, with the column of the expected answer.
         rows: Answers, one per example; None if the model failed.
         examples: The examples.
         score: The function, for loss ``score``.
-        most_failed: Largest share of texts that may fail: the function raised an exception, took
-            longer than `SCORE_TIMEOUT_S`, or returned a value outside [0, 1]. These become None.
+        most_failed: Maximum share of texts without a score.
 
     Raises:
         SpecError: The function is missing, or failed on more texts; the cause is its exception.
         BackendError: The function's model is unavailable.
         BudgetError: A cap is reached.
     """
-    free = asyncio.Semaphore(AT_ONCE)
+    limit = asyncio.Semaphore(AT_ONCE)
 
-    async def one(written: str, example: Example) -> Score | SpecError:
-        async with free:
+    async def score_or_error(text: str, example: Example) -> Score | SpecError:
+        async with limit:
             try:
-                return await _called(task, score, written, example)
+                return await _score(task, score, text, example)
             except SpecError as exc:
                 return exc
 
     texts = {index: row for index, row in enumerate(rows) if isinstance(row, str)}
-    if not texts:
-        return tuple(row for row in rows if not isinstance(row, str))
-    calls = [one(text, examples[index]) for index, text in texts.items()]
+    calls = [score_or_error(text, examples[index]) for index, text in texts.items()]
     scores = dict(zip(texts, await asyncio.gather(*calls), strict=True))
-    failures = [one for one in scores.values() if isinstance(one, SpecError)]
+    failures = [error for error in scores.values() if isinstance(error, SpecError)]
     if len(failures) > most_failed * len(texts):
         raise failures[0]
     answers = [scores.get(index, row) for index, row in enumerate(rows)]
-    return tuple(None if isinstance(one, (SpecError, str)) else one for one in answers)
+    return tuple(None if isinstance(a, (SpecError, str)) else a for a in answers)
 
 
-async def _called(
-    task: TaskSpec, score: ScoreFunction | None, written: str, example: Example
-) -> Score:
+async def _score(task: TaskSpec, score: ScoreFunction | None, text: str, example: Example) -> Score:
     if score is None:
         raise SpecError("task.score: loss score needs a score function")
     try:
         async with asyncio.timeout(SCORE_TIMEOUT_S):
-            returned = await asyncio.to_thread(score, written, example)
-            given = await answer_of(returned)
-        given = given if isinstance(given, Score) else Score(float(given))
-        value, said = float(given.value), in_unicode(str(given.feedback))
+            result = await answer_of(await asyncio.to_thread(score, text, example))
+        result = result if isinstance(result, Score) else Score(float(result))
+        value, feedback = float(result.value), in_unicode(str(result.feedback))
     except Exception as exc:
-        refused = type(exc) in (BackendError, BackendRefused)  # This text only.
-        if isinstance(exc, (BackendError, BudgetError, ProblemError)) and not refused:
-            raise  # Of a model that scores.
+        only_this_text = type(exc) in (BackendError, BackendRefused)
+        if isinstance(exc, (BackendError, BudgetError, ProblemError)) and not only_this_text:
+            raise  # The function's model is unavailable.
         late = f"no result in {SCORE_TIMEOUT_S:g} s" if isinstance(exc, TimeoutError) else ""
         reason = f"{type(exc).__name__}: {str(exc) or late}"
         raise SpecError(f"task.score: the score function failed with {reason}") from exc
     if not 0.0 <= value <= 1.0:  # Also refuses NaN.
         raise SpecError(f"task.score: the score function returned {value!r}; it must be in [0, 1]")
     expected = example.get(task.label_field)
-    wanted = "" if expected is None else f"expected {expected!r}, "
-    more = f": {said}" if said else ""
-    return Score(value, f"{wanted}answered {written!r}, score {value:.2f} of 1{more}")
+    expectation = "" if expected is None else f"expected {expected!r}, "
+    more = f": {feedback}" if feedback else ""
+    return Score(value, f"{expectation}answered {text!r}, score {value:.2f} of 1{more}")
 
 
 def _references(example: Example, column: str) -> list[str]:
-    """Return the expected texts of an example: one, or any of several."""
-    given = example[column]
-    return [str(one) for one in given] if isinstance(given, (list, tuple)) else [str(given)]
+    """Return the expected texts of an example: a list in its column has alternatives."""
+    value = example[column]
+    return [str(text) for text in value] if isinstance(value, (list, tuple)) else [str(value)]
 
 
 def _plain(text: str) -> str:
@@ -130,7 +119,7 @@ def _words(text: str) -> list[str]:
 
 
 def exact_match(column: str) -> ScoreFunction:
-    """Score 1 for an expected text, apart from case and white space."""
+    """Score 1 for an expected text, without case and white space."""
 
     def score(generated: str, example: Example) -> float:
         return float(_plain(generated) in map(_plain, _references(example, column)))
@@ -139,13 +128,13 @@ def exact_match(column: str) -> ScoreFunction:
 
 
 def contains(column: str) -> ScoreFunction:
-    """Score the share of the expected texts that the answer contains, apart from case."""
+    """Score the share of the expected texts that the answer contains, in any case."""
 
     def score(generated: str, example: Example) -> Score:
-        wanted, text = _references(example, column), _plain(generated)
-        missing = [one for one in wanted if _plain(one) not in text]
-        said = f"does not contain {', '.join(map(repr, missing))}" if missing else ""
-        return Score(1 - len(missing) / len(wanted), said)
+        expected, text = _references(example, column), _plain(generated)
+        missing = [part for part in expected if _plain(part) not in text]
+        feedback = f"does not contain {', '.join(map(repr, missing))}" if missing else ""
+        return Score(1 - len(missing) / len(expected), feedback)
 
     return score
 
@@ -163,15 +152,15 @@ def number(column: str, tolerance: Annotated[float, Field(ge=0)] = 0.0) -> Score
     """Score 1 if the answer's last number differs from the expected one by at most `tolerance`."""
 
     def score(generated: str, example: Example) -> Score:
-        found = _last_number(generated)
-        if found is None:
+        answer = _last_number(generated)
+        if answer is None:
             return Score(0.0, "the answer has no number")
-        wanted = [_last_number(one) for one in _references(example, column)]
-        known = [one for one in wanted if one is not None]
-        if not known:
+        numbers = [_last_number(text) for text in _references(example, column)]
+        expected = [number for number in numbers if number is not None]
+        if not expected:
             raise ValueError(f"column {column!r} has no number")
-        near = any(math.isclose(found, one, rel_tol=1e-9, abs_tol=tolerance) for one in known)
-        return Score(float(near), f"the number is {found:g}")
+        is_close = any(math.isclose(answer, x, rel_tol=1e-9, abs_tol=tolerance) for x in expected)
+        return Score(float(is_close), f"the number is {answer:g}")
 
     return score
 
@@ -186,9 +175,9 @@ def token_f1(column: str) -> ScoreFunction:
         return Counter(word for word in _words(text) if word not in ("a", "an", "the"))
 
     def f1(generated: str, reference: str) -> float:
-        found, wanted = bag(generated), bag(reference)
-        total = found.total() + wanted.total()
-        return 2 * (found & wanted).total() / total if total else 1.0
+        answer, expected = bag(generated), bag(reference)
+        total = answer.total() + expected.total()
+        return 2 * (answer & expected).total() / total if total else 1.0
 
     return _best(column, f1)
 
@@ -200,16 +189,16 @@ def rouge_l(column: str) -> ScoreFunction:
     """
 
     def f1(generated: str, reference: str) -> float:
-        found, wanted = _words(generated), _words(reference)
-        total = len(found) + len(wanted)
-        return 2 * _common(found, wanted) / total if total else 1.0
+        answer, expected = _words(generated), _words(reference)
+        total = len(answer) + len(expected)
+        return 2 * _common(answer, expected) / total if total else 1.0
 
     return _best(column, f1)
 
 
 def _best(column: str, measure: Callable[[str, str], float]) -> ScoreFunction:
     return lambda generated, example: max(
-        measure(generated, one) for one in _references(example, column)
+        measure(generated, expected) for expected in _references(example, column)
     )
 
 
@@ -218,11 +207,11 @@ def _common(first: Sequence[str], second: Sequence[str]) -> int:
     places: dict[str, int] = defaultdict(int)
     for index, word in enumerate(first):
         places[word] |= 1 << index
-    whole = (1 << len(first)) - 1
-    row = whole
+    mask = (1 << len(first)) - 1
+    row = mask
     for word in second:
         matched = row & places.get(word, 0)
-        row = ((row + matched) | (row - matched)) & whole
+        row = ((row + matched) | (row - matched)) & mask
     return len(first) - row.bit_count()
 
 
@@ -235,10 +224,10 @@ def json_fields(
     Args:
         column: The column with the expected object, as JSON or a mapping.
         fields: The fields to compare; empty for all of the expected object. Texts are compared
-            apart from case and white space, numbers by value.
-        schema: JSON Schema of the object. The model's engine is held to it (`Query.schema`); an
-            object that breaks its `type`, `enum`, `required`, `properties`, `items` or
-            ``additionalProperties: false`` scores 0. Other keywords are the engine's alone.
+            without case and white space, numbers by value.
+        schema: JSON Schema of the object, which constrains the model's output (`Query.schema`). An
+            object that violates its `type`, `enum`, `required`, `properties`, `items` or
+            ``additionalProperties: false`` scores 0; other keywords are not checked.
     """
     form: TypeAdapter[Any] | None = None
     if schema is not None:
@@ -248,26 +237,23 @@ def json_fields(
             raise ValueError(f"schema: {exc}; its types are {', '.join(_TYPES)}") from None
 
     def score(generated: str, example: Example) -> Score:
-        wanted = example[column]
-        wanted = wanted if isinstance(wanted, Mapping) else json.loads(str(wanted))
-        found = object_in(generated)
-        if found is None:
+        expected = example[column]
+        expected = expected if isinstance(expected, Mapping) else json.loads(str(expected))
+        answer = object_in(generated)
+        if answer is None:
             return Score(0.0, "the answer has no JSON object")
         try:
             if form is not None:
-                form.validate_python(found)
+                form.validate_python(answer)
         except ValidationError as exc:
             problem = exc.errors()[0]
             return Score(0.0, f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}")
-        names = fields or tuple(wanted)
-        wrong = [name for name in names if _value(found.get(name)) != _value(wanted.get(name))]
-        said = [
-            f"{name}: expected {wanted.get(name)!r}, answered {found.get(name)!r}"
-            if name in found
-            else f"{name}: expected {wanted.get(name)!r}, is missing"
-            for name in wrong
-        ]
-        return Score(1 - len(wrong) / len(names) if names else 1.0, "; ".join(said))
+        names, lines = fields or tuple(expected), []
+        for name in names:
+            if _value(answer.get(name)) != _value(expected.get(name)):
+                actual = f"answered {answer[name]!r}" if name in answer else "is missing"
+                lines.append(f"{name}: expected {expected.get(name)!r}, {actual}")
+        return Score(1 - len(lines) / len(names) if names else 1.0, "; ".join(lines))
 
     return score
 
@@ -284,50 +270,51 @@ _TYPES: Mapping[str, Any] = {
 
 
 def _form(schema: Mapping[str, Any]) -> Any:
-    """Return the type of the values that fit a JSON Schema, as far as `json_fields` checks it."""
+    """Return the type for the keywords of a JSON Schema that `json_fields` checks."""
     if "enum" in schema:
         if not schema["enum"]:
             raise TypeError("an enum is empty")
         return Literal[tuple(schema["enum"])]
     implied = "array" if "items" in schema else "object" if "properties" in schema else []
-    kinds = schema.get("type", implied)
-    found = [_of_kind(kind, schema) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
-    return reduce(or_, found) if found else Any
+    names = schema.get("type", implied)
+    types = [_type_of(name, schema) for name in ([names] if isinstance(names, str) else names)]
+    return reduce(or_, types) if types else Any
 
 
-def _of_kind(kind: str, schema: Mapping[str, Any]) -> Any:
-    if kind == "array" and "items" in schema:
+def _type_of(name: str, schema: Mapping[str, Any]) -> Any:
+    if name == "array" and "items" in schema:
         return list[_form(schema["items"])]  # type: ignore[misc]
-    if kind != "object":
-        return _TYPES[kind]
-    needed, named = schema.get("required", ()), schema.get("properties", {})
-    fields = dict.fromkeys(needed, Any) | {
-        name: _form(of) if name in needed else NotRequired[_form(of)] for name, of in named.items()
+    if name != "object":
+        return _TYPES[name]
+    required, properties = schema.get("required", ()), schema.get("properties", {})
+    fields = dict.fromkeys(required, Any) | {
+        key: _form(inner) if key in required else NotRequired[_form(inner)]
+        for key, inner in properties.items()
     }
-    closed = schema.get("additionalProperties") is False
-    make: Any = TypedDict  # A type checker takes a literal only.
+    is_closed = schema.get("additionalProperties") is False
+    make: Any = TypedDict  # Type checkers accept only literal fields.
     form = make("form", fields)
-    form.__pydantic_config__ = ConfigDict(strict=True, extra="forbid" if closed else "allow")
+    form.__pydantic_config__ = ConfigDict(strict=True, extra="forbid" if is_closed else "allow")
     return form
 
 
 def object_in(text: str) -> Mapping[str, Any] | None:
     """Return the first JSON object in a text, which may be in a fence or between sentences."""
     decoder = json.JSONDecoder(strict=False)
-    for start in (found.start() for found in re.finditer(r"\{", text[:20_000])):
+    for brace in re.finditer(r"\{", text[:20_000]):
         try:
-            found = decoder.raw_decode(text, start)[0]
+            value: Mapping[str, Any] = decoder.raw_decode(text, brace.start())[0]
         except (ValueError, RecursionError):
             continue
-        return found if isinstance(found, Mapping) else None
+        return value
     return None
 
 
 def _value(value: object) -> object:
     if isinstance(value, list):
-        return [_value(one) for one in value]
+        return [_value(item) for item in value]
     if isinstance(value, Mapping):
-        return {name: _value(one) for name, one in value.items()}
+        return {name: _value(item) for name, item in value.items()}
     return _plain(value) if isinstance(value, str) else value
 
 
@@ -340,8 +327,8 @@ def regex(column: str, pattern: str) -> ScoreFunction:
         raise ValueError(f"pattern: {exc}") from None
 
     def score(generated: str, example: Example) -> Score:
-        found = compiled.search(generated) is not None
-        return Score(float(found), "" if found else f"does not match {pattern!r}")
+        matches = compiled.search(generated) is not None
+        return Score(float(matches), "" if matches else f"does not match {pattern!r}")
 
     return score
 
@@ -350,14 +337,14 @@ SCORES: dict[str, Callable[..., ScoreFunction]] = {
     make.__name__: make
     for make in (exact_match, contains, number, token_f1, rouge_l, json_fields, regex)
 }
-"""Ready scores by name; each takes the column of the expected answer, and options."""
+"""Built-in scores by name; their arguments are the column of the expected answer, and options."""
 
 
 def ready_score(name: str, column: str, options: Mapping[str, Any]) -> ScoreFunction:
-    """Return a ready score.
+    """Return a built-in score.
 
     Raises:
-        SpecError: The name or an option is not known, or a value is not allowed.
+        SpecError: The name or an option is unknown, or a value is invalid.
     """
     if name not in SCORES:
         raise SpecError(f"task.score: {name!r} is not one of {', '.join(SCORES)}")

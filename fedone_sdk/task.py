@@ -32,7 +32,6 @@ __all__ = [
     "Loss",
     "MAX_BIAS",
     "Part",
-    "PartKind",
     "Rendered",
     "Role",
     "Score",
@@ -79,7 +78,6 @@ ScoreFunction = Callable[[str, Example], float | Score | Awaitable[float | Score
 """A user's ``score(generated, example)``; a number is the `Score.value`."""
 
 Role = Literal["system", "user", "assistant"]
-PartKind = Literal["text", "prompt", "field", "mask", "role", "special"]
 
 
 class Part(NamedTuple):
@@ -91,7 +89,7 @@ class Part(NamedTuple):
     backends take from a model's chat template; tasks do not render them.
     """
 
-    kind: PartKind
+    kind: Literal["text", "prompt", "field", "mask", "role", "special"]
     text: str
 
 
@@ -107,13 +105,12 @@ class Filling(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All slots in order."""
+        """The texts of all slots in order."""
         return "".join(self.texts)
 
 
 TextPrompt = str | Filling
 """A text prompt: one text, or the contents of its slots."""
-
 
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _NAMED = r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[A-Za-z_][\w-]*)$"
@@ -201,8 +198,8 @@ class Description(Frozen):
     """Words for the task in the built-in instructions.
 
     Attributes:
-        text: An example's kind, a singular noun without an article: ``movie review``.
-        aspect: What its label describes, a noun without an article: ``sentiment``.
+        text: Kind of example, a singular noun without an article: ``movie review``.
+        aspect: Meaning of its label, a noun without an article: ``sentiment``.
         question: The question that the label answers; null asks for the aspect of the text.
     """
 
@@ -287,21 +284,17 @@ class TaskSpec(Frozen):
         if (self.template is None) is (self.chat is None):
             raise ValueError("needs either template or chat")
         names = self._names
-        if self.slots:
-            if "prompt" in names:
-                raise ValueError(f"{self._form}: must have either {{prompt}} or the names of slots")
-            for slot in self.slots:
-                if names.count(slot) != 1:
-                    raise ValueError(f"{self._form}: needs the slot {{{slot}}} exactly once")
-        elif names.count("prompt") != 1:
-            raise ValueError(f"{self._form}: needs {{prompt}} exactly once")
+        if self.slots and "prompt" in names:
+            raise ValueError(f"{self._form}: must have either {{prompt}} or the names of slots")
+        for name in self.slots or ("prompt",):
+            if names.count(name) != 1:
+                raise ValueError(f"{self._form}: needs {{{name}}} exactly once")
         if self.chat is not None and "mask" in names:
             raise ValueError("chat: takes no {mask}; a chat model answers at the end")
         if names.count("mask") > 1:
             raise ValueError("template: must contain {mask} at most once")
         if not self.fields:
-            others = "{prompt}" if self.chat is not None else "{prompt} and {mask}"
-            raise ValueError(f"{self._form}: needs at least one text field in addition to {others}")
+            raise ValueError(f"{self._form}: needs at least one text field, such as {{text}}")
         return self
 
     @pydantic.model_validator(mode="after")
@@ -316,7 +309,7 @@ class TaskSpec(Frozen):
         elif len(self.labels) < 2:
             raise ValueError("labels: needs at least 2")
         if self.score is not None and self.loss != "score":
-            raise ValueError("score: goes with loss score")
+            raise ValueError("score: needs loss score")
         for label, word in self.labels.items():
             if not word.strip():
                 raise ValueError(f"label {label!r} has no label word")

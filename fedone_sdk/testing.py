@@ -1,4 +1,4 @@
-"""Test doubles for programs that use the SDK: real protocols, no model, no waiting."""
+"""Test doubles for programs that use the SDK, without a model and without waiting."""
 
 from __future__ import annotations
 
@@ -38,21 +38,18 @@ class ManualClock:
 
 
 def pseudo_log_probs(inputs: Rendered, label_words: Sequence[str]) -> tuple[float, ...]:
-    """Return label log-probabilities that depend only on the text."""
+    """Return label log-probabilities from a hash of the text."""
     weights = [_weight(inputs, word) for word in label_words]
     return tuple(math.log(weight / (2 * sum(weights))) for weight in weights)
 
 
 def pseudo_reference_log_prob(inputs: Rendered, reference: str) -> float:
-    """Return a log-probability that depends only on the texts, from -64 to 0 nats.
-
-    It is exact in float32, so that the wire does not change it.
-    """
+    """Return a log-probability from a hash of the texts, from -64 to 0 nats, exact in float32."""
     return -((_weight(inputs, reference) - 1) >> 16) / 1024
 
 
 def pseudo_text(inputs: Rendered, max_tokens: int) -> str:
-    """Return a text that depends only on the input: the first tokens of its hash."""
+    """Return the first digits of a hash of the text."""
     digits = f"{_weight(inputs, 'text'):08x}"
     return " ".join(digits[:max_tokens])
 
@@ -63,14 +60,15 @@ def _weight(inputs: Rendered, word: str) -> int:
 
 
 class ScriptedBackend(LLMBackend):
-    """A backend that answers from functions and records the queries that reach it.
+    """A backend that answers from functions, which return None for a failed input.
+
+    The attribute `asked` has all queries.
 
     Args:
-        answer: Label log-probabilities of an input, or None for a failed one; a hash of the text
-            by default. The likeliest label is also the model's choice (``choice``).
-        reference: Log-probability of an input's reference text, or None; a hash by default.
-        write: The text that the model writes after an input, within the given number of tokens, or
-            None; a hash by default.
+        answer: Label log-probabilities of an input. The likeliest label is also the model's choice
+            (``choice``).
+        reference: Log-probability of an input's reference text.
+        write: The text after an input, within a number of tokens.
         answers: The kinds of query that it supports.
         fingerprint: Its model's fingerprint.
         gate: Awaited before each answer, to delay it or to raise.
@@ -96,7 +94,7 @@ class ScriptedBackend(LLMBackend):
 
     @property
     def fingerprint(self) -> str:
-        """The given fingerprint."""
+        """The model's fingerprint."""
         return self._fingerprint
 
     async def score(self, query: Query) -> Answer:
@@ -124,12 +122,12 @@ class ScriptedBackend(LLMBackend):
         for rendered in query.inputs:
             row = self._answer(rendered, query.label_words)
             if row is not None and query.want == "choice":
-                chosen = row.index(max(row))
-                row = tuple(0.0 if at == chosen else LOG_ZERO for at in range(len(row)))
+                choice = row.index(max(row))
+                row = tuple(0.0 if label == choice else LOG_ZERO for label in range(len(row)))
             yield row
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """Return one request, one token per input."""
+        """Return one request, and one token per input."""
         return Usage(queries=1, requests=1, prompt_tokens=batch_size)
 
 

@@ -20,18 +20,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from fedone_sdk._values import Frozen
 from fedone_sdk.errors import DataError
 
-__all__ = [
-    "FileVocabulary",
-    "LABELS",
-    "Layout",
-    "ListVocabulary",
-    "PmiVocabulary",
-    "Slot",
-    "Vocabulary",
-    "VocabularySpec",
-    "build_vocabulary",
-    "pmi_ngrams",
-]
+__all__ = ["FileVocabulary", "ListVocabulary", "PmiVocabulary", "Slot", "Vocabulary"]
 
 _MAX_CANDIDATES = 65_536
 MAX_CANDIDATE_CHARS = 4000
@@ -53,7 +42,6 @@ LABELS = "labels"
 """The reserved slot whose candidates are sets of label words."""
 
 _Size = Annotated[int, Field(ge=2, le=_MAX_CANDIDATES)]
-
 
 _NAMES = "bos|eos|pad|unk|mask|cls|sep|/?s|/?think|/?tool_call|(start|end)_of_(turn|image)"
 _MISTRAL = "/?(inst|system_prompt|available_tools|tool_results|tool_content)|tool_calls|args|img"
@@ -185,17 +173,17 @@ class Vocabulary(Frozen):
         if len(self.slots) != len(described.slots):
             return False
         dropped = set(described.candidates_of(LABELS)) - set(self.candidates_of(LABELS))
-        return self == described.without(LABELS, dropped)
+        return self == described.without_label_sets(dropped)
 
     def candidates_of(self, name: str) -> tuple[str, ...]:
         """Return the candidates of the slot with this name; empty without this slot."""
         return next((slot.candidates for slot in self.slots if slot.name == name), ())
 
-    def without(self, name: str, dropped: Collection[str]) -> Vocabulary:
-        """Return the vocabulary without the given candidates of the slot with this name."""
-        kept = tuple(text for text in self.candidates_of(name) if text not in dropped)
+    def without_label_sets(self, dropped: Collection[str]) -> Vocabulary:
+        """Return the vocabulary without some sets of label words."""
+        kept = tuple(text for text in self.candidates_of(LABELS) if text not in dropped)
         slots = tuple(
-            slot.model_copy(update={"candidates": kept}) if slot.name == name else slot
+            slot.model_copy(update={"candidates": kept}) if slot.name == LABELS else slot
             for slot in self.slots
         )
         return Vocabulary(candidates=self.candidates, slots=slots)
@@ -278,9 +266,9 @@ class Vocabulary(Frozen):
 class PmiVocabulary(Frozen):
     """N-grams of words with high pointwise mutual information in the training text.
 
-    Adjacent words a, b have ``PMI = log(p(ab) / (p(a) p(b)))``, nats. The text is split where it
-    is below the threshold, and the most frequent segments become candidates (Diao et al. 2022,
-    "Black-Box Prompt Learning for Pre-trained Language Models").
+    Adjacent words a, b have ``PMI = log(p(ab) / (p(a) p(b)))``, nats. The text is split below a
+    threshold, and the most frequent segments become candidates (Diao et al. 2022, "Black-Box Prompt
+    Learning for Pre-trained Language Models").
 
     Attributes:
         size: Maximum N, including the blank.
@@ -307,11 +295,7 @@ class FileVocabulary(Frozen):
 
 
 class ListVocabulary(Frozen):
-    """Candidates given in the run file.
-
-    Attributes:
-        candidates: The texts, used verbatim. An empty one is the blank candidate, index 0.
-    """
+    """Candidates in the run file, used verbatim; an empty text is the blank candidate, index 0."""
 
     kind: Literal["list"] = "list"
     candidates: Annotated[tuple[str, ...], Field(max_length=_MAX_CANDIDATES)]
@@ -334,13 +318,13 @@ def build_vocabulary(
     *,
     wanted: Iterable[str] = (),
 ) -> Vocabulary:
-    """Build a run's vocabulary.
+    """Build a run's vocabulary; an empty one without a spec.
 
     Args:
-        spec: The source of candidates; None gives an empty vocabulary.
+        spec: The source of candidates.
         texts: Training text, for PMI.
         base_dir: Base of a relative path.
-        wanted: Required candidates; missing ones are appended.
+        wanted: Required candidates, which are appended if missing.
 
     Raises:
         DataError: The file is missing or malformed, or there are fewer than 2 candidates.

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 
@@ -380,9 +380,11 @@ class Access:
 
     async def _add(self, token: EnrolmentToken, *, expected: bool) -> None:
         """Store a new configured token, with a number if its name is missing or taken."""
-        named = f"{_CONFIGURED}{token.name}"
-        stem, names = (_CONFIGURED, []) if token.name is None else (f"{named}-", [named])
-        for name in chain(names, (f"{stem}{number}" for number in count(1))):
+        names: Iterator[str] = (f"{_CONFIGURED}{number}" for number in count(1))
+        if token.name is not None:
+            first = f"{_CONFIGURED}{token.name}"
+            names = chain([first], (f"{first}-{number}" for number in count(1)))
+        for name in names:
             try:
                 await self._store.put_token(token.record(name, self._clock.now()))
             except ValueError:

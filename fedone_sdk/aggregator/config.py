@@ -138,8 +138,8 @@ class MetricsConfig(Spec):
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Host and port of `listen`."""
-        return None if self.listen is None else _host_and_port(self.listen)
+        """Host and port of `listen`; None if metrics are disabled."""
+        return _host_and_port(self.listen) if self.enabled and self.listen is not None else None
 
 
 class TracingConfig(Spec):
@@ -281,8 +281,12 @@ class ServeConfig(Spec):
         runs: dict[str, RunToServe] = {}
         errors: list[FedOneError] = []
         for number, name in enumerate(self.runs):
+            path = folder / name
             try:
-                run = self._load_run(folder / name, folder)
+                run = self._load_run(path, folder)
+            except SpecError as exc:
+                errors.append(SpecError(exc.problems, source=str(path)))
+                continue
             except FedOneError as exc:
                 errors.append(exc)
                 continue
@@ -294,14 +298,11 @@ class ServeConfig(Spec):
         return list(runs.values()), errors
 
     def _load_run(self, path: Path, folder: Path) -> RunToServe:
-        try:
-            spec = RunSpec.load(path).served()
-            if isinstance(spec.method, OwnMethodSpec):
-                from fedone_sdk.algorithms import load_method
+        spec = RunSpec.load(path).served()
+        if isinstance(spec.method, OwnMethodSpec):
+            from fedone_sdk.algorithms import load_method
 
-                load_method(spec.method, path.parent)
-        except SpecError as exc:
-            raise SpecError(exc.problems, source=str(path)) from exc
+            load_method(spec.method, path.parent)
         if (
             self.backend is not None
             and "backend" in spec.model_fields_set
@@ -309,17 +310,15 @@ class ServeConfig(Spec):
         ):
             # The gateway has one model.
             raise SpecError(
-                "backend: is not the one that the server's config names; leave it out here",
-                source=str(path),
+                "backend: is not the one that the server's config names; leave it out here"
             )
+        texts = _public_text(spec, path.parent)
         try:
-            vocabulary = spec.prompt.build(spec.task, _public_text(spec, path), path.parent)
+            vocabulary = spec.prompt.build(spec.task, texts, path.parent)
         except (DataError, SpecError) as exc:
-            if isinstance(exc, SpecError) and exc.source == str(path):
-                raise  # The message already has the key.
             key = "prompt" if spec.prompt.slots else "prompt.vocabulary"
-            raise SpecError(f"{key}: {exc}", source=str(path)) from exc
-        dev, unmeasured = _dev_rows(spec, path)
+            raise SpecError(f"{key}: {exc}") from exc
+        dev, unmeasured = _dev_rows(spec, path.parent)
         if self.backend is None:
             dev, unmeasured = (), "the server has no model (backend: null)"
         changes = {"data": None, **({} if self.backend is None else {"backend": self.backend})}
@@ -332,7 +331,7 @@ class ServeConfig(Spec):
         )
 
 
-def _dev_rows(spec: RunSpec, path: Path) -> tuple[tuple[Example, ...], str | None]:
+def _dev_rows(spec: RunSpec, folder: Path) -> tuple[tuple[Example, ...], str | None]:
     """Return the rows of `data.dev`, or why it has no rows.
 
     A missing file is not an error: the RUN.yaml may come from another machine.
@@ -340,15 +339,15 @@ def _dev_rows(spec: RunSpec, path: Path) -> tuple[tuple[Example, ...], str | Non
     source = None if spec.data is None else spec.data.dev
     if source is None:
         return (), "RUN.yaml names no data.dev"
-    if not source.startswith("hf:") and not (path.parent / source).is_file():
+    if not source.startswith("hf:") and not (folder / source).is_file():
         return (), f"data.dev: there is no file {source}"
     try:
-        return tuple(_rows(spec, path, "dev", source)), None
+        return tuple(_rows(spec, folder, "dev", source)), None
     except MissingExtraError as exc:
         return (), f"data.dev: {exc}"
 
 
-def _public_text(spec: RunSpec, path: Path) -> list[str]:
+def _public_text(spec: RunSpec, folder: Path) -> list[str]:
     """Return the texts of `data.train`, which must be public, for a vocabulary that counts them."""
     counted = [
         (key, source.kind)
@@ -360,24 +359,21 @@ def _public_text(spec: RunSpec, path: Path) -> list[str]:
     if spec.data is None or spec.data.train is None:
         key, kind = counted[0]
         raise SpecError(
-            f"{key}.kind: {kind} counts public text, so it needs data.train; file and list do not",
-            source=str(path),
+            f"{key}.kind: {kind} counts public text, so it needs data.train; file and list do not"
         )
-    rows = _rows(spec, path, "train", spec.data.train)
+    rows = _rows(spec, folder, "train", spec.data.train)
     return [str(row[name]) for row in rows for name in spec.task.fields]
 
 
 def _rows(
-    spec: RunSpec, path: Path, key: Literal["dev", "train"], source: str
+    spec: RunSpec, folder: Path, key: Literal["dev", "train"], source: str
 ) -> Sequence[Example]:
+    split = "train" if key == "train" else "validation"
     try:
-        rows = load_examples(
-            source if source.startswith("hf:") else path.parent / source,
-            split="train" if key == "train" else "validation",
-        )
+        rows = load_examples(source, split=split, folder=folder)
         check_examples(spec.task, rows, source)
     except DataError as exc:
-        raise SpecError(f"data.{key}: {exc}", source=str(path)) from exc
+        raise SpecError(f"data.{key}: {exc}") from exc
     return rows
 
 

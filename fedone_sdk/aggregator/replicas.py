@@ -53,11 +53,6 @@ class Retention(Spec):
     closed_work_days: Days | None = None
     idle_clients_days: Days | None = None
 
-    @property
-    def active(self) -> bool:
-        """Whether any period is set."""
-        return any(days is not None for days in self.model_dump().values())
-
 
 @dataclass(kw_only=True, eq=False)
 class Replicas:
@@ -132,7 +127,7 @@ class Replicas:
 
     def start_sweeps(self) -> None:
         """Start to remove data whose retention period is over, if a period is set."""
-        if self.retention.active:
+        if self.retention != Retention():
             sweeps = asyncio.create_task(self._sweep_hourly(), name="retention")
             self._tasks.append(sweeps)
 
@@ -144,8 +139,9 @@ class Replicas:
         self._tasks.clear()
 
     def on_run_changed(self, run: ServedRun) -> None:
-        """Check the deadlines earlier if a change of a run has brought an earlier one."""
-        if run.due is not None and run.due < self._wakes_at:
+        """Check the deadlines again if a change of a run brings an earlier one, or ends the run."""
+        is_earlier = run.due is not None and run.due < self._wakes_at
+        if is_earlier or not run.state.running:  # An ended run leaves no timer behind.
             self._changed.set()
 
     # Leader

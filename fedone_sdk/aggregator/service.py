@@ -81,7 +81,7 @@ class Service:
         self._admitting = asyncio.Event()
         self.registry = RunRegistry(
             store=store,
-            new_run=self._unloaded,
+            new_run=self._stored_run,
             check_model=self._models.probe,
             on_loaded=lambda run: self.dispatcher.sync_run(run),
             on_removed=self._on_removed,
@@ -255,7 +255,7 @@ class Service:
         self.dispatcher.wake()
         return run
 
-    def _unloaded(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> ServedRun:
+    def _stored_run(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> ServedRun:
         return self._new_run(self._models.machine(run_id, spec, vocabulary), vocabulary)
 
     def _new_run(self, machine: RoundMachine, vocabulary: Vocabulary) -> ServedRun:
@@ -356,19 +356,19 @@ class Service:
     async def _wait_for_updates(self, run: ServedRun) -> None:
         if self._gateway is not None:
             await self._gateway.wait_idle(run)
-        news = asyncio.Event()
+        changed = asyncio.Event()
 
         def listener(_run: ServedRun, _change: Change) -> None:
-            news.set()
+            changed.set()
 
         self.listeners.append(listener)
         try:
             async with asyncio.timeout(_RETURN_TIMEOUT_S):
                 while run.state.running and any(map(run.state.is_answered, run.state.seats)):
-                    news.clear()
-                    await news.wait()
+                    changed.clear()
+                    await changed.wait()
         except TimeoutError:
-            _log.warning("answered work was not returned", run_id=run.run_id)
+            _log.warning("updates of answered queries did not arrive", run_id=run.run_id)
         finally:
             self.listeners.remove(listener)
 

@@ -40,19 +40,19 @@ class Observers:
     def create(
         cls,
         *,
-        metrics: bool = False,
-        traces: bool = False,
-        endpoint: str | None = None,
-        request_level: RequestLevel = "off",
+        metrics: bool,
+        traces: bool,
+        endpoint: str | None,
+        request_level: RequestLevel,
     ) -> Self:
-        """Return the observers of a server; `close` them at its end.
+        """Return the observers of a server, which must be closed at its end.
 
         Args:
             metrics: Whether Prometheus metrics are collected.
             traces: Whether OpenTelemetry traces are exported.
             endpoint: URL of their collector, such as ``http://127.0.0.1:4318/v1/traces``; None uses
                 OpenTelemetry's environment variables.
-            request_level: Level of the log line that each request gets.
+            request_level: As the field.
 
         Raises:
             MissingExtraError: Prometheus' or OpenTelemetry's packages are not installed.

@@ -1,4 +1,4 @@
-"""Argument checks shared by all methods; each failure is a one-line `ValueError`."""
+"""Checks of the arguments of methods; each failure is a one-line `ValueError`."""
 
 from __future__ import annotations
 
@@ -63,10 +63,7 @@ def matrix(name: str, value: ArrayLike, *, shape: tuple[int, int]) -> NDArray[np
 
 
 def positive_alpha(value: ArrayLike, *, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return `alpha` in float64; raise if a weight has no logarithm or inverse.
-
-    Entries outside `mask`, the existing candidates, must be 0.
-    """
+    """Return `alpha` in float64; raise unless it is positive on the mask and 0 elsewhere."""
     alpha = matrix("alpha", value, shape=mask.shape)
     if alpha[mask].min() <= 0.0:
         raise ValueError("alpha must be positive: project it first")
@@ -78,11 +75,11 @@ def positive_alpha(value: ArrayLike, *, mask: NDArray[np.bool_]) -> NDArray[np.f
 def losses(
     value: ArrayLike, candidates: Candidates, *, shape: tuple[int, int]
 ) -> NDArray[np.float64]:
-    """Return the losses in float64, checked together with the drawn tokens' `shape`."""
-    found = candidates.probabilities.shape
-    if found != shape:
+    """Return the losses in float64; raise if they or the candidates do not fit `shape`, (n, N)."""
+    drawn_from = candidates.probabilities.shape
+    if drawn_from != shape:
         raise ValueError(
-            f"candidates must be drawn from probabilities of shape {shape}, not {found}"
+            f"candidates must be drawn from probabilities of shape {shape}, not {drawn_from}"
         )
     num_samples = len(candidates.prompts)
     if num_samples < 2:
@@ -99,7 +96,7 @@ def losses(
 
 
 def known_options(what: str, options: dict[str, Any], allowed: tuple[str, ...]) -> None:
-    """Raise for options outside `allowed`; the message names both."""
+    """Raise for options outside `allowed`."""
     unknown = sorted(options.keys() - set(allowed))
     if unknown:
         listed = ", ".join(allowed) or "no options"

@@ -1,12 +1,11 @@
-"""Defences against Byzantine clients, for rounds of one client as well as of many.
+"""Defences against Byzantine clients, also for rounds of one client.
 
-A round of one client has no other update to compare with, so an update is compared with earlier
-updates of the run:
+An update is compared with earlier updates of the run, because a round of one client has no others:
 
 - its *size* with the sizes of recent updates;
 - its *direction* with the accumulated effect of each token.
 
-The result limits or rejects the update's step. A ledger records each client's contributions.
+The result limits or rejects the update's step, and is recorded per client.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from . import _checks
 from .method_state import Memory
 
 WINDOW = 64
-"""Recent updates that define what is typical: sizes and agreement change during a run."""
+"""Recent updates that define typical sizes and agreement, which change during a run."""
 
 WARM_UP = 5
-"""Updates before outliers are detected."""
+"""Updates before the first outlier is detected."""
 
 PRIOR = 2.0
-"""Shrinkage of a token's effect, as a number of updates that observed no effect."""
+"""Shrinkage of a token's effect, as a number of updates without an effect."""
 
 _MOST_VOTE = 3.0
 """Clip of an update's vote per token, as a multiple of its root mean square entry."""
 
 _FEW = 3
-"""With fewer updates than this, one Byzantine client could set what is typical."""
+"""Updates that define a typical step; of fewer, one Byzantine client could be the median."""
 
 _FIRST_STEP, _FIRST_BOUND = 0.02, 0.3
-"""Until then, the longest step as a fraction of alpha's norm; the latter with `only_bounds`."""
+"""Before `_FEW` updates, the longest step in norms of alpha; the second with `only_bounds`."""
 
 _GROWTH = 2.0
 """Upper bound of a recorded step length, as a multiple of the allowed length."""
 
 _SIZE_FLOOR = 0.25
-"""Spreads that differ by less than a factor of e^0.25 are not outliers."""
+"""Least robust standard deviation of log sizes: a factor of e^0.25."""
 
 _MAD_TO_STD = 1.4826
 _MOST_SCORE = 10.0
@@ -57,9 +56,9 @@ class Contribution:
 
     Attributes:
         alpha: Alpha after its local steps, float32, shape (n, N), feasible.
-        advantage: How much worse than average each token's prompts scored, shape (n, N), 0 where
-            no prompt drew it; None derives it from the step of alpha.
-        spread: Standard deviation of the reported losses; None takes the step's norm.
+        advantage: The loss of each token's prompts above the average, shape (n, N), 0 for tokens
+            that no prompt has; None derives it from the step of alpha.
+        spread: Standard deviation of the reported losses; None stands for the step's norm.
     """
 
     client: int
@@ -74,11 +73,9 @@ class Admitted:
     """The part of a contribution that is applied.
 
     Attributes:
-        alpha: Float32, shape (n, N): bit for bit the client's where `scale` is 1, and the round's
-            where it is 0.
+        alpha: Float32, shape (n, N): bit for bit the client's for `scale` 1, and the round's for 0.
         scale: The applied fraction of the step, from 0 to 1.
-        agreement: Cosine with the accumulated effects of the same tokens; None while there are
-            none.
+        agreement: Cosine with the accumulated effects of the same tokens; None without effects.
     """
 
     client: int
@@ -95,8 +92,8 @@ class Influence:
     Attributes:
         rounds: Its accepted updates.
         movement: The sum of the L2 norms of its applied steps.
-        score: Its mean outlier score in robust standard deviations; negative disagrees.
-        loss_residual: Mean difference of its mean losses from the run's median at that time.
+        score: Its mean outlier score in robust standard deviations; negative is disagreement.
+        loss_residual: The mean difference of its mean losses from the run's median at that time.
     """
 
     client: int
@@ -113,8 +110,8 @@ class Defence:
     """Limits or rejects the clients' steps. Pure: the memory is passed in and returned.
 
     Attributes:
-        num_samples: I. A correlation over I prompts has a sampling error of about 1/sqrt(I - 1);
-            no update is an outlier for less.
+        num_samples: I. A correlation over I prompts has a sampling error of about 1/sqrt(I - 1),
+            the least robust standard deviation of agreement.
         trust_region: The longest step, in medians of recent steps; None is no limit.
         outliers: Threshold of an outlier, in robust standard deviations (1.48 MAD) below the
             typical agreement or above the typical spread. Outliers are rejected; None disables.
@@ -146,19 +143,19 @@ class Defence:
     def admit(
         self, alpha: NDArray[np.float32], contributions: Sequence[Contribution], memory: Memory
     ) -> tuple[list[Admitted], Memory]:
-        """Return the verdicts on a round's contributions, from the memory before the round.
+        """Judge a round's contributions by the memory before the round.
 
         Args:
             alpha: The round's initial alpha, shape (n, N).
-            contributions: By enrolment index and seat.
-            memory: This class's own, empty at the start.
+            contributions: In the order of enrolment index and seat.
+            memory: As returned for the previous round; empty at the start.
 
         Returns:
-            One verdict per contribution, in order, and the next memory.
+            The admitted contributions, in order, and the next memory.
         """
         history = _History(memory, (0, 0) if self.only_bounds else alpha.shape)
-        updates = [_Update.at(one, alpha, history) for one in contributions]
-        # Two updates of one round cannot show which of them is too long; three can.
+        updates = [_Update.of(each, alpha, history) for each in contributions]
+        # Among three updates of a round, one that is too long can be told apart; among two not.
         usual = [
             *history.steps,
             *(update.norm for update in updates if len(updates) > 2 and update.norm),
@@ -173,9 +170,9 @@ class Defence:
         if self.quarantine is None:
             return frozenset()
         return frozenset(
-            one.client
-            for one in ledger(memory)
-            if one.outliers >= self.quarantine and 2 * one.outliers > one.rounds
+            influence.client
+            for influence in ledger(memory)
+            if influence.outliers >= self.quarantine and 2 * influence.outliers > influence.rounds
         )
 
     def _judge(
@@ -197,9 +194,9 @@ class Defence:
             outlier=outlier,
             agreement=update.agreement,
         )
-        # A long step may raise the typical length, but only by this factor.
-        measure = min(update.norm, _GROWTH * max(longest, first))
-        return _Verdict(admitted=admitted, score=score, measure=measure)
+        # A long step may raise the typical length only by a factor.
+        recorded = min(update.norm, _GROWTH * max(longest, first))
+        return _Verdict(admitted=admitted, score=score, recorded=recorded)
 
     def _score(self, update: _Update, history: _History) -> float:
         """Return the lower of the two scores, in robust standard deviations; negative is worse."""
@@ -208,7 +205,7 @@ class Defence:
             chance = 1.0 / math.sqrt(self.num_samples - 1)
             score = _robust_score(update.agreement, history.agreements, chance)
         if update.size is not None and len(history.sizes) >= WARM_UP:
-            # One-sided: losses with a small spread hardly move alpha.
+            # Only large spreads are outliers: losses with a small spread hardly move alpha.
             too_large = _robust_score(update.size, history.sizes, _SIZE_FLOOR)
             score = min(score, -too_large)
         return min(max(score, -_MOST_SCORE), _MOST_SCORE)
@@ -244,21 +241,23 @@ class _Update:
     mean_loss: float
 
     @classmethod
-    def at(cls, one: Contribution, alpha: NDArray[np.float32], history: _History) -> _Update:
+    def of(
+        cls, contribution: Contribution, alpha: NDArray[np.float32], history: _History
+    ) -> _Update:
         start = alpha.astype(np.float64)
-        step = one.alpha.astype(np.float64) - start
+        step = contribution.alpha.astype(np.float64) - start
         norm = float(np.linalg.norm(step))
-        evidence = -step if one.advantage is None else one.advantage
-        spread = norm if one.spread is None else one.spread
+        evidence = -step if contribution.advantage is None else contribution.advantage
+        spread = norm if contribution.spread is None else contribution.spread
         return cls(
-            client=one.client,
-            alpha=one.alpha,
+            client=contribution.client,
+            alpha=contribution.alpha,
             step=step,
             norm=norm,
             evidence=evidence,
             size=math.log(spread) if spread else None,
             agreement=history.agreement(evidence),
-            mean_loss=one.mean_loss,
+            mean_loss=contribution.mean_loss,
         )
 
 
@@ -268,11 +267,11 @@ class _Verdict:
 
     admitted: Admitted
     score: float
-    measure: float
+    recorded: float
 
 
 class _History:
-    """The run's history: arrays in memory, plain numbers in between."""
+    """The memory of a run's updates, as plain numbers where possible."""
 
     def __init__(self, memory: Memory, shape: tuple[int, ...]) -> None:
         self.votes = np.array(memory.get("votes", np.zeros(shape)))
@@ -302,7 +301,6 @@ class _History:
             "clients": np.array(clients, dtype=np.int64),
             "ledger": np.array(entries),
         }
-        # Each array of a state costs a tenth of a millisecond per commit.
         return {name: array for name, array in memory.items() if array.size}
 
     def entry(self, client: int) -> list[float]:
@@ -318,15 +316,14 @@ class _History:
 
     def add(self, update: _Update, verdict: _Verdict) -> None:
         admitted = verdict.admitted
-        # Zero steps are not recorded. Once most prompts of a step are equal, the typical step would
-        # otherwise be 0.
+        # If most prompts of a step are equal, the typical step would be 0 with zero steps.
         if update.norm:
-            self.steps.append(verdict.measure)
+            self.steps.append(verdict.recorded)
         if not self.votes.size:
             return
         touched = update.evidence != 0.0
         if touched.any():
-            # Each update has one vote, independent of its scale.
+            # Each update has one vote, whatever its scale.
             typical = math.sqrt(float((update.evidence[touched] ** 2).mean()))
             if typical > 0.0:
                 self.votes += np.clip(update.evidence / typical, -_MOST_VOTE, _MOST_VOTE)
@@ -369,7 +366,7 @@ def ledger(memory: Memory) -> list[Influence]:
 
 def _robust_score(value: float, usual: Sequence[float], floor: float) -> float:
     middle = _median(usual)
-    spread = _MAD_TO_STD * _median([abs(one - middle) for one in usual])
+    spread = _MAD_TO_STD * _median([abs(each - middle) for each in usual])
     return (value - middle) / max(spread, floor)
 
 

@@ -1,24 +1,24 @@
-"""The evaluator of searches: the posterior value of every prompt, given all observed losses.
+"""The evaluator of searches: the posterior value of each prompt, given the observed losses.
 
 The model of a mini-batch is, for each class,
 
     loss of a prompt = random intercept of the mini-batch + value of the prompt + noise,
 
-each prompt at its own best label bias. A class is a group of examples that clients report apart;
+each prompt at its best label bias. A class is a group of examples that clients report separately;
 with many labels or under privacy all examples are one group. Values are a Gaussian process whose
-kernel encodes shared candidates (`kernel`). Intercepts have a flat prior, so prompts are compared
-within a mini-batch, or through prompts that link mini-batches. The noise of a mean over b examples
-has the variance sigma^2 / b; a part of it is correlated between similar prompts. Variances
-maximise the marginal likelihood (`hyperparameters`).
+kernel depends on the candidates that prompts share (`Kernel`). Intercepts have a flat prior, so
+prompts are compared within a mini-batch, or through prompts that link mini-batches. The noise of a
+mean over b examples has the variance sigma^2 / b; a part of it is correlated between similar
+prompts. Variances maximise the marginal likelihood (`Likelihood`).
 
-The best biases are a shared bias, fitted to all losses, and a deviation of each prompt. The same
-process, with a larger prior variance, estimates the gradient and the trace of each prompt's losses
-at the shared bias; the deviation minimises the loss with this gradient and trace (`calibration`),
-under a normal prior.
+A prompt's best bias is a shared bias, fitted to all losses, plus a deviation. The same process,
+with a larger prior variance, estimates the gradient and the trace of each prompt's losses at the
+shared bias; the deviation minimises the loss with this gradient and trace (`label_bias`), under a
+normal prior.
 
 Clients may be Byzantine. A mini-batch whose losses disagree with the others by more than the noise
-explains is down-weighted: the noise has a t distribution with one scale per mini-batch (Lange,
-Little and Taylor 1989).
+explains gets less weight (trust): the noise has a t distribution with one scale per mini-batch
+(Lange, Little and Taylor 1989).
 """
 
 from __future__ import annotations
@@ -54,43 +54,41 @@ _DEGREES_OF_FREEDOM = 4.0
 _MARGIN = 1.0
 """Standard deviations by which an incumbent must beat the reference.
 
-The prior shrinks values, which already corrects for choosing the best of many. Measured with 40
-runs as in `thompson`, the part of the gap closed at 100 / 300 queries, honest clients; a fifth of
-them Byzantine: 0: 83 / 94 %; 63 / 91 % (one run lost twice the gap). 1: 85 / 93 %; 70 / 92 %. 1.5:
-83 / 96 %; 59 / 89 %. 2: 81 / 93 %; 40 / 90 %. On 200 words of small effect (24 runs) 1
-gains 0.0076 nats after 500 queries, 2 gains 0.0056; the worst run
-loses 0.0001 with either."""
+The prior already corrects for choosing the best of many prompts. In 40 runs as for
+`ThompsonSampling`, the part of the gap closed at 100 / 300 queries with honest clients, and with a
+fifth of them Byzantine, is for a margin of 0: 83 / 94 %, 63 / 91 % (one run lost twice the gap); 1:
+85 / 93 %, 70 / 92 %; 1.5: 83 / 96 %, 59 / 89 %; 2: 81 / 93 %, 40 / 90 %. On 200 words of small
+effect (24 runs, 500 queries) a margin of 1 gains 0.0076 nats, 2 gains 0.0056."""
 
 _CONFIRMED = 1.5
-"""Trusted mini-batches that an incumbent needs in each class (sum of their trust): two of them.
+"""The trust that mini-batches with an incumbent must sum to in each class, so two are needed.
 
-A search of 20 queries in asks of 5 hardly meets a prompt three times: with 2.5 it deployed no
-prompt in 67 % of 30 simulated runs on written answers (scores of 0 or 1, 4 % without a prompt) and
-gained 0.030 of 0.169, with 1.5 in 23 %, and gained 0.078; from 60 queries on they are equal."""
+A search of 20 queries in asks of 5 seldom scores a prompt three times. In 30 simulated runs on
+written answers (scores of 0 or 1), "no prompt" was deployed in 67 % with 2.5, and in 23 % with 1.5;
+the gain was 0.030 and 0.078 of 0.169. From 60 queries on both are equal."""
 
 _DEVIATION_STD = 1.0
 """Prior standard deviation of a prompt's label bias about the shared bias, nats."""
 
 _NOISED_STD = 1.0
-"""Prior standard deviation of the shared bias if clients add noise, nats: a mini-batch, whose noise
-is as large as the spread of its examples, weighs as one example."""
+"""Prior standard deviation of the shared bias if clients add noise, nats."""
 
 _JITTER = 1e-6
-"""Share of the mean variance that is added to the covariance of draws for its Cholesky root."""
+"""Fraction of the mean variance that is added to the covariance of draws for its Cholesky root."""
 
 _POOLED = 8.0
-"""Weight of the noise of all classes in that of each, in independent differences of losses."""
+"""Weight of the common noise in the noise of a class, in independent differences of losses."""
 
 _FITTED = 128
-"""Prompts, of the last mini-batches, that hyperparameters are fitted to. The cost grows with the
-cube, and this many determine five numbers well."""
+"""Prompts of the last mini-batches that hyperparameters are fitted to; the cost grows with the cube
+of their number."""
 
 _ALL_AT_ONCE = 64
-"""Up to this many prompts each mini-batch updates all hyperparameters; above, one in turn."""
+"""Up to this many prompts a mini-batch updates all hyperparameters; with more, one in turn."""
 
 
 class Estimates(NamedTuple):
-    """The posterior summary of each prompt.
+    """The posterior of each prompt in numbers.
 
     Attributes:
         value: Expected loss at the prompt's best bias, relative to the average prompt, shape (P,).
@@ -114,8 +112,8 @@ class Evaluator:
 
     Attributes:
         present: Features of each prompt, 0 or 1, shape (P, F).
-        kernel: In units of one example's noise.
-        inverse: Of the prior covariance, shape (P, P).
+        kernel: The kernel in units of one example's noise.
+        inverse: The inverse of the prior covariance, shape (P, P).
         classes: The posterior of each class; None if no example of it was observed.
         reference: The row of "no prompt", which the others are compared with; None if absent.
     """
@@ -159,18 +157,18 @@ class Evaluator:
         row = self.reference if against_row is None else against_row
         value, variance = _optimism(self.observed), np.zeros(size)
         if row is None:
-            # Compared with the mean of all prompts.
+            # Prompts are compared with their mean.
             against = np.full(size, 1.0 / size)
         else:
             against = np.zeros(size)
             against[row] = 1.0
-        for share, own in zip(self.observed.class_share, self.classes, strict=True):
-            if own is None:
+        for share, process in zip(self.observed.class_share, self.classes, strict=True):
+            if process is None:
                 continue
-            column = own.unit @ against
-            unit = np.diagonal(own.unit) - 2.0 * column + against @ column
-            value += share * own.mean
-            variance += share**2 * own.noise * unit
+            column = process.unit @ against
+            unit = np.diagonal(process.unit) - 2.0 * column + against @ column
+            value += share * process.mean
+            variance += share**2 * process.noise * unit
         spread = np.sqrt(np.maximum(variance, 0.0))
         difference = value - against @ value
         return Estimates(value=value, spread=spread, pessimistic=difference + _MARGIN * spread)
@@ -178,15 +176,10 @@ class Evaluator:
     def draws(
         self, prompts: NDArray[np.int64], count: int, rng: np.random.Generator
     ) -> NDArray[np.float64]:
-        """Return D = `count` joint posterior draws of values, shape (D, P + Q).
+        """Return joint posterior draws of values, shape (count, P + Q).
 
-        The draws are of the P observed prompts, then of the Q others without their nuggets,
-        about which nothing is known.
-
-        Args:
-            prompts: Prompts that were not observed, shape (Q, n).
-            count: D.
-            rng: The generator of the draws.
+        The draws are of the P observed prompts, then of Q new `prompts`, shape (Q, n), without
+        their nuggets, on which there is no information.
         """
         observed = np.arange(len(self.present))
         prior = self.kernel.matrix(np.concatenate([self.present, self.features.present(prompts)]))
@@ -195,11 +188,12 @@ class Evaluator:
         # Per class the covariance is noise (prior - gain (K - unit) gain'), and K = prior[P, P].
         gain = prior[:, observed] @ self.inverse
         mean, explained, scale = np.zeros(len(observed)), np.zeros_like(self.inverse), 0.0
-        for share, own in zip(self.observed.class_share, self.classes, strict=True):
-            if own is not None:
-                mean += share * own.mean
-                explained += share**2 * own.noise * (prior[np.ix_(observed, observed)] - own.unit)
-                scale += share**2 * own.noise
+        seen = prior[np.ix_(observed, observed)]
+        for share, process in zip(self.observed.class_share, self.classes, strict=True):
+            if process is not None:
+                mean += share * process.mean
+                explained += share**2 * process.noise * (seen - process.unit)
+                scale += share**2 * process.noise
         covariance = scale * prior - gain @ explained @ gain.T
         covariance[np.diag_indices(len(prior))] += _JITTER * scale * np.diagonal(prior).mean()
         normal = rng.normal(size=(count, len(prior)))
@@ -210,18 +204,17 @@ class Evaluator:
     def confirmed(self) -> NDArray[np.bool_]:
         """Whether mini-batches of two clients agree on each prompt (`incumbent`), shape (P,)."""
         evaluations = self.observed.trusted_evaluations[:, self.observed.seen]
-        found: NDArray[np.bool_] = np.all(evaluations >= _CONFIRMED, axis=1)
+        confirmed: NDArray[np.bool_] = np.all(evaluations >= _CONFIRMED, axis=1)
         if self.reference is not None:
-            found[self.reference] = True
-        return found
+            confirmed[self.reference] = True
+        return confirmed
 
     def incumbent(self, estimates: Estimates) -> int:
         """Return the row with the best pessimistic value among confirmed prompts.
 
-        A prompt is confirmed when two mini-batches agree on it in each class. One client alone
-        does not suffice: where clients hold single classes, a prompt could get a bias that fits one
-        class. The reference needs no confirmation. Without a reference and without confirmed
-        prompts, the best pessimistic value of all wins.
+        A prompt is confirmed when two mini-batches agree on it in each class; otherwise, if clients
+        have single classes, a prompt could get a bias that fits one class. The reference is always
+        confirmed. If no prompt is confirmed, the best pessimistic value of all is taken.
         """
         confirmed = self.confirmed
         if not confirmed.any():
@@ -230,7 +223,7 @@ class Evaluator:
 
 
 class _Parts(NamedTuple):
-    """What the mini-batches and the hyperparameters determine."""
+    """The parts of an `Evaluator` that do not depend on the losses."""
 
     present: NDArray[np.float32]
     kernel: Kernel
@@ -252,37 +245,28 @@ class _Parts(NamedTuple):
     ) -> tuple[Posterior | None, ...]:
         """Return the posterior of each class, from losses (J, I, C).
 
-        The noise of a class is shrunk to that of all classes, by a prior of `_POOLED` differences:
-        one row or two do not show how much the rows of their class differ.
+        The noise of a class is shrunk to that of all classes, because one or two rows of a class do
+        not show how much its rows differ.
         """
         weights = observed.trust[:, None] * observed.examples
-        found = tuple(
-            posterior(
+        processes: dict[int, Posterior] = {
+            c: posterior(
                 Comparisons(self.batches, self.reml, losses[:, :, c], weights[:, c]), self.inverse
             )
-            if weights[:, c].any()
-            else None
-            for c in range(weights.shape[1])
-        )
-        there = [own for own in found if own is not None]
-        total = sum(own.degrees for own in there)
-        common = sum(own.noise * own.degrees for own in there) / total
-        return tuple(
-            own
-            and own._replace(
-                noise=(own.noise * own.degrees + _POOLED * common) / (own.degrees + _POOLED)
-            )
-            for own in found
-        )
+            for c in np.flatnonzero(weights.any(axis=0)).tolist()
+        }
+        total = sum(each.degrees for each in processes.values())
+        common = sum(each.noise * each.degrees for each in processes.values()) / total
+        for c, each in processes.items():
+            noise = (each.noise * each.degrees + _POOLED * common) / (each.degrees + _POOLED)
+            processes[c] = each._replace(noise=noise)
+        return tuple(map(processes.get, range(weights.shape[1])))
 
 
 def updated(
     observed: Observations, features: Features, values: Hyperparameters
 ) -> tuple[Evaluator, Hyperparameters]:
-    """Return the posterior after a new mini-batch, with updated biases, variances and trust.
-
-    Trust is updated once per mini-batch, from its last estimate.
-    """
+    """Return the posterior with new biases, trust and hyperparameters, after a new mini-batch."""
     shared = None
     if observed.biases.shape[1] > 1:
         shared = _shared_bias(observed)
@@ -316,8 +300,9 @@ def _shared_bias(observed: Observations) -> NDArray[np.float64]:
     noised = (observed.means[..., 1] >= UNKNOWN_TRACE).any()
     std = _NOISED_STD if noised else PRIOR_STD
     ridge = np.array([1.0 / (std**2 * examples.sum())])
-    found = lowest(flat, weights.reshape(1, -1), ridge)
-    biases: NDArray[np.float64] = _with_unseen(found, observed)[0]
+    biases: NDArray[np.float64] = _with_unseen(
+        lowest(flat, weights.reshape(1, -1), ridge), observed
+    )[0]
     return biases
 
 
@@ -332,8 +317,8 @@ def _best_biases(
     weights = observed.trust[:, None] * observed.examples
     smooth = np.zeros((len(observed.prompts), *numbers.shape[1:]))
     for c in np.flatnonzero(observed.seen):
-        own = Comparisons(parts.batches, parts.reml, padded[:, :, c], weights[:, c])
-        mean = np.linalg.solve(prior + own.precision(), own.weighted())
+        comparisons = Comparisons(parts.batches, parts.reml, padded[:, :, c], weights[:, c])
+        mean = np.linalg.solve(prior + comparisons.precision(), comparisons.weighted())
         residuals = padded[:, :, c] - mean[parts.batches.members]
         intercepts = np.einsum("ji,jig->jg", parts.reml.level, residuals)
         smooth[:, c] = mean + np.average(intercepts, axis=0, weights=weights[:, c])
@@ -347,20 +332,20 @@ def _best_biases(
 
 
 def _with_unseen(biases: NDArray[np.float64], observed: Observations) -> NDArray[np.float64]:
-    """Return biases (P, C) with the mean of the others for labels without an example so far."""
+    """Return biases (P, C) where labels without an example have the mean of the others."""
     seen = np.broadcast_to(observed.seen, biases.shape[1:])
-    found = np.where(seen, biases, biases[:, seen].mean(axis=1, keepdims=True))
-    shifted: NDArray[np.float64] = found - found[:, :1]
+    filled = np.where(seen, biases, biases[:, seen].mean(axis=1, keepdims=True))
+    shifted: NDArray[np.float64] = filled - filled[:, :1]
     return shifted
 
 
 def _optimism(observed: Observations) -> NDArray[np.float64]:
-    """Return by how much losses at fitted biases are below those at the best ones, shape (P,).
+    """Return the expected excess of losses at the best biases over those at fitted ones, (P,).
 
     A bias of C - 1 numbers, fitted to n examples with the ridge r / n, makes their mean loss lower
     by about tr((H + r / n)^-1 H) / 2n nats (Akaike 1974, with a ridge). H is taken as h times the
-    identity on C - 1 dimensions, where h (C - 1) is the mean trace. Without this, prompts of few
-    examples win by their biases.
+    identity on C - 1 dimensions, where h (C - 1) is the mean trace. Without this correction, the
+    prompts with few examples would seem the best.
     """
     free = observed.biases.shape[1] - 1
     if not free:
@@ -395,21 +380,21 @@ def _trust_of(
     observed: Observations,
     parts: _Parts,
     losses: NDArray[np.float64],
-    found: tuple[Posterior | None, ...],
+    processes: tuple[Posterior | None, ...],
 ) -> NDArray[np.float64]:
-    """Return the trust in each mini-batch, from its agreement with the others, shape (J,)."""
+    """Return the trust in each mini-batch by its agreement with the others, shape (J,)."""
     batches, reml = parts.batches, parts.reml
     squares = np.zeros(len(observed.examples))
     degrees = np.zeros(len(observed.examples))
-    for c, own in enumerate(found):
-        if own is None:
+    for c, process in enumerate(processes):
+        if process is None:
             continue
         examples = observed.examples[:, c]
-        residuals = np.where(batches.present, losses[:, :, c] - own.mean[batches.members], 0.0)
+        residuals = np.where(batches.present, losses[:, :, c] - process.mean[batches.members], 0.0)
         square = np.einsum("ji,jik,jk->j", residuals, reml.precision, residuals)
-        squares += examples * square / own.noise
-        # The posterior is fitted to these losses, which uses some of the degrees of freedom.
-        fitted = np.einsum("jik,jik->j", reml.precision, batches.blocks(own.unit))
+        squares += examples * square / process.noise
+        # The posterior is fitted to these losses, which uses some of their degrees of freedom.
+        fitted = np.einsum("jik,jik->j", reml.precision, batches.blocks(process.unit))
         fitted *= observed.trust * examples
         degrees += np.where(examples > 0, np.maximum(reml.degrees - fitted, 0.0), 0.0)
     trust: NDArray[np.float64] = (_DEGREES_OF_FREEDOM + degrees) / (_DEGREES_OF_FREEDOM + squares)

@@ -29,13 +29,7 @@ class MiniBatches:
 
     @classmethod
     def of(cls, rows: NDArray[np.int64], batches: NDArray[np.int64], num_prompts: int) -> Self:
-        """Return the mini-batches of some losses.
-
-        Args:
-            rows: The prompt of each, shape (E,).
-            batches: The mini-batch of each, shape (E,), rising.
-            num_prompts: P.
-        """
+        """Return the mini-batches of losses, from the prompt and the mini-batch of each, (E,)."""
         sizes = np.bincount(batches)
         present = np.arange(sizes.max(initial=0)) < sizes[:, None]
         members = np.zeros(present.shape, dtype=np.int64)
@@ -49,15 +43,12 @@ class MiniBatches:
         return result
 
     def centred(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return `padded` values minus the mean of their mini-batch.
-
-        The posterior does not depend on the mean; subtracting it avoids a loss of precision.
-        """
+        """Return `padded` values minus the mean of their mini-batch, for numerical precision."""
         padded = self.padded(values)
         sizes = self.present.sum(axis=1).reshape(-1, *[1] * (padded.ndim - 1))
         means = padded.sum(axis=1, keepdims=True) / sizes
-        there = self.present.reshape(*self.present.shape, *[1] * (padded.ndim - 2))
-        result: NDArray[np.float64] = np.where(there, padded - means, 0.0)
+        present = self.present.reshape(*self.present.shape, *[1] * (padded.ndim - 2))
+        result: NDArray[np.float64] = np.where(present, padded - means, 0.0)
         return result
 
     def totals(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -74,7 +65,7 @@ class MiniBatches:
         return flat.astype(np.float64, copy=False).reshape(size, size)
 
     def blocks(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the part of a (P, P) matrix that each mini-batch scored, shape (J, I, I)."""
+        """Return the part of a (P, P) matrix of each mini-batch's prompts, shape (J, I, I)."""
         return matrix[self.members[:, :, None], self.members[:, None, :]]
 
 
@@ -108,8 +99,8 @@ class RemlNoise(NamedTuple):
 
         Args:
             batches: The prompts of each mini-batch.
-            unit_covariance: Covariances of the prompts divided by their mean variance, (P, P).
-            shared_noise: That part of the noise, in [0, 1).
+            unit_covariance: The prior covariance divided by its mean variance, (P, P).
+            shared_noise: The part of the noise with this covariance, in [0, 1).
         """
         present = batches.present
         both = present[:, :, None] & present[:, None, :]
@@ -129,11 +120,10 @@ class RemlNoise(NamedTuple):
 # No slots: cached_property needs a __dict__.
 @dataclass(frozen=True)
 class Features:
-    """Features that prompts share, independent of the position within a slot.
+    """The features of prompts: the candidates of each slot, independent of the position in it.
 
-    A feature is one candidate of one slot; a prompt has it or not. The blank of a repeated slot is
-    no feature, because a missing candidate does not make prompts similar. In a slot of one position
-    the blank is a candidate like any other.
+    The blank of a repeated slot is no feature, because a missing candidate does not make prompts
+    similar. In a slot of one position the blank is a candidate like any other.
     """
 
     space: Space
@@ -145,11 +135,11 @@ class Features:
         first = 0
         for positions in self.space.groups():
             size, blank = self.space.sizes[positions[0]], self.space.blanks[positions[0]]
-            own = np.arange(first, first + size)
+            numbers = np.arange(first, first + size)
             first += size
             if len(positions) > 1 and blank is not None:
-                own[blank] = -1
-            columns[list(positions), :size] = own
+                numbers[blank] = -1
+            columns[list(positions), :size] = numbers
         return columns
 
     @cached_property
@@ -160,26 +150,26 @@ class Features:
     def present(self, prompts: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the features of each prompt, 0 or 1, shape (P, F)."""
         present = np.zeros((len(prompts), self.count + 1), dtype=np.float32)
-        found = self.columns[np.arange(self.space.prompt_len), prompts]
-        np.put_along_axis(present, found, 1.0, axis=1)  # -1 is the extra last column
+        columns = self.columns[np.arange(self.space.prompt_len), prompts]
+        np.put_along_axis(present, columns, 1.0, axis=1)  # -1 is the extra last column.
         return present[:, :-1]
 
 
 class Kernel(NamedTuple):
     """The prior covariance of prompts' values, in arbitrary units.
 
-    A value is a sum of independent normal parts: one per feature, one per pair of features, and the
-    nugget of the whole prompt. Feature effects have a common random mean; for example, most words
-    do harm. Prompts of a and b features that share m of them have the covariance
+    A value is a sum of independent normal parts: one per feature, one per pair of features, and one
+    of the whole prompt (the nugget). Feature effects have a common random mean; for example, most
+    words do harm. Prompts of a and b features that share m of them have the covariance
 
         additive (m / L + a b / L^2) + pairs m (m - 1) / (L (L - 1)) + nugget [equal prompts].
 
     If all prompts have the same number of features, the mean is part of the intercepts.
 
     Attributes:
-        additive: Variance of the first part of a prompt of L features.
-        pairs: Variance of the second.
-        nugget: Variance of the third.
+        additive: Variance of the features' part of a prompt of L features.
+        pairs: Variance of the pairs' part.
+        nugget: Variance of the nugget.
         length: L, the number of features of a typical prompt, at least 2.
     """
 
@@ -189,7 +179,7 @@ class Kernel(NamedTuple):
     length: float
 
     @property
-    def one(self) -> float:
+    def feature(self) -> float:
         """The variance of one feature's effect about the common mean."""
         return self.additive / self.length
 
@@ -204,14 +194,10 @@ class Kernel(NamedTuple):
         return 2.0 * self.pairs / (self.length * (self.length - 1.0))
 
     def matrix(self, present: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return the covariance matrix of distinct prompts, shape (P, P).
-
-        Args:
-            present: Features of each prompt, 0 or 1, shape (P, F).
-        """
+        """Return the covariances (P, P) of distinct prompts from their features, 0 or 1, (P, F)."""
         both = (present @ present.T).astype(np.float64)
         counts = np.diagonal(both)
-        matrix = both * (self.one + 0.5 * self.pair * (both - 1.0))
+        matrix = both * (self.feature + 0.5 * self.pair * (both - 1.0))
         matrix += self.common * counts[:, None] * counts
         matrix[np.diag_indices(len(matrix))] += self.nugget
         return matrix
@@ -243,7 +229,7 @@ class Comparisons(NamedTuple):
         return self.batches.matrix(self.weights[:, None, None] * self.reml.precision)
 
     def weighted(self) -> NDArray[np.float64]:
-        """Return the losses times that precision, summed per prompt, shape (P,) or (P, G)."""
+        """Return the losses times `precision`, summed per prompt, shape (P,) or (P, G)."""
         return self.batches.totals(self._weighted())
 
     def square(self) -> float:
@@ -251,7 +237,7 @@ class Comparisons(NamedTuple):
         return float((self.losses * self._weighted()).sum())
 
     def degrees(self) -> float:
-        """Return the number of independent differences, with full trust in all mini-batches."""
+        """Return the number of independent differences of losses, without regard to trust."""
         present = self.weights > 0.0
         return float(self.reml.degrees[present].sum())
 
@@ -268,7 +254,7 @@ class Posterior(NamedTuple):
         mean: Values relative to the average prompt, nats, shape (P,).
         unit: Their covariance in units of the noise variance, shape (P, P).
         noise: The variance of one example's noise, nats^2.
-        degrees: The independent differences of losses that it is estimated from.
+        degrees: The number of independent differences of losses behind `noise`.
     """
 
     mean: NDArray[np.float64]
@@ -277,20 +263,12 @@ class Posterior(NamedTuple):
     degrees: float
 
 
-def posterior(
-    comparisons: Comparisons,
-    prior: NDArray[np.float64],
-    precision: NDArray[np.float64] | None = None,
-) -> Posterior:
-    """Return the posterior given some losses.
+def posterior(comparisons: Comparisons, prior: NDArray[np.float64]) -> Posterior:
+    """Return the posterior given losses (J, I).
 
-    Args:
-        comparisons: Losses (J, I).
-        prior: The inverse of the prior covariance, in units of the noise variance, (P, P).
-        precision: `Comparisons.precision`, if already computed.
+    `prior` is the inverse of the prior covariance, in units of the noise variance, (P, P).
     """
-    data_precision = comparisons.precision() if precision is None else precision
-    unit = inverted(prior + data_precision)
+    unit = inverted(prior + comparisons.precision())
     weighted = comparisons.weighted()
     mean = unit @ weighted
     square = comparisons.square() - float(weighted @ mean)
@@ -307,10 +285,7 @@ _STEP = math.log(2.0)
 """Largest step of a hyperparameter, on a log scale."""
 
 _LEAST_NUGGET = 1e-3
-"""Least nugget, relative to the other variances: keeps the covariance of prompts well
-conditioned."""
-
-_LEAST_VARIANCE = 1e-12
+"""Least nugget, relative to the other variances, for a well-conditioned covariance."""
 
 LARGEST = 12.0
 """Bound on the absolute value of hyperparameters."""
@@ -320,9 +295,7 @@ class Hyperparameters(NamedTuple):
     """Log variances and a log-odds; variances are in units of a typical mini-batch's noise.
 
     Attributes:
-        additive: The kernel's variance of the same name.
-        pairs: Likewise.
-        nugget: Likewise.
+        additive: Log of the kernel's variance of the same name; so are `pairs` and `nugget`.
         shared_noise: Log-odds of the part of the noise that has the kernel's covariance.
         curves: Prior variance at a fixed label bias, relative to that at each prompt's best bias.
     """
@@ -341,22 +314,20 @@ class Hyperparameters(NamedTuple):
     def kernel(self, examples: float, length: float) -> Kernel:
         """Return the kernel in units of one example's noise.
 
-        Args:
-            examples: Of a typical mini-batch.
-            length: Features of a typical prompt.
+        A typical mini-batch has `examples` examples, a typical prompt `length` features.
         """
-        one, pairs, nugget = (math.exp(value) / examples for value in self[:3])
-        return Kernel(one, pairs, nugget + _LEAST_NUGGET * (one + pairs), length)
+        additive, pairs, nugget = (math.exp(value) / examples for value in self[:3])
+        return Kernel(additive, pairs, nugget + _LEAST_NUGGET * (additive + pairs), length)
 
 
 PRIOR = Hyperparameters(math.log(0.5), math.log(0.25), math.log(0.25), 0.0, math.log(4.0))
-"""Prior means: at first, half of the differences between prompts are noise."""
+"""Prior means, with which half of the variance between prompts is noise."""
 
 _CURVES_INDEX = 4
 """The index of `curves`, which has its own likelihood."""
 
 _SPREAD = 1.5
-"""Standard deviation of that prior: a factor of 4.5 either way."""
+"""Prior standard deviation: a factor of 4.5 either way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -365,10 +336,10 @@ class Likelihood:
 
     Attributes:
         present: Features of each prompt, 0 or 1, shape (P, F).
-        losses: Of each class at each prompt's best bias, shape (J, I, C).
-        unbiased: The same at one bias for all prompts; None without calibration.
+        losses: Losses of each class at each prompt's best bias, shape (J, I, C).
+        unbiased: Losses at one bias for all prompts, shape (J, I, C); None without calibration.
         weights: Examples of each class times the mini-batch's trust, shape (J, C).
-        examples: Of a typical mini-batch.
+        examples: The number of examples of a typical mini-batch.
     """
 
     batches: MiniBatches
@@ -382,11 +353,11 @@ class Likelihood:
         self, values: Hyperparameters, coordinates: Sequence[int] = range(len(PRIOR))
     ) -> Hyperparameters:
         """Return better hyperparameters: one step along each coordinate in turn."""
-        found = _coordinate_step(
+        improved = _coordinate_step(
             self._loss, list(values), [at for at in coordinates if at < _CURVES_INDEX]
         )
         if self.unbiased is not None and _CURVES_INDEX in coordinates:
-            inverse, reml = self._of(Hyperparameters(*found))
+            inverse, reml = self._of(Hyperparameters(*improved))
 
             def loss(tried: list[float]) -> float:
                 wide = math.exp(tried[_CURVES_INDEX])
@@ -394,8 +365,8 @@ class Likelihood:
                 deviance = self._deviance(self.unbiased, inverse / wide, reml)
                 return deviance + _prior_deviance(Hyperparameters(*tried))
 
-            found = _coordinate_step(loss, found, [_CURVES_INDEX])
-        return Hyperparameters(*found)
+            improved = _coordinate_step(loss, improved, [_CURVES_INDEX])
+        return Hyperparameters(*improved)
 
     def loss(self, values: Hyperparameters) -> float:
         """Return -2 log of likelihood times prior, up to a constant."""
@@ -422,11 +393,11 @@ class Likelihood:
             present = weights > 0.0
             if not present.any():
                 continue
-            own = Comparisons(self.batches, reml, losses[:, :, c], weights)
-            root = np.linalg.cholesky(inverse + own.precision())
-            weighted = np.linalg.solve(root, own.weighted())
-            square = max(own.square() - float(weighted @ weighted), _LEAST_VARIANCE)
-            total += own.degrees() * math.log(square) + prior
+            comparisons = Comparisons(self.batches, reml, losses[:, :, c], weights)
+            root = np.linalg.cholesky(inverse + comparisons.precision())
+            weighted = np.linalg.solve(root, comparisons.weighted())
+            square = max(comparisons.square() - float(weighted @ weighted), _LEAST_VARIANCE)
+            total += comparisons.degrees() * math.log(square) + prior
             total += 2.0 * float(np.log(np.diagonal(root)).sum())
             total += float(reml.log_det[present].sum())
         return total
@@ -439,28 +410,28 @@ def unit_covariance(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _prior_deviance(values: Hyperparameters) -> float:
-    return sum(((one - usual) / _SPREAD) ** 2 for one, usual in zip(values, PRIOR, strict=True))
+    return sum(((value - mean) / _SPREAD) ** 2 for value, mean in zip(values, PRIOR, strict=True))
 
 
 def _coordinate_step(
     loss: Callable[[list[float]], float], values: list[float], coordinates: Sequence[int]
 ) -> list[float]:
-    """One step along each coordinate: to the best of both sides and the parabola's minimum."""
+    """Step along each coordinate, to the best of both sides and the parabola's minimum."""
     if not coordinates:
         return values
-    found, best = values, loss(values)
+    current, best = values, loss(values)
     for at in coordinates:
-        tried = [_moved(found, at, step) for step in (-_STEP, _STEP)]
+        tried = [_moved(current, at, step) for step in (-_STEP, _STEP)]
         lower, upper = map(loss, tried)
         bend = lower + upper - 2.0 * best
         if bend > 0.0:
             shift = 0.5 * (lower - upper) / bend * _STEP
-            tried.append(_moved(found, at, min(max(shift, -_STEP), _STEP)))
+            tried.append(_moved(current, at, min(max(shift, -_STEP), _STEP)))
         losses = [lower, upper, *map(loss, tried[2:])]
         lowest = min(range(len(tried)), key=losses.__getitem__)
         if losses[lowest] < best:
-            best, found = losses[lowest], tried[lowest]
-    return found
+            best, current = losses[lowest], tried[lowest]
+    return current
 
 
 def _moved(values: list[float], at: int, step: float) -> list[float]:

@@ -1,4 +1,4 @@
-"""Policy gradients in a distribution over tokens, and the mean of clients' alphas.
+"""Policy gradients in a distribution over tokens, their optimisers, and the mean of alphas.
 
 GS-BDPL is the Gumbel-Softmax policy gradient of FedOne (Wang et al., ICML 2025), BDPL black-box
 discrete prompt learning on the simplex (Diao et al. 2022).
@@ -174,12 +174,10 @@ class PolicyGradient(PlainAlgorithm, ABC):
         return State(alpha=self.project(alpha), memory=memory)
 
     def longest_step(self, alpha: NDArray[np.float32], num_steps: int) -> float:
-        """Return the upper bound of an entry's change in local steps from `alpha`; may be infinite.
-
-        A projection at most doubles a change.
-        """
+        """Return a bound on an entry's change in local steps from `alpha`; it may be infinite."""
         longest, largest = 0.0, float(alpha.max())
         for _ in range(num_steps):
+            # A projection at most doubles a change.
             longest += 2.0 * self._optimizer().longest_step(largest + longest)
         return longest
 
@@ -201,9 +199,9 @@ class PolicyGradient(PlainAlgorithm, ABC):
     def _gradient(
         self, advantage: NDArray[np.float64], alpha: NDArray[np.float64], candidates: Candidates
     ) -> NDArray[np.float64]:
-        """Return the advantage times the score of a drawn token less that of another, (n, N).
+        """Return the advantage times the difference of a token's scores, drawn less not drawn.
 
-        Off the mask the advantage is 0, so that any score works.
+        Shape (n, N). Off the mask the advantage is 0, so that any score works.
         """
 
     def _alpha(self, state: State) -> NDArray[np.float64]:
@@ -217,16 +215,16 @@ class PolicyGradient(PlainAlgorithm, ABC):
 class GumbelSoftmaxBDPL(PolicyGradient):
     """Black-box discrete prompt learning through a Gumbel-Softmax.
 
-    A step draws one Gumbel noise g (n x N), which fixes the categoricals
+    A step draws one Gumbel noise g (n x N), which gives the categoricals
     p_ij = softmax_j((log alpha_ij + g_ij) / tau) (eq. 2), and then I prompts from them. At a
-    small tau the noise decides most positions, so prompts of one step are similar: at
-    tau = 0.1 about 4, 11 and 19 of 20 differ for n = 6, 20 and 50.
+    small tau the noise decides most positions, so prompts of one step are similar: at tau = 0.1,
+    of 20 prompts about 4, 11 and 19 differ for n = 6, 20 and 50.
 
     The score of a prompt at fixed noise (eq. 5) is (1 - p_ij) / (tau alpha_ij) at the token that
     was drawn and -p_ij / (tau alpha_ij) at the others.
 
     Attributes:
-        tau: Temperature of the softmax. For the others see `PolicyGradient`.
+        tau: Temperature of the softmax. `PolicyGradient` has the others.
     """
 
     tau: float
@@ -260,10 +258,9 @@ class GumbelSoftmaxBDPL(PolicyGradient):
 class BDPL(PolicyGradient):
     """Black-box discrete prompt learning: alpha holds the probabilities themselves.
 
-    The score d log P / d p is 1/p_ij at the token that was drawn and 0 at the others. At p = 0,
-    1/p is infinite and a token is never drawn again, hence the floor.
-
-    Attributes: see `PolicyGradient`.
+    The score d log P / d p is 1/p_ij at the token that was drawn and 0 at the others. The floor is
+    needed because at p = 0 the score is infinite, and the token is never drawn again.
+    `PolicyGradient` has the attributes.
     """
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
@@ -288,18 +285,18 @@ def drawn_advantage(candidates: Candidates, losses: NDArray[np.float64]) -> NDAr
     """Return 1/(I-1) sum_r (l_r - mean l) [prompt r has token j at position i], shape (n, N).
 
     The policy gradient is 1/(I-1) sum_r (l_r - mean l) score_r (FedOne, eq. 6). The mean is a
-    baseline: the estimate is unbiased, and a constant added to all losses does not change it. All
-    score functions here have the form `other_ij + (drawn_ij - other_ij) [token drawn]`. The centred
-    losses sum to zero, so `other` cancels: the gradient is `(drawn - other) * drawn_advantage`.
-    This needs no (I, n, N) array. Tokens that no prompt drew get exactly 0, where AdamW would
-    amplify rounding noise. All operations are correctly rounded and in a fixed order, so a phone
-    and a server compute the same bits.
+    baseline: the estimate is unbiased, and a constant added to all losses does not change it. The
+    score functions have the form `other_ij + (drawn_ij - other_ij) [token drawn]`. The centred
+    losses sum to zero, so `other` cancels: the gradient is `(drawn - other) * drawn_advantage`,
+    without an (I, n, N) array. Tokens that no prompt drew get exactly 0; AdamW would amplify
+    rounding noise. All operations are correctly rounded and in a fixed order, so a phone and a
+    server compute the same bits.
     """
     advantage = np.zeros_like(candidates.probabilities)
     positions = np.arange(len(advantage))
     centred = losses - math.fsum(losses) / len(losses)
-    for prompt, one in zip(candidates.prompts, centred, strict=True):
-        advantage[positions, prompt] += one
+    for prompt, loss in zip(candidates.prompts, centred, strict=True):
+        advantage[positions, prompt] += loss
     return advantage / (len(losses) - 1)
 
 
@@ -308,16 +305,21 @@ def aggregate(
 ) -> NDArray[np.float32]:
     """Return the mean of the clients' alphas, computed in float64 (FedOne, Algorithm 1, line 11).
 
-    The last bit of a sum depends on the order: pass clients by enrolment index.
-
     Args:
-        alphas: One matrix per client, of equal shapes, finite.
-        weights: Examples held by each client; None weighs all equally, as Algorithm 1 does.
+        alphas: One matrix per client, of equal shapes, finite. The last bit of the mean depends on
+            their order, which should be that of the enrolment indices.
+        weights: The number of examples of each client; None weighs all equally, as Algorithm 1.
 
     Returns:
-        Float32; a single client's alpha comes back bit for bit.
+        Float32; a single client's alpha is returned bit for bit.
     """
-    stacked = _checked(alphas)
+    if not alphas:
+        raise ValueError("no alphas to aggregate")
+    stacked = [np.asarray(alpha, dtype=np.float32) for alpha in alphas]
+    if len({alpha.shape for alpha in stacked}) != 1:
+        raise ValueError(f"alphas differ in shape: {sorted({a.shape for a in stacked})}")
+    if not all(np.isfinite(alpha).all() for alpha in stacked):
+        raise ValueError("alphas must be finite")
     shares = np.array([1.0] * len(stacked) if weights is None else weights, dtype=np.float64)
     if shares.shape != (len(stacked),):
         raise ValueError(f"{len(stacked)} alphas need as many weights, not {shares.size}")
@@ -330,14 +332,3 @@ def aggregate(
         total += share * alpha.astype(np.float64)
     mean: NDArray[np.float32] = (total / shares.sum()).astype(np.float32)
     return mean
-
-
-def _checked(alphas: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-    if not alphas:
-        raise ValueError("no alphas to aggregate")
-    stacked = [np.asarray(alpha, dtype=np.float32) for alpha in alphas]
-    if len({alpha.shape for alpha in stacked}) != 1:
-        raise ValueError(f"alphas differ in shape: {sorted({a.shape for a in stacked})}")
-    if not all(np.isfinite(alpha).all() for alpha in stacked):
-        raise ValueError("alphas must be finite")
-    return stacked

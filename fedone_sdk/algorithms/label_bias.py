@@ -1,12 +1,12 @@
-"""Label biases: the loss at a bias that was not scored, and the convex fit of the best bias.
+"""Label biases: an approximation of the loss at other biases, and a convex fit of the best bias.
 
 For a prompt and some examples, scored at a bias b0, a client reports the mean loss l, the mean
 label probabilities p and the trace h of the loss's Hessian; t are the shares of the true labels.
-At the bias b0 + d the loss is taken as
+The loss at the bias b0 + d is approximated by
 
     l - t.d + s log sum_k p_k e^(d_k / s),    s = (1 - sum_k p_k^2) / h.
 
-At d = 0 this has the reported value, gradient p - t and trace; far away it has the slopes of a
+At d = 0 this has the reported value, gradient p - t and trace; for large d it has the slopes of a
 cross-entropy. It is convex, and exact for one example, where s is 1.
 """
 
@@ -23,20 +23,20 @@ PRIOR_STD = 3.0
 """Prior standard deviation of a label's bias, nats."""
 
 UNKNOWN_TRACE = 1.0
-"""Stands for h under noise; a real trace is below 1."""
+"""Value of h if clients add noise; a real trace is below 1."""
 
 _LARGEST = 50.0
 """Bound of a fitted bias, nats."""
 
 _MOST_SPREAD = 10.0
-"""Bound of s: examples whose log-odds differ more have no curvature at the bias b0."""
+"""Bound of s, which grows without bound if the examples' log-odds differ much."""
 
 _LEAST = 1e-30
 _STEPS = 100
 
 
 class Expansions(NamedTuple):
-    """Losses as functions of the label bias, about the biases at which they were scored.
+    """Losses as functions of the label bias, expanded at the biases that they were scored at.
 
     Attributes:
         losses: l, nats, shape (...).
@@ -65,7 +65,7 @@ class Expansions(NamedTuple):
         """
         numbers = means.astype(np.float64)
         gradients = numbers[..., 2:] - targets
-        # Noised probabilities do not extrapolate; the slope counts, and the curvature is fixed.
+        # Noised probabilities do not extrapolate: only their slope is used, with a fixed curvature.
         noised = numbers[..., 1:2] >= UNKNOWN_TRACE
         probabilities = np.where(noised, 1.0 / targets.shape[-1], on_simplex(numbers[..., 2:]))
         return cls(
@@ -77,7 +77,7 @@ class Expansions(NamedTuple):
         )
 
     def at(self, biases: _Floats) -> Self:
-        """Return the expansions about other biases, broadcast to (..., C)."""
+        """Return the expansions at other biases, broadcast to (..., C)."""
         shift = biases - self.biases
         scaled = np.log(np.maximum(self.probabilities, _LEAST)) + shift / self.spreads[..., None]
         total = np.logaddexp.reduce(scaled, axis=-1)
@@ -93,19 +93,19 @@ class Expansions(NamedTuple):
     @property
     def traces(self) -> _Floats:
         """h, shape (...)."""
-        found: _Floats = _impurity(self.probabilities) / self.spreads
-        return found
+        traces: _Floats = _impurity(self.probabilities) / self.spreads
+        return traces
 
 
 def on_simplex(values: _Floats) -> _Floats:
-    """Return numbers (..., C) as probabilities: without their negative part, with the sum 1."""
+    """Return numbers (..., C) as probabilities: clipped at 0 and divided by their sum."""
     positive = np.maximum(values, _LEAST)
-    found: _Floats = positive / positive.sum(axis=-1, keepdims=True)
-    return found
+    probabilities: _Floats = positive / positive.sum(axis=-1, keepdims=True)
+    return probabilities
 
 
 def expanded(gradients: _Floats, targets: _Floats, traces: _Floats, biases: _Floats) -> Expansions:
-    """Return expansions, up to their losses, from smoothed gradients, traces and label shares."""
+    """Return expansions from smoothed gradients, traces and label shares; their losses are 0."""
     probabilities = on_simplex(gradients + targets)
     spreads = _spreads(probabilities, traces)
     about = np.broadcast_to(biases, gradients.shape)
@@ -113,24 +113,24 @@ def expanded(gradients: _Floats, targets: _Floats, traces: _Floats, biases: _Flo
 
 
 def _impurity(probabilities: _Floats) -> _Floats:
-    found: _Floats = 1.0 - (probabilities**2).sum(axis=-1)
-    return found
+    impurity: _Floats = 1.0 - (probabilities**2).sum(axis=-1)
+    return impurity
 
 
 def _spreads(probabilities: _Floats, traces: _Floats) -> _Floats:
-    found = np.maximum(_impurity(probabilities), 0.0) / np.maximum(traces, _LEAST)
-    return np.clip(found, 1.0, _MOST_SPREAD)
+    spreads = np.maximum(_impurity(probabilities), 0.0) / np.maximum(traces, _LEAST)
+    return np.clip(spreads, 1.0, _MOST_SPREAD)
 
 
 def lowest(parts: Expansions, weights: _Floats, ridge: _Floats) -> _Floats:
-    """Return the biases that minimise weighted means of expansions about one bias each.
+    """Return the biases that minimise weighted means of expansions.
 
-    Newton's method with bounded steps on
+    Newton's method with bounded steps minimises, for each row,
 
         sum_t w_t loss_t(b0 + d) + ridge |d|^2 / 2.
 
     Args:
-        parts: Shape (P, T), with the same b0 in each row.
+        parts: Shape (P, T), with one b0 per row.
         weights: w, shape (P, T), sum 1.
         ridge: Shape (P,); positive.
 
@@ -140,7 +140,7 @@ def lowest(parts: Expansions, weights: _Floats, ridge: _Floats) -> _Floats:
     size = parts.probabilities.shape[-1]
     log_probs = np.log(np.maximum(parts.probabilities, _LEAST))
     wanted = np.einsum("pt,ptc->pc", weights, parts.probabilities - parts.gradients)
-    # Noise may take the shares of the labels off the simplex, where the loss has no minimum.
+    # With noise the shares of the labels may be off the simplex, where the loss has no minimum.
     off = (wanted < 0.0).any(axis=1, keepdims=True)
     wanted = np.where(off, on_simplex(np.maximum(wanted, ridge[:, None])), wanted)
     shift = np.zeros_like(wanted)
@@ -159,8 +159,8 @@ def lowest(parts: Expansions, weights: _Floats, ridge: _Floats) -> _Floats:
         if np.abs(shift - before).max() < 1e-9:
             break
     best = parts.biases[:, 0] + shift
-    found: _Floats = np.clip(best - best[:, :1], -_LARGEST, _LARGEST)
-    return found
+    biases: _Floats = np.clip(best - best[:, :1], -_LARGEST, _LARGEST)
+    return biases
 
 
 def fitted_bias(
@@ -187,6 +187,6 @@ def fitted_bias(
     )
     parts = np.ones(len(targets)) if weights is None else weights
     ridge = np.array([1.0 / (PRIOR_STD**2 * parts.sum())])
-    one = Expansions(*(each[None] for each in rows))
-    found: _Floats = lowest(one, (parts / parts.sum())[None], ridge)[0]
-    return found
+    expansions = Expansions(*(each[None] for each in rows))
+    bias: _Floats = lowest(expansions, (parts / parts.sum())[None], ridge)[0]
+    return bias

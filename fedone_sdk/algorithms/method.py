@@ -16,15 +16,15 @@ _Float = TypeVar("_Float", bound=np.floating[Any])
 
 
 class Holder(NamedTuple):
-    """Whose rows a mini-batch has.
+    """The client whose rows a mini-batch has.
 
     Attributes:
-        client: The number of the client.
-        whole: Whether each of its mini-batches has all rows that it holds.
+        client: Its enrolment index.
+        all_rows: Whether each of its mini-batches has all its rows.
     """
 
     client: int
-    whole: bool
+    all_rows: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +36,7 @@ class Candidates:
         probabilities: The categoricals that the tokens were drawn from, float64, shape (n, N).
         biases: The label bias to score each prompt at, nats, rounded to float32, shape (I, C);
             None without calibration.
-        holder: Whose rows they are scored on; None if it is unknown.
+        holder: The client that scores them; None if unknown.
     """
 
     prompts: NDArray[np.int64]
@@ -72,10 +72,10 @@ class Candidates:
 class ClassLosses:
     """Losses of one mini-batch for the fit of label biases. Read-only arrays.
 
-    The examples are in K groups: one per class, or one in all. `calibration` has the formulas.
+    The examples are in K groups: one per class, or one for all. `label_bias` has the formulas.
 
     Attributes:
-        means: Of each prompt and group of examples, at the prompt's bias: the mean loss, the trace
+        means: For each prompt and group of examples, at the prompt's bias: the mean loss, the trace
             of its Hessian, and the mean probability of each label; float64, shape (I, K, 2 + C).
             Zeros for a group without an example.
         counts: Examples of each group, int64, shape (K,); their sum is at least 1.
@@ -113,7 +113,7 @@ class ClassLosses:
 
     @classmethod
     def plain(cls, losses: NDArray[np.float64]) -> ClassLosses:
-        """Return losses, shape (I,), that have no label bias: of one label, in one group."""
+        """Return losses, shape (I,), without label biases, as those of one label in one group."""
         means = np.stack([losses, np.zeros_like(losses), np.ones_like(losses)], axis=1)
         return cls(
             means=means[:, None],
@@ -123,7 +123,7 @@ class ClassLosses:
         )
 
     def plus(self, more: NDArray[np.float64]) -> ClassLosses:
-        """Return the losses with a number added to those of each prompt, shape (I,)."""
+        """Return the losses with `more` added, a number per prompt, shape (I,)."""
         means = self.means.copy()
         means[..., 0] += more[:, None]
         return replace(self, means=means)
@@ -162,10 +162,7 @@ class Algorithm(Protocol):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the memory belongs to the run (a pool of prompts).
-
-        Otherwise each client has its own (the moments of its optimiser).
-        """
+        """Whether the memory belongs to the run (a pool of prompts), not to each client."""
         ...
 
     def init(self) -> State:
@@ -185,7 +182,7 @@ class Algorithm(Protocol):
         ...
 
     def prompt(self, state: State) -> NDArray[np.int64]:
-        """Return the prompt to deploy if the run stopped now: n token indices."""
+        """Return the deployable prompt: n token indices."""
         ...
 
     def bias(self, state: State) -> NDArray[np.float64] | None:
@@ -197,11 +194,11 @@ class Algorithm(Protocol):
         ...
 
     def finished(self, state: State) -> bool:
-        """Return whether the method has converged: further rounds would not change it."""
+        """Return whether the method has converged, so that further rounds change nothing."""
         ...
 
     def search_on(self, state: State) -> State:
-        """Return the state to go on from when more asks are planned than before."""
+        """Return the state to continue from when more asks are planned than before."""
         ...
 
     def wanted(self, state: State) -> int:
@@ -215,7 +212,7 @@ class Algorithm(Protocol):
         num_samples: int | None = None,
         holder: Holder | None = None,
     ) -> Candidates:
-        """Return prompts to score on rows of `holder`: `num_samples`, by default the method's I."""
+        """Return `num_samples` prompts, by default I, to score on rows of `holder`."""
         ...
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
@@ -241,7 +238,7 @@ class PlainAlgorithm:
     num_samples: int
 
     def wanted(self, state: State) -> int:
-        """Return I."""
+        """Return I for every state."""
         return self.num_samples
 
     def bias(self, state: State) -> NDArray[np.float64] | None:
@@ -257,5 +254,5 @@ class PlainAlgorithm:
         return False
 
     def search_on(self, state: State) -> State:
-        """Return the state as it is: what the method does next is planned by no number of asks."""
+        """Return the state unchanged: this method does not plan its asks."""
         return state

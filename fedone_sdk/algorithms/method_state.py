@@ -1,4 +1,4 @@
-"""A method's state between two steps: immutable, with an exact binary form."""
+"""The immutable state of a method, and its exact binary form."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MEMORY_DTYPES = tuple(np.dtype(code) for code in ("<f4", "<f8", "<i8"))
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class State:
-    """A method's state. Its arrays are its own and read-only.
+    """A method's state, with read-only copies of the given arrays.
 
     Attributes:
         alpha: Shape (n, N), C-order little-endian float32, finite.
-        memory: The method's other state (optimiser moments, a pool of prompts):
-            float32, float64 or int64 arrays by name; empty for plain SGD.
+        memory: The rest of the state (optimiser moments, a pool of prompts): float32, float64 or
+            int64 arrays by name; empty for plain SGD.
     """
 
     alpha: NDArray[np.float32]
@@ -36,19 +36,19 @@ class State:
 
     def __post_init__(self) -> None:
         """Check the arrays and keep read-only copies."""
-        alpha = _own(self.alpha, np.dtype("<f4"))
+        alpha = _frozen_copy(self.alpha, np.dtype("<f4"))
         if alpha.ndim != 2 or alpha.size == 0:
             raise ValueError(f"alpha must be a matrix (n, N), not of shape {alpha.shape}")
         if not np.isfinite(alpha).all():
             raise ValueError("alpha must be finite")
         object.__setattr__(self, "alpha", alpha)
-        object.__setattr__(self, "memory", _own_memory(self.memory))
+        object.__setattr__(self, "memory", _frozen_memory(self.memory))
 
     def evolve(self, **changes: Any) -> State:
         """Return a copy with some fields replaced."""
         return replace(self, **changes)
 
-    # A mapping proxy does not pickle; these bytes let states cross processes.
+    # A mapping proxy cannot be pickled.
     def __reduce__(self) -> tuple[Callable[[bytes], State], tuple[bytes]]:
         """Pickle as the bytes of `dump_state`."""
         return load_state, (dump_state(self),)
@@ -60,7 +60,7 @@ def alpha_sha256(alpha: ArrayLike) -> str:
 
 
 def dump_state(state: State) -> bytes:
-    """Return the state as bytes, which `load_state` restores bit for bit; equal states agree."""
+    """Return the state as bytes, from which `load_state` restores it bit for bit."""
     return _pack({_ALPHA: state.alpha, **_prefixed(state.memory)})
 
 
@@ -78,8 +78,8 @@ def load_state(data: bytes) -> State:
 
 
 def dump_memory(memory: Memory) -> bytes:
-    """Return a memory alone as bytes, for callers that keep `alpha` elsewhere."""
-    return _pack(_prefixed(_own_memory(memory)))
+    """Return a memory as bytes, without `alpha`."""
+    return _pack(_prefixed(_frozen_memory(memory)))
 
 
 def load_memory(data: bytes) -> Memory:
@@ -88,11 +88,10 @@ def load_memory(data: bytes) -> Memory:
     Raises:
         ValueError: `data` is not a saved memory.
     """
-    return _own_memory(_unprefixed(_unpack(data, what="memory"), what="memory"))
+    return _frozen_memory(_unprefixed(_unpack(data, what="memory"), what="memory"))
 
 
-def _own(value: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a read-only C-order copy, so that the caller's array cannot change a state."""
+def _frozen_copy(value: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
     try:
         result = np.array(value, dtype=dtype, order="C", copy=True)
     except (TypeError, ValueError) as exc:
@@ -101,15 +100,15 @@ def _own(value: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
     return result
 
 
-def _own_memory(memory: Memory) -> Memory:
-    owned = {}
-    for key in sorted(memory):  # one order, so that equal memories give equal bytes
+def _frozen_memory(memory: Memory) -> Memory:
+    copies = {}
+    for key in sorted(memory):  # Equal memories give equal bytes.
         dtype = np.asarray(memory[key]).dtype.newbyteorder("<")
         if dtype not in _MEMORY_DTYPES:
             allowed = ", ".join(allowed.name for allowed in _MEMORY_DTYPES)
             raise ValueError(f"memory {key!r} must be one of {allowed}, not {dtype.name}")
-        owned[key] = _own(memory[key], dtype)
-    return MappingProxyType(owned)
+        copies[key] = _frozen_copy(memory[key], dtype)
+    return MappingProxyType(copies)
 
 
 def _prefixed(memory: Memory) -> dict[str, NDArray[Any]]:

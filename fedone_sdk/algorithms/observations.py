@@ -1,4 +1,4 @@
-"""Observed losses: prompts and their losses, per mini-batch."""
+"""The observed losses of a search: prompts and their losses, per mini-batch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from .method_state import Memory
 from .space import Space
 
 EVALUATIONS_PER_PROMPT = 4
-"""Remembered losses per prompt, on average: the best prompts have more, most others one."""
+"""Remembered losses per prompt, on average."""
 
 _SHARE_SPREAD = 0.1
-"""Prior standard deviation of a class's share around equal shares."""
+"""Prior standard deviation of a class's share about equal shares."""
 
 _CLIENTS_AHEAD = 50
-"""Future clients, in addition to those observed: where clients differ, the class shares of
-future clients are uncertain."""
+"""The number of future clients, whose class shares are uncertain if clients differ."""
 
 
 # No slots: cached_property needs a __dict__.
@@ -32,18 +31,18 @@ class Observations:
     """Distinct prompts with their remembered losses.
 
     Classes are weighted by their share among all clients so far, not by the classes that a prompt
-    was evaluated on: evaluations on positive reviews alone do not make a prompt better. If each
-    client holds different classes, a few clients are a poor estimate of all, so the share is shrunk
-    to equal shares.
+    was evaluated on: a prompt does not get better by evaluations on positive reviews alone. If
+    clients have different classes, the first clients are a poor estimate of all, so the shares are
+    shrunk to equal ones.
 
     Attributes:
         prompts: Shape (P, n), int64.
         rows: The prompt of each loss, shape (E,), int64.
         batches: The mini-batch of each loss, shape (E,), int64, ascending.
-        means: Of each group of examples, as in `ClassLosses`, shape (E, K, 2 + C), float32.
+        means: For each group of examples, as in `ClassLosses`, shape (E, K, 2 + C), float32.
         scored_at: The label bias that each loss was scored at, nats, shape (E, C), float32.
-        examples: Examples of each group in those mini-batches, shape (J, K), int64.
-        targets: Shares of the labels in them, shape (J, K, C), float32.
+        examples: The number of examples of each group and mini-batch, shape (J, K), int64.
+        targets: The shares of the labels among them, shape (J, K, C), float32.
         trust: The weight of each mini-batch, in (0, 1], shape (J,), float64.
         biases: The best label bias of each prompt so far, nats, shape (P, C), float64.
         clients: The client c of each mini-batch, shape (J,), int64: c if it has all rows of its
@@ -79,13 +78,9 @@ class Observations:
 
     @classmethod
     def remembered(cls, memory: Memory, space: Space, groups: int = 1, labels: int = 1) -> Self:
-        """Return the observations in `memory`; an empty memory has none.
+        """Return the observations in a state's memory, of K groups and C labels.
 
-        Args:
-            memory: Of a state; it may come from a client and is checked.
-            space: The space of prompts.
-            groups: K.
-            labels: C.
+        The memory may come from a client, and is checked.
 
         Raises:
             ValueError: `memory` is not that of a search.
@@ -97,10 +92,10 @@ class Observations:
         names = empty.memory().keys()
         if missing := sorted(names - memory.keys()):
             raise ValueError(f"not the memory of a search: {', '.join(missing)} missing")
-        own = {name: memory[name] for name in names}
+        arrays = {name: memory[name] for name in names}
         # By size, because an array from a client may have no first axis.
-        size, evaluations = own["prompts"].size // prompt_len, own["rows"].size
-        clients = own["examples"].size // groups
+        size, evaluations = arrays["prompts"].size // prompt_len, arrays["rows"].size
+        clients = arrays["examples"].size // groups
         shapes = {
             "prompts": (size, prompt_len),
             "rows": (evaluations,),
@@ -114,30 +109,30 @@ class Observations:
             "clients": (clients,),
         }
         fits = all(
-            own[name].shape == shape and own[name].dtype == getattr(empty, name).dtype
+            arrays[name].shape == shape and arrays[name].dtype == getattr(empty, name).dtype
             for name, shape in shapes.items()
         )
         if not fits:
             raise ValueError(f"the memory's arrays do not fit prompts of {prompt_len} tokens")
-        if not all(np.isfinite(array).all() for array in own.values()):
+        if not all(np.isfinite(array).all() for array in arrays.values()):
             raise ValueError("the memory's numbers must be finite")
-        if not (_all_there(own["rows"], size) and _all_there(own["batches"], clients)):
+        if not (_all_there(arrays["rows"], size) and _all_there(arrays["batches"], clients)):
             raise ValueError("every prompt and mini-batch of a memory must have a loss")
-        if (np.diff(own["batches"]) < 0).any():
+        if (np.diff(arrays["batches"]) < 0).any():
             raise ValueError("a memory's mini-batches must be in ascending order")
-        if not space.holds(own["prompts"]):
+        if not space.holds(arrays["prompts"]):
             raise ValueError("the memory's tokens must be candidates of their positions")
-        if len(np.unique(own["prompts"], axis=0)) != size:
+        if len(np.unique(arrays["prompts"], axis=0)) != size:
             raise ValueError("the prompts of a memory must differ")
-        if len(np.unique(own["batches"] * size + own["rows"])) != evaluations:
+        if len(np.unique(arrays["batches"] * size + arrays["rows"])) != evaluations:
             raise ValueError("a mini-batch of a memory must have one loss per prompt")
-        if own["examples"].min(initial=0) < 0:
+        if arrays["examples"].min(initial=0) < 0:
             raise ValueError("a memory's counts must not be negative")
-        if not own["examples"].any(axis=1).all():
+        if not arrays["examples"].any(axis=1).all():
             raise ValueError("every mini-batch of a memory must have examples")
-        if own["trust"].min(initial=1.0) <= 0.0 or own["trust"].max(initial=1.0) > 1.0:
+        if arrays["trust"].min(initial=1.0) <= 0.0 or arrays["trust"].max(initial=1.0) > 1.0:
             raise ValueError("a memory's trust must lie in (0, 1]")
-        return cls(**own)
+        return cls(**arrays)
 
     def memory(self) -> dict[str, NDArray[np.generic]]:
         """Return the observations as entries of a state's memory."""
@@ -160,9 +155,9 @@ class Observations:
         """Return the observations with one mini-batch's losses added.
 
         Args:
-            prompts: Shape (I, n). Repeated prompts have equal losses there, and count once.
-            losses: Of these prompts, in their order.
-            holder: Whose rows these are; None if it is unknown.
+            prompts: Shape (I, n). A repeated prompt counts once.
+            losses: The losses of the prompts.
+            holder: The client; None if unknown.
 
         Raises:
             ValueError: The losses have other groups or labels than the observations.
@@ -182,7 +177,7 @@ class Observations:
         met, first = np.unique(rows, return_index=True)
         client = -1
         if holder is not None:
-            client = holder.client if holder.whole else -2 - holder.client
+            client = holder.client if holder.all_rows else -2 - holder.client
         return replace(
             self,
             prompts=distinct,
@@ -198,13 +193,11 @@ class Observations:
         )
 
     def of(self, prompts: NDArray[np.int64], evaluations: NDArray[np.int64]) -> Self:
-        """Return a part of the losses, with the prompts in a new order.
-
-        Prompts and mini-batches without any of these losses are dropped.
+        """Return some of the losses, without prompts and mini-batches that have none of them.
 
         Args:
-            prompts: Rows of `prompts`.
-            evaluations: Indices into `rows`, ascending, of these prompts.
+            prompts: Rows of `prompts`, in their new order.
+            evaluations: Indices of losses, ascending.
         """
         prompts = prompts[np.isin(prompts, self.rows[evaluations])]
         place = np.zeros(len(self.prompts), dtype=np.int64)
@@ -225,7 +218,7 @@ class Observations:
         )
 
     def latest(self, size: int) -> Self:
-        """Return the last mini-batches, with at most `size` distinct prompts together."""
+        """Return the last mini-batches, with at most `size` distinct prompts in all."""
         if len(self.prompts) <= size:
             return self
         # The first occurrence of each prompt, counted from the end.
@@ -234,27 +227,20 @@ class Observations:
         backwards = self.batches[::-1]
         inside = np.flatnonzero(distinct <= size)
         oldest = backwards[inside[-1]]
-        # A mini-batch is kept whole or not at all.
+        # Mini-batches are not divided.
         if inside[-1] + 1 < len(backwards) and backwards[inside[-1] + 1] == oldest:
             oldest += 1
         evaluations = np.flatnonzero(self.batches >= min(oldest, self.batches[-1]))
         return self.of(np.unique(self.rows[evaluations]), evaluations)
 
     def remembering(self, prompts: NDArray[np.int64], size: int) -> Self:
-        """Return some prompts in a new order, with their last `size` losses.
-
-        Prompts without any of these losses are dropped.
-
-        Args:
-            prompts: Rows of `prompts`.
-            size: The largest number of losses.
-        """
+        """Return some prompts (rows, in a new order) that have one of their last `size` losses."""
         evaluations = np.flatnonzero(np.isin(self.rows, prompts))[-size:]
         return self.of(prompts, evaluations)
 
     @property
     def seen(self) -> NDArray[np.bool_]:
-        """Which classes the mini-batches have examples of, shape (C,)."""
+        """Whether an example of a class was observed, shape (C,)."""
         seen: NDArray[np.bool_] = self.examples.sum(axis=0) > 0
         return seen
 
@@ -268,10 +254,10 @@ class Observations:
         of = np.unique(self._samples, return_inverse=True)[1]
         totals = np.zeros((of.max() + 1, each.shape[1]))
         np.add.at(totals, of, each)
-        own = totals / np.bincount(of)[:, None]
-        clients, mean, square = len(own), own.mean(axis=0), (own**2).mean(axis=0)
-        # The variance of the mean is taken about equal shares: a few clients that are similar by
-        # chance would underestimate it.
+        shares = totals / np.bincount(of)[:, None]
+        clients, mean, square = len(shares), shares.mean(axis=0), (shares**2).mean(axis=0)
+        # The variance is taken about equal shares: about the mean, it is too small if a few clients
+        # are similar by chance.
         from_equal = square - 2.0 * equal * mean + equal**2
         varies = float((from_equal / clients + (square - mean**2) / _CLIENTS_AHEAD).max())
         believed = _SHARE_SPREAD**2 / (_SHARE_SPREAD**2 + varies)
@@ -280,22 +266,22 @@ class Observations:
 
     @property
     def _samples(self) -> NDArray[np.int64]:
-        """A number for the rows of each mini-batch, equal for equal rows, shape (J,)."""
+        """A number per mini-batch, equal for mini-batches of the same rows, shape (J,)."""
         numbers = np.arange(len(self.clients))
         return np.where(self.clients < 0, -1 - numbers, self.clients)
 
     @cached_property
     def trusted_evaluations(self) -> NDArray[np.float64]:
-        """Sum of the trust in mini-batches that scored a prompt on a class, shape (P, C).
+        """The sum of the trust in mini-batches with a loss of a prompt on a class, shape (P, C).
 
-        Mini-batches with the same rows count once, with the largest trust.
+        Mini-batches of the same rows count once, with the largest trust.
         """
         of = np.unique(self._samples, return_inverse=True)[1]
         met = np.zeros((len(self.prompts), of.max(initial=0) + 1, self.examples.shape[1]))
         trusted = self.trust[:, None] * (self.examples > 0)
         np.maximum.at(met, (self.rows, of[self.batches]), trusted[self.batches])
-        found: NDArray[np.float64] = met.sum(axis=1)
-        return found
+        evaluations: NDArray[np.float64] = met.sum(axis=1)
+        return evaluations
 
     @cached_property
     def expansions(self) -> Expansions:
@@ -311,7 +297,7 @@ class Observations:
     def biases_for(self, prompts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the label biases to score some prompts at, nats, shape (I, C).
 
-        That of a known prompt is its best; that of another is the mean over all evaluations.
+        A known prompt has its best bias, a new prompt the mean over all evaluations.
         """
         if not len(self.prompts):
             return np.zeros((len(prompts), self.biases.shape[1]))
@@ -324,7 +310,7 @@ class Observations:
     def last_met(self) -> NDArray[np.int64]:
         """Return the last mini-batch of each prompt, shape (P,)."""
         last = np.zeros(len(self.prompts), dtype=np.int64)
-        last[self.rows] = self.batches  # ascending, so the last one wins
+        last[self.rows] = self.batches  # The batches are ascending, so the last is kept.
         return last
 
     def row(self, prompt: NDArray[np.int64] | None) -> int | None:
@@ -336,7 +322,7 @@ class Observations:
 
 
 def _all_there(numbers: NDArray[np.int64], count: int) -> bool:
-    """Whether the numbers are exactly those of range(count), each at least once."""
+    """Return whether the numbers are those of range(count), each at least once."""
     if not numbers.size:
         return count == 0
     in_range = numbers.min() >= 0 and numbers.max() < count
@@ -344,14 +330,14 @@ def _all_there(numbers: NDArray[np.int64], count: int) -> bool:
 
 
 class Standings(NamedTuple):
-    """Mean losses of the candidates of one position, at the best label biases of their prompts.
+    """Mean losses of a position's candidates, at the best label biases of their prompts.
+
+    Losses of candidates that were not evaluated are NaN.
 
     Attributes:
-        examples: Example calls per candidate, float64, shape (N_i,); 0 for a candidate that was
-            not evaluated.
-        losses: Mean loss with equal weights of the groups of examples, shape (N_i,); NaN for a
-            candidate that was not evaluated.
-        by_class: Of each group, shape (N_i, K), likewise.
+        examples: Example calls per candidate, float64, shape (N_i,).
+        losses: Mean loss with equal weights of the groups of examples, shape (N_i,).
+        by_class: Mean loss of each group, shape (N_i, K).
     """
 
     examples: NDArray[np.float64]
@@ -380,11 +366,11 @@ def standings(memory: Memory, position: int, size: int) -> Standings:
 
 
 def clusters(memory: Memory, position: int) -> Counter[int]:
-    """Return the candidates of a position that are best for some clients, and for how many.
+    """Return the number of clients for which each candidate of a position is best.
 
-    The best one of a client is that of the deployable prompt, unless another one is better on the
-    same mini-batches of the client, at least two, by more than the standard error of the mean
-    difference. Clients with the same best candidate are a cluster.
+    The best candidate of a client is that of the deployable prompt, unless another one is better on
+    at least two mini-batches that have both, by more than the standard error of the mean
+    difference.
     """
     if not memory:
         return Counter()
@@ -401,11 +387,11 @@ def clusters(memory: Memory, position: int) -> Counter[int]:
     both = (counts > 0.0) & (counts[:, [deployed]] > 0.0)
     gains = np.where(both, means[:, [deployed]] - means, 0.0)
     best = Counter[int]()
-    for one in np.unique(client[client >= 0]):
-        gain, number = gains[client == one], both[client == one].sum(axis=0)
-        mean = gain.sum(axis=0) / np.maximum(number, 1)
-        spread = np.maximum((gain**2).sum(axis=0) / np.maximum(number, 1) - mean**2, 0.0)
-        clear = (number > 1) & (mean > np.sqrt(spread / np.maximum(number - 1, 1)))
+    for number in np.unique(client[client >= 0]):
+        gain, count = gains[client == number], both[client == number].sum(axis=0)
+        mean = gain.sum(axis=0) / np.maximum(count, 1)
+        spread = np.maximum((gain**2).sum(axis=0) / np.maximum(count, 1) - mean**2, 0.0)
+        clear = (count > 1) & (mean > np.sqrt(spread / np.maximum(count - 1, 1)))
         mean[~clear] = 0.0
         best[int(mean.argmax()) if clear.any() else deployed] += 1
     return best

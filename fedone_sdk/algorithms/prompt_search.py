@@ -1,4 +1,4 @@
-"""Base of searches over whole prompts: an evaluator, re-evaluation, successive halving."""
+"""The base class of searches over prompts: evaluator, re-evaluation, successive halving."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .sampling import argmax_prompt, draw_prompts, stream, stream_seed
 from .space import Space, Start, is_warm_started, nearest_probabilities, warm_start
 
 POOL_SIZE = 256
-"""Prompts that a search remembers: its Gaussian process takes a second with 1,000 of them."""
+"""Prompts that a search remembers; with 1,000 the Gaussian process would take a second."""
 
 ELITE = 4
-"""How many of the best prompts are always remembered, and start local changes."""
+"""How many of the best prompts are always remembered, and are the start of small changes."""
 
 REVISITED = 0.3
 """The fraction of an ask that re-evaluates known prompts."""
@@ -32,27 +32,27 @@ REVISITED = 0.3
 CHANGES = 2.0
 """Mean number of positions in which new prompts differ from "no prompt".
 
-A few hundred queries distinguish single candidates and pairs. In each of the seven tables of
-docs/benchmarks/slots.md one changed slot of four closes 25 to 100 % of the gap to the best of all
-combinations, 71 % in the mean, and two close 94 %. There are 10 to 17 prompts with one change."""
+In the seven tables of docs/benchmarks/slots.md one changed slot of four closes 25 to 100 % of the
+gap to the best combination, 71 % in the mean, and two close 94 %. A few hundred queries can
+distinguish the 10 to 17 prompts with one change, and pairs of them."""
 
 FINALISTS = 8
 """The largest number of prompts that enter successive halving."""
 
 NEAR = 128
-"""New prompts near "no prompt" that a draw is made for, and as many near the best prompts."""
+"""New prompts near "no prompt" in a posterior draw, and as many near the best prompts."""
 
 DRAWS = 16
 """Posterior draws that determine alpha."""
 
 _REDRAWS = 8
-"""Redraws of repeated prompts within an ask; a tiny vocabulary may have no other prompts."""
+"""Redraws of repeated prompts within an ask; a tiny vocabulary may have no others."""
 
 _WITHIN = 1.959964
-"""Posterior standard deviations within which two prompts may be equal: 95 %."""
+"""Posterior standard deviations of a 95 % interval."""
 
 # Indices into `progress`.
-_ASKS, _RACE_START = range(2)
+_ASKS, _HALVING_START = range(2)
 
 
 class Known(NamedTuple):
@@ -69,22 +69,21 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSearch(ABC):
-    """A search that remembers its observations; methods differ in how they make new prompts.
+    """A search that remembers its observations; subclasses make new prompts.
 
-    An ask re-evaluates known prompts on another client: the reference (no prompt, if the space
-    has it), then in equal parts the best prompts and those with the best optimistic values. The
-    rest of the ask are new prompts. `Evaluator` compares losses of different clients.
+    An ask has known prompts to re-evaluate: the reference ("no prompt", if the space has it), then
+    in equal parts the best prompts and those with the best optimistic values. The others of an ask
+    are new. `Evaluator` compares losses of different clients.
 
-    The deployable prompt is the incumbent, the prompt with the best pessimistic value, together
-    with its best bias. After the first ask it is the reference.
+    The deployable prompt is the incumbent, the prompt with the best pessimistic value, with its
+    best bias. After the first ask it is the reference.
 
-    **Successive halving.** After `search` asks no new prompts are made. The best prompts and the
+    **Successive halving.** After `search` asks there are no new prompts. The best prompts and the
     reference are re-evaluated for `halving` asks, in stages of equal length; each stage keeps the
     better half of them. Then the method has finished.
 
-    alpha is the probability of each candidate to be in the best prompt: its frequency in the
-    minima of `DRAWS` posterior draws, smoothed. The search depends on the observations, which are
-    sent with alpha.
+    alpha is the probability of each candidate to be in the best prompt: its smoothed frequency in
+    the minima of `DRAWS` posterior draws. It is a report; the search depends on the observations.
 
     Attributes:
         num_samples: I, at least 2.
@@ -124,7 +123,7 @@ class PromptSearch(ABC):
 
     @property
     def shares_memory(self) -> bool:
-        """Yes: the observations are the run's."""
+        """True: the observations belong to the run."""
         return True
 
     def init(self) -> State:
@@ -140,7 +139,7 @@ class PromptSearch(ABC):
 
     def wanted(self, state: State) -> int:
         """Return I; in the halving, the number of prompts left, including the reference."""
-        if not self._racing(state):
+        if not self._is_halving(state):
             return self.num_samples
         return len(self._finalists(state, self._observed(state)))
 
@@ -155,7 +154,7 @@ class PromptSearch(ABC):
         alpha = self._alpha_of(state)
         count = _checks.count(num_samples, default=self.wanted(state))
         observed = self._observed(state)
-        if self._racing(state):
+        if self._is_halving(state):
             indices = self._finalists(state, observed)[:count]
         elif len(observed.prompts):
             indices = self._distinct(self._next(self._known(state), count, rng), rng)
@@ -188,7 +187,7 @@ class PromptSearch(ABC):
         return State(alpha=self.project(alpha), memory=memory)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Project each row on the simplex, above the smoothed probability of an unseen one."""
+        """Project each row on the simplex, above the smoothed probability of unseen candidates."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
         floor = float(np.float32(1.0 / self.space.vocab_size / (DRAWS + 1)))
         return nearest_probabilities(checked, floor=floor, mask=self.space.mask)
@@ -215,16 +214,17 @@ class PromptSearch(ABC):
     ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
         """Return the shortest confirmed prompt that may be as good as the incumbent, and its bias.
 
-        The posterior interval (95 %) of its difference to the incumbent contains 0. "No prompt",
-        whose length is 0, is found only if it is the incumbent.
+        The 95 % posterior interval of its difference to the incumbent contains 0. "No prompt" is
+        returned only if it is the incumbent.
         """
         observed = self._observed(state)
         known = self._known(state)
-        found, lengths = known.evaluator.estimates(0), np.array([*map(length, known.prompts)])
-        near = found.value - found.value[0] <= _WITHIN * found.spread
+        estimates, lengths = known.evaluator.estimates(0), np.array([*map(length, known.prompts)])
+        value = estimates.value
+        near = value - value[0] <= _WITHIN * estimates.spread
         near &= known.evaluator.confirmed & (lengths > 0)
         near[0] = True
-        row = min(np.flatnonzero(near), key=lambda row: (lengths[row], found.value[row]))
+        row = min(np.flatnonzero(near), key=lambda row: (lengths[row], value[row]))
         return known.prompts[row].copy(), observed.biases[row].copy() if self._calibrates else None
 
     def finished(self, state: State) -> bool:
@@ -233,8 +233,8 @@ class PromptSearch(ABC):
         return bool(halving_start >= 0 and asks - halving_start >= self.halving)
 
     def search_on(self, state: State) -> State:
-        """Return the state without its halving, so that the search proposes new prompts again."""
-        if not self._racing(state):
+        """Return the state without its halving, from which the search makes new prompts again."""
+        if not self._is_halving(state):
             return state
         asks = self._progress(state)[_ASKS]
         return state.evolve(memory={**state.memory, "progress": np.array([asks, -1.0])})
@@ -261,25 +261,25 @@ class PromptSearch(ABC):
         return self.num_labels > 1
 
     def _first(self, state: State, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return the first ask: "no prompt", prompts near it, the warm start and draws from it."""
+        """Return the prompts of the first ask: "no prompt", others near it, and the warm start."""
         indices = self._near(count, rng)
         if is_warm_started(state.alpha):
-            known = draw_prompts(state.alpha.astype(np.float64), (count + 1) // 2, rng)
-            known[0] = argmax_prompt(state.alpha, self.seed)
-            indices[-len(known) :] = self.space.compact(known)
+            drawn = draw_prompts(state.alpha.astype(np.float64), (count + 1) // 2, rng)
+            drawn[0] = argmax_prompt(state.alpha, self.seed)
+            indices[-len(drawn) :] = self.space.compact(drawn)
         if self.space.reference is not None:
             indices[0] = self.space.reference
         return indices
 
     def _near(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return random prompts that differ from "no prompt" in few positions, shape (count, n)."""
+        """Return random prompts that differ from the reference in few positions, (count, n)."""
         prompts = self.space.random(count, rng)
         if self.space.reference is not None:
             prompts = np.where(self._changed(count, rng), prompts, self.space.reference)
         return self.space.compact(prompts)
 
     def _distinct(self, prompts: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return the prompts with repetitions, which add no information, replaced at random."""
+        """Return the prompts with random ones in place of repetitions."""
         for _ in range(_REDRAWS):
             first = np.unique(prompts, axis=0, return_index=True)[1]
             repeated = np.setdiff1d(np.arange(len(prompts)), first)
@@ -289,10 +289,10 @@ class PromptSearch(ABC):
         return prompts
 
     def _changed(self, count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-        """Return the positions in which each new prompt may differ from "no prompt", (count, n).
+        """Return the positions in which new prompts may differ from the reference, (count, n).
 
-        These are random slots of one position, and the first positions of a repeated slot with a
-        blank; their number is geometrically distributed. Other positions may always differ.
+        A geometrically distributed number of them are random slots of one position and the first
+        positions of a repeated slot with a blank. Other positions may always differ.
         """
         order = np.zeros((count, self.space.prompt_len), dtype=np.int64)
         if self.space.reference is not None:
@@ -305,15 +305,15 @@ class PromptSearch(ABC):
         return changed
 
     def _revisited(self, known: Known, count: int) -> NDArray[np.int64]:
-        """Rows to re-evaluate: the reference, the best prompts, then the challengers."""
+        """Return rows to re-evaluate: the reference, the best prompts, then the challengers."""
         wanted = min(max(2, round(REVISITED * count)), count - 1) if count > 1 else count
         number = min(wanted, len(known.prompts))
         reference = known.evaluator.reference
         first = [] if reference is None else [reference]
         others = [row for row in range(len(known.prompts)) if row not in first]
         best = others[: (number - len(first) + 1) // 2]
-        rest = np.array(others[len(best) :], dtype=np.int64)
-        challengers = rest[np.argsort(known.estimates.optimistic[rest], kind="stable")]
+        worse = np.array(others[len(best) :], dtype=np.int64)
+        challengers = worse[np.argsort(known.estimates.optimistic[worse], kind="stable")]
         rows = [*first, *best, *challengers.tolist()]
         return np.array(rows[:number], dtype=np.int64)
 
@@ -324,20 +324,20 @@ class PromptSearch(ABC):
         return Known(evaluator, evaluator.estimates())
 
     def _kept(self, known: Known, incumbent: int) -> NDArray[np.int64]:
-        """Rows to remember: the incumbent, then by pessimistic value."""
+        """Return rows to remember: the incumbent, then by pessimistic value."""
         order = np.argsort(known.estimates.pessimistic, kind="stable")
         first = np.array([incumbent], dtype=np.int64)
         ranked: NDArray[np.int64] = np.concatenate([first, order[order != incumbent]])
         if len(ranked) <= POOL_SIZE:
             return ranked
-        # The elite and the reference stay, then the most recently evaluated. Ranking by loss would
-        # keep only the lucky losses of a poor candidate.
+        # The elite and the reference are kept, then the most recently evaluated. Ranking by loss
+        # would keep poor candidates with lucky losses.
         reference = known.evaluator.reference
-        stays = np.zeros(len(ranked), dtype=bool)
-        stays[ranked[:ELITE]] = True
+        is_kept = np.zeros(len(ranked), dtype=bool)
+        is_kept[ranked[:ELITE]] = True
         if reference is not None:
-            stays[reference] = True
-        last = np.where(stays, np.iinfo(np.int64).max, known.evaluator.observed.last_met())
+            is_kept[reference] = True
+        last = np.where(is_kept, np.iinfo(np.int64).max, known.evaluator.observed.last_met())
         kept = np.argsort(-last, kind="stable")[:POOL_SIZE]
         remembered: NDArray[np.int64] = ranked[np.isin(ranked, kept)]
         return remembered
@@ -353,8 +353,8 @@ class PromptSearch(ABC):
     def _lowest(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return the minima of posterior draws, shape (count, n).
 
-        A draw is of the observed prompts, and of new prompts near "no prompt" or near one of the
-        best. It has a limit of its own for new prompts (`_changed`).
+        A draw has values of the observed prompts, and of new prompts near the reference or one of
+        the best. Each draw allows other positions of new prompts to differ (`_changed`).
         """
         best = known.prompts[rng.integers(min(len(known.prompts), ELITE), size=NEAR)]
         changes = rng.geometric(1.0 / CHANGES, size=(NEAR, 1))
@@ -406,7 +406,7 @@ class PromptSearch(ABC):
     # Successive halving
 
     def _progress(self, state: State) -> NDArray[np.float64]:
-        """Asks so far, and the first ask of the halving, or -1."""
+        """Return the number of asks, and the first ask of the halving, or -1."""
         progress: Any = state.memory.get("progress")
         if progress is None:
             return np.array([0.0, -1.0])
@@ -419,15 +419,15 @@ class PromptSearch(ABC):
         progress = self._progress(state)
         progress[_ASKS] += 1
         exhausted = self.search is not None and progress[_ASKS] >= self.search
-        if progress[_RACE_START] < 0 and exhausted:
-            progress[_RACE_START] = progress[_ASKS]
+        if progress[_HALVING_START] < 0 and exhausted:
+            progress[_HALVING_START] = progress[_ASKS]
         return progress
 
-    def _racing(self, state: State) -> bool:
-        return bool(self._progress(state)[_RACE_START] >= 0)
+    def _is_halving(self, state: State) -> bool:
+        return bool(self._progress(state)[_HALVING_START] >= 0)
 
     def _finalists(self, state: State, observed: Observations) -> NDArray[np.int64]:
-        """Return the prompts left: half as many in each of log2(FINALISTS) stages."""
+        """Return the prompts of the halving: half as many in each of log2(FINALISTS) stages."""
         asks, halving_start = self._progress(state)
         entered = min(FINALISTS, self.num_samples)
         stages = max(1, math.ceil(math.log2(entered)))

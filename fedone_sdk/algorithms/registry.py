@@ -1,7 +1,7 @@
-"""Methods by name, and methods of a user's own, which RUN.yaml names.
+"""Methods by name, and a user's own methods.
 
-Only a file or a program of this machine can load one (`load_method`). A run in a message or a
-store names an object, and is refused unless that object was loaded here.
+Only RUN.yaml or a program of this machine can load a user's method (`load_method`). A run in a
+message or a store is refused unless the object that it names was loaded before.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ _MEMBERS = (
 )
 
 _loaded: dict[str, Callable[..., Any]] = {}
-"""Loaded objects by their name in RUN.yaml; per process, like modules."""
+"""Loaded objects by their name in RUN.yaml."""
 
 
 def load_method(spec: MethodSpec, folder: str | Path = ".") -> None:

@@ -20,17 +20,14 @@ _WORD = 2**32
 def stream_seed(
     run_seed: int, purpose: str, round_number: int, client_index: int = 0, step: int = 0
 ) -> int:
-    """Return the seed of one stream of a run.
+    """Return the seed of one stream of a run, in [0, 2**53), which JSON parsers keep exact.
 
     Args:
-        run_seed: The run's seed, in [0, 2**64) like every number here.
+        run_seed: The run's seed, in [0, 2**64) like the other numbers.
         purpose: The use of the draws ("prompts", "selection", ...).
         round_number: The round.
         client_index: The client's enrolment index.
         step: The local step.
-
-    Returns:
-        A seed in [0, 2**53), which every JSON parser keeps exact.
     """
     digest = hashlib.sha256(purpose.encode()).digest()
     words: list[int] = []
@@ -44,8 +41,8 @@ def stream_seed(
         high, low = divmod(_checks.integer(name, value), _WORD)
         if high >= _WORD:
             raise ValueError(f"{name} must be below 2**64, not {value}")
-        # Always two words: SeedSequence concatenates numbers of any length, so that (2**32, 0) and
-        # (0, 1) would otherwise collide.
+        # SeedSequence concatenates numbers of any length. With two words for each, (2**32, 0) and
+        # (0, 1) do not collide.
         words += [low, high]
     # An array of words: a list is converted number by number.
     entropy = np.array(words, dtype=np.uint32)
@@ -73,15 +70,15 @@ def draw_prompts(
 
     Args:
         probabilities: Shape (n, N); rows need not sum exactly to 1.
-        num_samples: How many prompts, I.
-        rng: The source of I * n uniforms.
+        num_samples: The number of prompts, I.
+        rng: Draws I * n uniforms.
 
     Returns:
         Token indices, shape (I, n).
     """
     cumulative = np.cumsum(probabilities, axis=1)
-    # Rounding may leave the last sum below a uniform. Divided by itself it is exactly 1, which is
-    # above all uniforms, and a token of probability 0 is never drawn.
+    # Rounding may leave the last sum below 1. Divided by itself it is exactly 1, which is above all
+    # uniforms, so that a token of probability 0 is never drawn.
     cumulative /= cumulative[:, -1:]
     uniforms = rng.random((num_samples, len(cumulative)))
     indices = np.empty(uniforms.shape, dtype=np.int64)
@@ -93,8 +90,8 @@ def draw_prompts(
 def argmax_prompt(alpha: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
     """Return the likeliest token of each position, shape (n,).
 
-    Exact ties are broken by a draw fixed by `seed`: the untrained, uniform matrix gives one random
-    prompt rather than n copies of token 0.
+    Exact ties are broken at random, by `seed`: the untrained, uniform matrix gives a random prompt
+    and not n copies of token 0.
     """
     priority = stream(stream_seed(seed, "ties", 0)).random(alpha.shape)
     tied = alpha == alpha.max(axis=1, keepdims=True)
@@ -105,10 +102,15 @@ def argmax_prompt(alpha: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
 def select(
     available: Mapping[int, int], count: int, *, rng: np.random.Generator, kind: str = "uniform"
 ) -> list[int]:
-    """Choose clients. The result depends on the indices, not on the order of arrival.
+    """Draw clients, and return their enrolment indices in the order drawn.
 
-    Returns:
-        Enrolment indices in the order drawn.
+    Args:
+        available: The number of examples of each client, by enrolment index; the order of the
+            clients has no effect.
+        count: How many clients to draw.
+        rng: The generator.
+        kind: "uniform" draws without replacement; "proportional" draws in proportion to the
+            examples, with replacement.
     """
     _checks.integer("count", count, minimum=1)
     _checks.choice("selection", kind, SELECTIONS)
@@ -118,14 +120,14 @@ def select(
         if count > len(clients):
             raise ValueError(f"cannot select {count} of {len(clients)} clients")
         drawn = rng.random(len(clients))
-        if count == 1:  # FedOne: one client of perhaps thousands, each round.
+        if count == 1:  # FedOne draws one of perhaps thousands of clients per round.
             return [clients[np.argmin(drawn)]]
-        # Only the smallest draws are sorted, as few of many clients are chosen. Ties are stable.
+        # Only the smallest draws are sorted, because few of many clients are chosen.
         least = np.flatnonzero(drawn <= np.partition(drawn, count - 1)[count - 1])
         order = least[np.argsort(drawn[least], kind="stable")]
         return [clients[k] for k in order[:count]]
-    held = [_checks.integer(f"examples of client {k}", available[k]) for k in clients]
-    if sum(held) == 0:
+    examples = [_checks.integer(f"examples of client {k}", available[k]) for k in clients]
+    if sum(examples) == 0:
         raise ValueError("cannot select in proportion to examples: no client holds any")
-    cumulative = np.cumsum(held) / sum(held)
+    cumulative = np.cumsum(examples) / sum(examples)
     return [clients[k] for k in np.searchsorted(cumulative, rng.random(count), side="right")]

@@ -1,4 +1,4 @@
-"""The searches by name: random, Thompson sampling, and Optuna's TPE."""
+"""The search methods: random, Thompson sampling, and Optuna's TPE."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .prompt_search import Known, PromptSearch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomSearch(PromptSearch):
-    """New prompts are random, near "no prompt" (attributes: see `PromptSearch`)."""
+    """Makes random prompts near "no prompt". `PromptSearch` has the attributes."""
 
     def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         return self._near(count, rng)
@@ -30,22 +30,21 @@ class ThompsonSampling(PromptSearch):
     """Each prompt of an ask, new or known, minimises one draw from the posterior.
 
     A draw is one plausible value function of all prompts, given the losses (Thompson 1933; Russo
-    et al. 2018). An observation of a candidate informs all prompts that contain it.
+    et al. 2018). A loss informs about all prompts with some of the same candidates. `PromptSearch`
+    has the attributes.
 
-    Each ask also re-evaluates the incumbent, which at first is the reference: a mini-batch of false
-    losses is detected by its disagreement with well-known values. With 5 prompts per mini-batch of
-    8 rows (SmolLM2 and Gemma on SST-2, 40 runs), the part of the gap closed at 100 / 300 queries is
-    85 / 93 %, and 70 / 92 % if a fifth of the clients invert their losses. Without the incumbent it
-    is 82 / 96 and 60 / 89 %. The reference in each mini-batch as well costs 1 to 4 points.
-
-    Attributes: see `PromptSearch`.
+    Each ask also re-evaluates the incumbent (at first the reference): false losses are detected by
+    their disagreement with well-known values. With 5 prompts per mini-batch of 8 rows (SmolLM2 and
+    Gemma on SST-2, 40 runs), 85 / 93 % of the gap are closed at 100 / 300 queries, and 70 / 92 % if
+    a fifth of the clients invert their losses. Without the incumbent these are 82 / 96 and 60 /
+    89 %. Adding the reference to each mini-batch costs 1 to 4 points.
     """
 
     def _next(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         drawn = self._new(known, count - 1 + _SPARE, rng)
         every = np.concatenate([known.prompts[:1], drawn])
         first = np.sort(np.unique(every, axis=0, return_index=True)[1])
-        # Duplicates are replaced by random prompts.
+        # Random prompts replace duplicates.
         missing = max(count - len(first), 0)
         chosen = np.concatenate([every[first], self._near(missing, rng)])[:count]
         return np.asarray(chosen, dtype=np.int64)
@@ -56,19 +55,14 @@ class ThompsonSampling(PromptSearch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TPE(PromptSearch):
-    """New prompts are suggested by Optuna's multivariate TPE, with one category per candidate.
+    """Optuna's multivariate TPE (extra `optuna`) suggests prompts, with one category per candidate.
 
-    Requires the extra `optuna`. A trial is a prompt on a mini-batch; its value is the loss there at
-    the prompt's best bias so far. TPE treats the level of a mini-batch as noise. Each ask builds a
-    study from the observations, and seeds it from the generator.
+    A trial is a prompt on a mini-batch; its value is the loss there at the prompt's best bias so
+    far. TPE treats the level of a mini-batch as noise. Each ask builds a study from the
+    observations, and seeds it from the generator. `PromptSearch` has the attributes.
 
-    With successive halving, `Evaluator` chooses the deployable prompt. Without it (`halving` 0)
-    this is plain TPE: the prompt with the least mean loss is deployed.
-
-    Attributes: see `PromptSearch`.
-
-    Raises:
-        MissingExtraError: Optuna is not installed.
+    With successive halving, `Evaluator` chooses the deployable prompt. Without it (`halving` 0),
+    as in plain TPE, the prompt with the least mean loss is deployed.
     """
 
     def __post_init__(self) -> None:
@@ -121,11 +115,7 @@ class TPE(PromptSearch):
 
 
 def _optuna() -> Any:
-    """Import Optuna and reduce its logging to warnings.
-
-    Raises:
-        MissingExtraError: Optuna is not installed.
-    """
+    """Import Optuna, and reduce its logging to warnings."""
     with needs_extra("method tpe", "optuna"):
         import optuna
     optuna.logging.set_verbosity(optuna.logging.WARNING)

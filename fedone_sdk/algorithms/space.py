@@ -17,9 +17,8 @@ _ROUNDING = 1e-6
 def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.float64]:
     """Return the nearest rows that sum to 1 with every entry at least `floor`.
 
-    Sort-based and exact (Duchi et al. 2008, figure 1): the projection subtracts one threshold
-    from a row and clips at zero. Rows that sum below 1 are raised the same way. A floor shifts
-    the simplex and reduces its mass to 1 - N floor.
+    The projection subtracts a threshold, found by sorting, from a row, and clips at zero (Duchi et
+    al. 2008, figure 1). A floor shifts the simplex and reduces its mass to 1 - N floor.
 
     Args:
         rows: Shape (..., N), finite.
@@ -47,8 +46,8 @@ def nearest_probabilities(
 ) -> NDArray[np.float32]:
     """Return `alpha` projected in float32; a feasible one is returned bit for bit.
 
-    Float32 rows sum to 1 only up to rounding. A second projection would change their last bits and
-    with them `alpha_sha256`.
+    Float32 rows sum to 1 only up to rounding, so a second projection would change their last bits,
+    and with them `alpha_sha256`.
 
     Args:
         alpha: Shape (n, N).
@@ -99,9 +98,9 @@ def warm_start(space: Space, start: Start | None) -> NDArray[np.float64]:
 
 
 def is_warm_started(alpha: NDArray[np.float32]) -> bool:
-    """Whether an untrained alpha has a warm start."""
-    there = np.where(alpha > 0.0, alpha, np.nan)
-    return bool((np.nanmax(there, axis=1) > np.nanmin(there, axis=1)).any())
+    """Return whether an untrained alpha has a warm start."""
+    existing = np.where(alpha > 0.0, alpha, np.nan)
+    return bool((np.nanmax(existing, axis=1) > np.nanmin(existing, axis=1)).any())
 
 
 # No slots: cached_property needs a __dict__.
@@ -109,13 +108,13 @@ def is_warm_started(alpha: NDArray[np.float32]) -> bool:
 class Space:
     """The prompts of a search: one candidate per position.
 
-    A prompt is n indices, one per position; index j of position i is candidate j of that position's
-    slot. Positions of one slot are adjacent and share its candidates: the paper's prompt is a
-    single slot repeated n times. Arrays of shape (n, N) are as wide as the largest slot, and are 0
-    where a position has no such candidate (`mask`).
+    A prompt is n indices; index j of position i is candidate j of the position's slot. Positions of
+    a slot are adjacent and share its candidates: the paper's prompt is one slot repeated n times.
+    Arrays of shape (n, N) are as wide as the largest slot, and 0 where a position has no such
+    candidate (`mask`).
 
     Attributes:
-        sizes: Candidates of each position, at least 1 each, shape (n,).
+        sizes: The number of candidates of each position.
         blanks: For each position the index of its blank candidate (no text), or None.
         slots: For each position the number of its slot, from 0 and ascending.
         width: N, if it exceeds the largest slot's size, to leave room for new candidates.
@@ -154,8 +153,8 @@ class Space:
         """Return the space of several slots.
 
         Args:
-            slots: Per slot, its number of positions, its number of candidates, and the index of
-                its blank candidate.
+            slots: For each slot, its number of positions, its number of candidates, and the index
+                of its blank candidate.
             width: N; None for the candidates of the largest slot.
         """
         rows = [
@@ -198,10 +197,7 @@ class Space:
         return uniform
 
     def admitted(self, alpha: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return alpha extended by weights for new candidates, shape (n, N).
-
-        A new candidate gets the mean weight of the others at its position.
-        """
+        """Return alpha with the mean weight of a position for its new candidates, shape (n, N)."""
         weights = alpha.astype(np.float64)
         known = weights > 0.0
         means = weights.sum(axis=1) / known.sum(axis=1)
@@ -209,9 +205,9 @@ class Space:
 
     @property
     def reference(self) -> NDArray[np.int64] | None:
-        """The prompt with every optional position blank and candidate 0 elsewhere, shape (n,).
+        """The prompt with blanks where possible and candidate 0 elsewhere, shape (n,).
 
-        None where no position has a blank.
+        None if no position has a blank.
         """
         if all(blank is None for blank in self.blanks):
             return None
@@ -223,7 +219,7 @@ class Space:
             yield tuple(at for at, slot in enumerate(self.slots) if slot == number)
 
     def holds(self, prompts: NDArray[np.int64]) -> bool:
-        """Whether these are prompts of the space, shape (P, n)."""
+        """Return whether these are prompts of the space, shape (P, n)."""
         return bool(((prompts >= 0) & (prompts < np.array(self.sizes))).all())
 
     def random(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -233,7 +229,7 @@ class Space:
     def compact(self, prompts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the prompts with the blanks of each slot moved to its end, shape (P, n).
 
-        The texts do not change, and equal texts of repeated slots become equal prompts.
+        Prompts with the same text become equal.
         """
         result = prompts.copy()
         for positions in self.groups():

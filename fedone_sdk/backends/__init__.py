@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedone_sdk.backends.asking import (
+from fedone_sdk.backends.base import LOG_ZERO, Answer, LLMBackend, Query, RateLimits, Want, Wrapper
+from fedone_sdk.backends.queries import (
     Prediction,
     check_answer,
     is_known,
@@ -16,7 +17,6 @@ from fedone_sdk.backends.asking import (
     want_of,
     written_query,
 )
-from fedone_sdk.backends.base import LOG_ZERO, Answer, LLMBackend, Query, RateLimits, Want, Wrapper
 from fedone_sdk.imports import lazy
 
 if TYPE_CHECKING:

@@ -39,13 +39,12 @@ Ask = Callable[[Sequence[bytes], Keep], Awaitable[None]]
 class AnswerCache:
     """Keeps the answer to each input by its key, and shares one call between equal pending inputs.
 
-    A cached or shared answer has one input, ``usage=NOTHING``, ``cached=1`` and no ``limits``.
-    Errors and failed inputs are shared with all callers of the call, and not kept. One instance
-    serves one event loop at a time.
+    Inputs are equal if their texts (or shortened forms) and the query's scope, kind and label words
+    are. A cached or shared answer has ``usage=NOTHING`` and ``cached=1``. Errors and failed inputs
+    are shared, and not kept. One instance serves one event loop at a time.
 
     With a file, each answer is on disk before `rows` returns, so that no answer is paid twice, also
-    after a crash. Processes may share a file; equal concurrent queries of two processes are two
-    calls.
+    after a crash. Several processes may share a file.
 
     Attributes:
         hits: Number of inputs that were answered without the model.
@@ -53,9 +52,6 @@ class AnswerCache:
 
     Args:
         file: SQLite file for all answers; created if it does not exist. It contains no inputs.
-
-    Raises:
-        SpecError: The file cannot be opened, is damaged, or is not the file of a cache.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -169,14 +165,7 @@ def _as_known(answer: Answer) -> Answer:
 def row_keys(
     fingerprint: str, query: Query, shortened: Sequence[object], *, apart: bool = True
 ) -> list[bytes]:
-    """Return the 16-byte key of each input of a query to a model, independent of the payer.
-
-    Args:
-        fingerprint: The model.
-        query: The query.
-        shortened: The result of `LLMBackend.shortened`.
-        apart: See `LLMBackend`.
-    """
+    """Return the 16-byte key of each input of a query to a model (see `LLMBackend`)."""
     shared = [fingerprint, query.scope, query.want, query.label_words, query.max_tokens, query.stop]
     shared.append(query.schema)
     around = _dump(shared if apart else [*shared, query.inputs])
@@ -189,10 +178,9 @@ def row_keys(
 
 
 class _AnswerFile:
-    """Answers by key in a SQLite file (WAL), which several processes may share.
+    """Answers by key in a SQLite file (WAL). One worker thread does all blocking work.
 
-    One worker thread does all blocking work. Answers that arrive during a write are written in one
-    transaction, so that they share one `fsync`.
+    Answers that arrive during a write are written in one transaction, with one `fsync`.
     """
 
     def __init__(self, path: Path) -> None:

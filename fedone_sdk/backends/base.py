@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 
-from fedone_sdk.backends.chat import TemplateWarning
+from fedone_sdk.backends.chat import is_chat, warn_of_raw_template
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.task import LOG_ZERO, Rendered, in_unicode
@@ -335,10 +335,7 @@ R = TypeVar("R")
 
 
 class PreparingBackend(LLMBackend, Generic[P]):
-    """Base of the adapters: tokenises and shortens each query once.
-
-    One thread of the backend counts tokens, so that long texts do not block the event loop.
-    """
+    """Base of the adapters: tokenises and shortens each query once, in a separate thread."""
 
     def __init__(self) -> None:
         self._token_thread = ThreadPoolExecutor(1, thread_name_prefix="fedone-tokens")
@@ -392,7 +389,7 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
     ) -> None:
         super().__init__()
         self._model_threads = ThreadPoolExecutor(threads, thread_name_prefix=f"fedone-{kind}")
-        self._template_warning = TemplateWarning(model_name) if has_template else None
+        self._model_name, self._warns_of_raw_template = model_name, has_template
         self._loading = Lock()
         self._encoder: E | None = None
         self._model: M | None = None
@@ -434,8 +431,9 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
 
         await self._in(self._token_thread, check)
         await self._in(self._model_threads, self._loaded)
-        if self._template_warning is not None:
-            self._template_warning.check(form)
+        if form and not is_chat(form) and self._warns_of_raw_template:
+            self._warns_of_raw_template = False  # Once.
+            warn_of_raw_template(self._model_name)
 
     async def special_tokens(self, text: str) -> list[str]:
         return await self._in(

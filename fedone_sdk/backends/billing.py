@@ -28,14 +28,10 @@ class Surplus:
 
     Causes are hidden reasoning, a longer chat template, or another tokeniser. The surplus of prompt
     tokens and money is learnt in proportion to the quote, that of completion tokens per input.
-
-    Attributes:
-        unsure: Whether the last bill exceeded the raised quote, so that the next request must be
-            sent alone.
     """
 
     def __init__(self) -> None:
-        self.unsure = False
+        self.unsure = False  # The last bill exceeded the raised quote: the next request goes alone.
         self._prompt = 0.0
         self._completion = 0.0
         self._usd = Decimal(0)
@@ -56,27 +52,22 @@ class Surplus:
 
     def learn(self, quoted: Usage, billed: Usage, num_inputs: int) -> Usage:
         """Learn from the bill of a request; return by how much it exceeds the raised quote."""
-        more = billed.beyond(quoted)
-        if not (more.prompt_tokens or more.completion_tokens or more.usd):
+        excess = billed.beyond(quoted)
+        if not (excess.prompt_tokens or excess.completion_tokens or excess.usd):
             self.unsure = False
             return NOTHING
         counts = {"queries": 0, "requests": 0}
         over = billed.beyond(self.raised(quoted, num_inputs)).model_copy(update=counts)
         self.unsure = over != NOTHING
-        self._prompt = max(self._prompt, more.prompt_tokens / max(quoted.prompt_tokens, 1))
-        self._completion = max(self._completion, more.completion_tokens / num_inputs)
+        self._prompt = max(self._prompt, excess.prompt_tokens / max(quoted.prompt_tokens, 1))
+        self._completion = max(self._completion, excess.completion_tokens / num_inputs)
         if quoted.usd:
-            self._usd = max(self._usd, more.usd / quoted.usd)
+            self._usd = max(self._usd, excess.usd / quoted.usd)
         return over
 
 
 class Billing:
-    """Reserves the bound of each request before it is sent, and charges its bill.
-
-    Args:
-        price: Price of the model; None keeps the adapter's cost.
-        guard: A budget that is charged in addition to a request's payer.
-    """
+    """Reserves the bound of each request before it is sent, and charges its bill."""
 
     def __init__(self, price: Price | None, guard: BudgetGuard | None) -> None:
         self._price, self._guard = price, guard
@@ -117,9 +108,9 @@ class Billing:
 
         async with AsyncExitStack() as stack:
             try:
-                for each in (self._guard, None if payer is self._guard else payer):
-                    if each is not None:
-                        leases.append(await stack.enter_async_context(each.reserve(worst)))
+                for budget in (self._guard, None if payer is self._guard else payer):
+                    if budget is not None:
+                        leases.append(await stack.enter_async_context(budget.reserve(worst)))
             except BaseException:
                 for lease in leases:
                     lease.release()

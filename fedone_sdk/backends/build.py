@@ -23,14 +23,18 @@ def build_backend(
     spec: BackendSpec,
     folder: str | Path = ".",
     *,
+    key: str = "backend",
     guard: BudgetGuard | None = None,
     watch: Watch | None = None,
 ) -> ModelClient:
-    """Build the adapter of a spec, and the client that sends queries to it."""
+    """Build the adapter of a spec, and the client that sends queries to it.
+
+    Errors name `key`, the place of the spec in RUN.yaml.
+    """
     folder = Path(folder)
-    with _errors_of("model"):
+    with _errors_of(key, "model"):
         adapter = build_adapter(spec, folder)
-    with _errors_of("cache"):
+    with _errors_of(key, "cache"):
         cache = AnswerCache(None if spec.cache is None else _path(folder, spec.cache))
     return ModelClient(
         adapter,
@@ -44,13 +48,12 @@ def build_backend(
 
 
 @contextmanager
-def _errors_of(key: str) -> Iterator[None]:
-    """Name the key of RUN.yaml in errors."""
+def _errors_of(key: str, part: str) -> Iterator[None]:
     try:
         yield
     except SpecError as exc:
-        prefix = {"backend": "", "spec": f"{key}: "}.get(exc.source, f"{key}: {exc.source}: ")
-        raise SpecError([f"backend.{prefix}{problem}" for problem in exc.problems]) from exc
+        prefix = {"backend": "", "spec": f"{part}: "}.get(exc.source, f"{part}: {exc.source}: ")
+        raise SpecError([f"{key}.{prefix}{problem}" for problem in exc.problems]) from exc
 
 
 @asynccontextmanager
@@ -64,11 +67,7 @@ async def proposer_of(
     elif backend is not None and proposer.backend == spec.backend:
         yield backend
     else:
-        try:
-            opened = build_backend(proposer.backend, folder)
-        except SpecError as exc:
-            raise SpecError([f"prompt.proposer.{problem}" for problem in exc.problems]) from exc
-        async with opened:
+        async with build_backend(proposer.backend, folder, key="prompt.proposer.backend") as opened:
             yield opened
 
 

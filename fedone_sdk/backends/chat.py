@@ -42,16 +42,10 @@ class Message(NamedTuple):
 
 
 class ChatFrame(NamedTuple):
-    """The parts of a chat template around the contents of messages.
+    """The parts of a chat template around the contents of messages."""
 
-    Attributes:
-        pieces: The parts before each content and after the last one, of kinds ``text`` and
-            ``special``.
-        strips: Per content, whether the template strips white space at its two ends.
-    """
-
-    pieces: tuple[Rendered, ...]
-    strips: tuple[tuple[bool, bool], ...]
+    pieces: tuple[Rendered, ...]  # Before each content and after the last content.
+    strips: tuple[tuple[bool, bool], ...]  # Whether white space is stripped at a content's ends.
 
 
 def is_chat(parts: Rendered) -> bool:
@@ -162,20 +156,11 @@ def answer_words(words: Sequence[str], framed: Rendered) -> tuple[str, ...]:
     return tuple(answer_word(word, before) for word in words)
 
 
-class TemplateWarning:
-    """Warns once if an instruct model is used without its chat template."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._is_logged = False
-
-    def check(self, form: Rendered) -> None:
-        """Check the form of the task."""
-        if form and not is_chat(form) and not self._is_logged:
-            self._is_logged = True
-            _log.warning(
-                "raw_template_on_chat_model",
-                model=self._model,
-                effect="the model was trained on its chat template, and answers worse without it",
-                change="write the task as chat: {user: ...}",
-            )
+def warn_of_raw_template(model: str) -> None:
+    """Log that the form of the task does not use the chat template of an instruct model."""
+    _log.warning(
+        "raw_template_on_chat_model",
+        model=model,
+        effect="the model was trained on its chat template, and answers worse without it",
+        change="write the task as chat: {user: ...}",
+    )

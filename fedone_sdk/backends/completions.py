@@ -121,11 +121,9 @@ class Choice(BaseModel):
 
 
 def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
-    """Return the tokens in descending order, each once.
-
-    Entries with the same bytes are the same token. Without bytes, two tokens may have the same
-    text, and differ in their log-probability.
-    """
+    """Return the tokens in descending order, each once."""
+    # Entries with the same bytes are the same token. Without bytes, two tokens may have the same
+    # text, and differ in their log-probability.
     last: dict[str, float] = {}
     tokens = []
     rows = [row for row in shown if row is not None and row.token is not None]
@@ -204,9 +202,9 @@ def label_log_probs(
 
     Shown probabilities that add up to more than 1 raise `ValueError`.
     """
-    # The last token may be the generated one, shown in addition to the most likely ones.
-    least = top[-2] if len(top) > 1 and top[-1].text == written else top[-1]
-    bound = least.log_prob
+    # The last token may be the generated token, shown in addition to the most likely ones.
+    last = top[-2] if len(top) > 1 and top[-1].text == written else top[-1]
+    bound = last.log_prob
     shown = math.fsum(math.exp(min(token.log_prob, 1.0)) for token in top)
     if shown > 1.0 + _MAX_EXCESS:
         raise ValueError(f"the probabilities of the likeliest tokens add up to {shown:.2f}")

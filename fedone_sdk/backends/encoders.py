@@ -128,9 +128,9 @@ class _Encoder:
             encodings[:] = [self._tokenise(texts[0]), *map(self._continued, texts[1:])]
             return [encoding.offsets for encoding in encodings]
 
-        most = self._max_length - len(special) - num_extra
-        limit = f"the model takes {most} tokens besides special tokens and the answer"
-        fit(sections, most, offsets, chars=self._max_length * CHARS_PER_TOKEN, limit=limit)
+        max_tokens = self._max_length - len(special) - num_extra
+        limit = f"the model takes {max_tokens} tokens besides special tokens and the answer"
+        fit(sections, max_tokens, offsets, chars=self._max_length * CHARS_PER_TOKEN, limit=limit)
         ids = list(encodings[0].ids)
         for special_id, encoding in zip(special_ids, encodings[1:], strict=True):
             ids += [special_id, *encoding.ids]
@@ -170,12 +170,9 @@ class CausalEncoder(_Encoder):
 
     An input begins with the tokeniser's start tokens, if it has any, and is shortened like an input
     of `ClozeEncoder`. A chat has the frame of the model's chat template instead.
-
-    Attributes:
-        frames: The frames of chats by the roles of their messages.
     """
 
-    frames: dict[tuple[str, ...], chat.ChatFrame]
+    frames: dict[tuple[str, ...], chat.ChatFrame]  # By the roles of the messages.
     _advice = "set multi_token_labels: true"
 
     def __init__(

@@ -15,9 +15,9 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from fedone_sdk.backends.asking import ask_each, score_all, written_query
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.build import build_backend
+from fedone_sdk.backends.queries import ask_each, score_all, written_query
 from fedone_sdk.budget import BudgetGuard
 from fedone_sdk.errors import BackendError, BackendRefused, SpecError
 from fedone_sdk.imports import load_object
@@ -46,12 +46,7 @@ Ask = Callable[[Sequence[Query]], Awaitable[list[Answer]]]
 
 
 class JudgeSpec(Spec):
-    """The options of the score ``judge``.
-
-    Attributes:
-        backend: The model, which must generate text.
-        rubric: What a good answer is.
-    """
+    """The options of the score ``judge``: the model, and what a good answer is."""
 
     backend: WriterSpec
     rubric: Annotated[str, Field(min_length=1, max_length=4000)]
@@ -69,7 +64,6 @@ class Judge:
     """A score function: a model reads the text fields, the expected answer and the generated text.
 
     Attributes:
-        task: The task, with the names of the columns.
         backend: The model; the caller opens and closes it.
         bill: Counts the cost of all calls.
         ask: Sends the queries and charges them; None sends them to the backend.
@@ -119,12 +113,7 @@ class Judge:
     async def preferences(
         self, texts: Sequence[str | None], others: Sequence[str | None], examples: Sequence[Example]
     ) -> list[Pair | None]:
-        """Compare the texts on each example (`prefer`); None where a model failed.
-
-        Raises:
-            BackendError: The model is unavailable.
-            BudgetError: A cap is reached.
-        """
+        """Compare the texts on each example (`prefer`); None where a model failed."""
 
         async def pair(row: tuple[str | None, str | None, Example]) -> Pair | None:
             text, other, example = row
@@ -165,7 +154,7 @@ class Judge:
         texts = "\n".join(
             f"<{name}>\n{tag.sub('&lt;', str(text))}\n</{name}>" for name, text in shown.items()
         )
-        asked = f"Rubric: {self.rubric}\n\n{texts}\n\nAnswer with a JSON object only: {form}"
+        question = f"Rubric: {self.rubric}\n\n{texts}\n\nAnswer with a JSON object only: {form}"
         fields = {"reason": {"type": "string", "maxLength": _REASON_CHARS}, **result}
         schema = {
             "type": "object",
@@ -173,7 +162,7 @@ class Judge:
             "required": [*fields],
             "additionalProperties": False,
         }
-        messages: list[tuple[Role, str]] = [("system", _SYSTEM), ("user", asked)]
+        messages: list[tuple[Role, str]] = [("system", _SYSTEM), ("user", question)]
         enforced = json.dumps(schema) if self.backend.takes_schema else ""
         return written_query(messages, MAX_TOKENS, enforced)
 
@@ -182,10 +171,10 @@ def judge_of(options: Mapping[str, Any], task: TaskSpec, folder: str | Path = ".
     """Return the judge of ``task.score``, with a backend that is not open yet."""
     try:
         spec = validate_spec(JudgeSpec, options, source="spec")
-        bill = BudgetGuard(None, name="judge")
-        backend = build_backend(spec.backend, folder, guard=bill)
     except SpecError as exc:
         raise SpecError([f"task.score.judge.{problem}" for problem in exc.problems]) from exc
+    bill = BudgetGuard(None, name="judge")
+    backend = build_backend(spec.backend, folder, key="task.score.judge.backend", guard=bill)
     if "text" not in backend.answers:
         raise SpecError(f"task.score.judge.backend: {backend.fingerprint} does not generate text")
     return Judge(task=task, backend=backend, rubric=spec.rubric, bill=bill)

@@ -113,25 +113,18 @@ async def usable_vocabulary(
             dropped.append(candidate)
     if dropped:
         _log.info("label words that the model does not support are dropped", sets=dropped)
-    return vocabulary.without(LABELS, dropped)
+    return vocabulary.without_label_sets(dropped)
 
 
 @dataclass(slots=True)
 class _Count:
-    """Counts of the answers to queries with one set of label words.
-
-    Attributes:
-        unseen: Answers without any of the label words.
-        likeliest: First tokens, or beginnings, of the answers without a label word.
-        seen: Answers with each label word.
-        prefixed: Answers with a token that begins each label word, but is shorter.
-        devices: Answers to each device of a gateway.
-    """
+    """Counts of the answers to queries with one set of label words."""
 
     answers: int = 0
-    unseen: int = 0
+    unseen: int = 0  # Answers without any of the label words, and how they begin.
     likeliest: Counter[str] = field(default_factory=Counter)
-    seen: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str] = field(default_factory=Counter)  # By label word.
+    # By label word, answers with a token that begins the word, but is shorter.
     prefixed: Counter[str] = field(default_factory=Counter)
     devices: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
@@ -151,12 +144,8 @@ class LabelWatch:
     The first `NUM_WATCHED` answers for each set of label words are counted. As soon as more than
     half of them are certain to have none of the words, or to show only the beginning of a word that
     no answer shows as a whole, further queries with these words are refused, until `reset`. Queries
-    with other label words are still sent.
-
-    Args:
-        model: The model, for errors.
-        url: Its server, for errors.
-        written: Whether the answers are written words, not shown tokens.
+    with other label words are still sent. With `written`, the answers are written words and not
+    shown tokens.
     """
 
     def __init__(self, *, model: str, url: str, written: bool = False) -> None:

@@ -76,10 +76,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """``llama_cpp:<file name>:<16 hex digits of sha256>``, and settings that change scores.
-
-        The first call that loads the model reads the whole file once.
-        """
+        """``llama_cpp:<file name>:<16 hex digits of sha256>``, and settings that change scores."""
         with self._file.open("rb") as content:
             digest = file_digest(content, "sha256").hexdigest()
         return f"llama_cpp:{self._file.name}:{digest[:16]}{self._settings}"
@@ -94,8 +91,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
     def _load_model(self) -> LlamaEngine:
         """Load the model, by default with one thread per free core.
 
-        Threads wait for each other in every layer: if other programs use the cores, fewer threads
-        are faster.
+        On busy cores fewer threads are faster, because they wait for each other in every layer.
         """
 
         def load(threads: int) -> LlamaEngine:
@@ -124,16 +120,17 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
 
     def _run(self, query: Query, plan: _Plan) -> Answer:
         engine = self._loaded()
-        usage = Usage(requests=1, prompt_tokens=plan.worst.prompt_tokens)
         if query.want != "text":
+            usage = plan.worst.without_queries()
             return Answer(log_probs=_label_log_probs(engine, plan), usage=usage)
         written = engine.write(plan.starts, query.max_tokens, query.stop, query.schema)
-        completion = sum(one.num_tokens for one in written)
-        return Answer(
-            log_probs=((),) * len(written),
-            texts=tuple(one.text for one in written),
-            usage=usage + Usage(completion_tokens=completion),
+        usage = Usage(
+            requests=1,
+            prompt_tokens=plan.worst.prompt_tokens,
+            completion_tokens=sum(each.num_tokens for each in written),
         )
+        texts = tuple(each.text for each in written)
+        return Answer(log_probs=((),) * len(written), texts=texts, usage=usage)
 
 
 def _label_log_probs(engine: LlamaEngine, plan: _Plan) -> tuple[tuple[float, ...], ...]:

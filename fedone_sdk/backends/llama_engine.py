@@ -56,9 +56,7 @@ class LlamaEngine:
     sequence of the same call, so that results do not depend on earlier calls.
 
     Args:
-        file: The model.
         context_length: Maximum tokens of a sequence.
-        threads: CPU threads.
         exact: Whether attention is computed in float32. Half precision, the engine's default, is a
             fifth faster and changes log-probabilities by 0.01 nats, less than quantised weights do.
     """
@@ -168,8 +166,8 @@ class LlamaEngine:
         )
         choices = answer.get("choices")
         if not isinstance(choices, list):
-            said = answer.get("error", {}).get("message", "no answer")
-            raise BackendError(f"{self.name}: llama.cpp failed: {said}")
+            message = answer.get("error", {}).get("message", "no answer")
+            raise BackendError(f"{self.name}: llama.cpp failed: {message}")
         (choice,) = choices
         return dict(choice)
 
@@ -224,11 +222,11 @@ class LlamaEngine:
             with _DIRECT.open(request, timeout=_TIMEOUT_S) as response:
                 answer: dict[str, Any] = json.load(response)
         except urllib.error.HTTPError as exc:
-            said = f"status {exc.code}"
+            message = f"status {exc.code}"
             with exc, suppress(LookupError, TypeError, ValueError):
-                said = one_line(json.load(exc)["error"]["message"])
+                message = one_line(json.load(exc)["error"]["message"])
             what = "the chat template refuses the task's messages" if "template" in path else path
-            raise BackendError(f"{self.name}: {what}: {said}") from exc
+            raise BackendError(f"{self.name}: {what}: {message}") from exc
         except (OSError, ValueError) as exc:
             reason = type(exc).__name__
             raise BackendError(f"{self.name}: llama.cpp does not answer: {reason}") from exc
@@ -238,9 +236,8 @@ class LlamaEngine:
 def _engine() -> Any:
     """Import the engine's module.
 
-    Its threads synchronise after each operation. By OpenMP's default they spin while they wait,
-    and another busy process on the same cores makes the model tens of times slower. With the
-    setting here, which OpenMP reads on load, they sleep after a short spin.
+    By OpenMP's default its threads spin while they wait for each other, and another busy process
+    makes the model tens of times slower. With the setting here they sleep after a short spin.
     """
     name = "GOMP_SPINCOUNT"
     if name in os.environ or "OMP_WAIT_POLICY" in os.environ:

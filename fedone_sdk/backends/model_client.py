@@ -10,10 +10,10 @@ from functools import partial
 from itertools import chain
 
 from fedone_sdk.backends.answers import AnswerCache, Keep, row_keys
-from fedone_sdk.backends.asking import CONCURRENCY, ask_each
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.billing import Billing
 from fedone_sdk.backends.completions import sampled
+from fedone_sdk.backends.queries import CONCURRENCY, ask_each
 from fedone_sdk.backends.rate_limit import RateLimiter
 from fedone_sdk.backends.refusals import Refusals, failed
 from fedone_sdk.backends.retries import Retries
@@ -41,30 +41,23 @@ class ModelClient(Wrapper):
     6. budget: reserves each attempt before it is sent, and settles it after the answer;
     7. watch, for metrics and traces; then the adapter sends the request.
 
-    **Cache.** Inputs are equal if their texts, their shortened form (`LLMBackend.shortened`), and
-    the query's scope, kind and label words are equal; the payer and the other inputs of the query
-    do not matter (but see `LLMBackend.apart`).
-
-    **Split.** The requests of a query are sent concurrently. After a failure no further request
-    starts, pending requests complete, and the most severe error is raised with the usage of all
-    requests (`ask_each`).
+    The requests of a query are sent concurrently. After a failure no further request starts,
+    pending requests complete, and the most severe error is raised with the usage of all requests.
 
     **Budget.** The query's payer is charged, and an optional second budget. The adapter's `quote`,
     an upper bound on the cost, is reserved before a request is sent; a request that does not fit is
     not sent. After the answer the actual cost is charged, and the remainder is released. A request
-    of unknown cost (a timeout, a cancelled caller) is charged in full. Logical queries are counted
-    by the caller, because a retry is the same query. If a provider bills more than the quote, the
-    actual cost is charged, and later quotes are higher (`Billing`). A cap may be exceeded by the
-    surplus of one request: the first request of each kind, and the next request after each surplus,
-    is sent alone, if the client has retries.
+    of unknown cost (a timeout, a cancelled caller) is charged in full. If a provider bills more
+    than the quote, the actual cost is charged, and later quotes are higher (`Billing`). A cap may
+    be exceeded by the surplus of one request: the first request of each kind, and the next request
+    after each surplus, is sent alone, if the client has retries.
 
     Args:
         inner: The adapter.
         cache: None keeps no answers.
         retry: None sends each request once.
         limits: None delays no request.
-        price: Price of the model. None keeps the adapter's cost, so that cost in money is bounded
-            only if the adapter bounds it.
+        price: Price of the model; None keeps the adapter's cost in money.
         guard: A budget that is charged in addition to the query's payer.
         watch: Called for every request, including each retry.
     """
@@ -114,15 +107,13 @@ class ModelClient(Wrapper):
         """Answer one query with as many requests as needed.
 
         Returns:
-            The rows in the order of the inputs, `usage` of all requests with the cost in money,
-            the sums of `censored` and `cached`, `limits` of the last request, and the `model` of
-            the first input; if another input has another model, that one.
+            `usage` of all requests with the cost in money, `limits` of the last request, and the
+            `model` of the first input; if another input has another model, that one.
 
         Raises:
             BackendBlocked: The breaker is open, a setting, key or quota must change, or the file of
                 the cache cannot be used. Of several errors, the first in this list is raised.
-            BudgetExhausted: A request does not fit a budget and was not sent, or the budget of the
-                model's server is exhausted.
+            BudgetExhausted: A request does not fit a budget and was not sent.
             BackendError: An input does not fit the model.
             BackendUnavailable: Temporary failure; answered requests are paid.
         """
@@ -137,7 +128,9 @@ class ModelClient(Wrapper):
                 half = len(part) // 2
                 return [*await send(part[:half], keep), *await send(part[half:], keep)]
             if {len(answer.log_probs), len(answer.texts) or len(part)} != {len(part)}:
-                raise ValueError(f"{len(answer.log_probs)} answers to {len(part)} inputs")
+                raise ValueError(
+                    f"{len(answer.log_probs)} answers were given to {len(part)} inputs"
+                )
             if keep is not None:
                 rows = dict(zip((keys[place] for place in part), _rows(answer), strict=True))
                 await keep(rows, answer.usage)
@@ -166,10 +159,10 @@ class ModelClient(Wrapper):
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """Return the bound on all requests of `batch_size` inputs, as one query, in money too."""
-        most = self.inner.max_inputs or max(batch_size, 1)
-        num_full, remainder = divmod(batch_size, most)
+        max_inputs = self.inner.max_inputs or max(batch_size, 1)
+        num_full, remainder = divmod(batch_size, max_inputs)
         usage = NOTHING
-        for size, times in ((most, num_full), (remainder, min(remainder, 1))):
+        for size, times in ((max_inputs, num_full), (remainder, min(remainder, 1))):
             if times:
                 usage += self._billing.bound(self.inner.worst_case(size, max_tokens), size) * times
         return _as_one_query(usage)
@@ -207,8 +200,6 @@ class ModelClient(Wrapper):
         finally:
             await self.inner.aclose()
 
-    # Cache, split, samples, retries, rate limits
-
     async def _answered(self, query: Query, sent: list[Answer]) -> Answer:
         """Answer a part of a query, by several requests if answers are sampled."""
 
@@ -228,8 +219,8 @@ class ModelClient(Wrapper):
         return work() if size < _SMALL else await asyncio.to_thread(work)
 
     def _parts(self, places: Sequence[int]) -> list[Sequence[int]]:
-        most = self.inner.max_inputs or max(len(places), 1)
-        return [places[start : start + most] for start in range(0, len(places), most)]
+        size = self.inner.max_inputs or max(len(places), 1)
+        return [places[start : start + size] for start in range(0, len(places), size)]
 
     async def _retried(self, query: Query) -> Answer:
         if self._retries is None:

@@ -98,9 +98,6 @@ class Reply(NamedTuple):
 class ModelServer:
     """HTTP client for one model of a server.
 
-    Attributes:
-        url: The base URL of requests, without a query.
-
     Args:
         model: The server's name of the model.
         base_url: URL with its ``/v1``, or an address of Azure with its query; None is OpenAI's own.
@@ -108,9 +105,6 @@ class ModelServer:
         timeout_s: Time limit of a request, in seconds. The connect timeout is half of it, at most
             10 s.
         max_bytes: Maximum length of an answer; a longer answer is an error.
-
-    Raises:
-        SpecError: The URL, the key, or the environment's proxy cannot be used.
     """
 
     def __init__(
@@ -314,13 +308,13 @@ def retry_after_s(headers: Mapping[str, str], said: str = "") -> float | None:
     return wait_until_s(value, headers.get("date"))
 
 
-def usage_of(usage: object, quoted: Usage, least: Usage) -> Usage:
+def usage_of(usage: object, quoted: Usage, minimum: Usage) -> Usage:
     """Return the usage of one answered request.
 
     Args:
         usage: The provider's report.
         quoted: The request's quote; used for tokens that are not reported.
-        least: Lower bound on the tokens that were sent and written. A lower report is ignored.
+        minimum: Lower bound on the tokens that were sent and written. A lower report is ignored.
     """
     prompt = _tokens(usage, "prompt_tokens")
     completion = _tokens(usage, "completion_tokens")
@@ -330,9 +324,9 @@ def usage_of(usage: object, quoted: Usage, least: Usage) -> Usage:
     elif total is not None and prompt is not None:
         # Some providers count reasoning tokens only in the total, and charge for them.
         completion = max(completion, total - prompt)
-    if completion < least.completion_tokens:
-        completion = max(quoted.completion_tokens, least.completion_tokens)
-    if prompt is None or prompt < least.prompt_tokens:
+    if completion < minimum.completion_tokens:
+        completion = max(quoted.completion_tokens, minimum.completion_tokens)
+    if prompt is None or prompt < minimum.prompt_tokens:
         prompt = quoted.prompt_tokens
     return Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
 
@@ -444,7 +438,7 @@ def _message(body: object, levels: int = 20) -> str:
         texts = [_message(body[name], below) for name in _MESSAGE_FIELDS if name in body]
     else:
         inner = body if isinstance(body, list) and below else ()
-        texts = [_message(each, below) for each in inner]
+        texts = [_message(part, below) for part in inner]
     return ": ".join(dict.fromkeys(filter(None, texts)))
 
 

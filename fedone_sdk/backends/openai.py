@@ -36,7 +36,7 @@ class _Prepared(NamedTuple):
     """An input as messages."""
 
     contents: Contents
-    least: int  # Lower bound on the prompt tokens.
+    min_tokens: int  # Lower bound on the prompt tokens.
     worst: Usage
     is_shortened: bool
 
@@ -184,10 +184,10 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         words = completions.spellings(label_words)
         counter = await self._in(self._token_thread, self._loaded)
         if self._log_probs and counter.exact:
-            for given, word in zip(label_words, words, strict=True):
-                texts = {word, word.capitalize(), word.upper(), given.strip()}
+            for label_word, word in zip(label_words, words, strict=True):
+                texts = {word, word.capitalize(), word.upper(), label_word.strip()}
                 if all(counter.count(space + text) != 1 for text in texts for space in ("", " ")):
-                    raise LabelWordError(given, counter.tokens(given), _ADVICE)
+                    raise LabelWordError(label_word, counter.tokens(label_word), _ADVICE)
         entry = await self._listed()
         if entry is not None:
             self._form.continuing = CONTINUING.get(str(entry.get("owned_by")))
@@ -205,11 +205,11 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     async def quote(self, query: Query) -> Usage:
         inputs = [await self._prepared(query.part([at])) for at in range(len(query.inputs))]
-        return sum((one.worst.without_queries() for one in inputs), Usage(queries=1))
+        return sum((each.worst.without_queries() for each in inputs), Usage(queries=1))
 
     async def shortened(self, query: Query) -> Sequence[object]:
         inputs = [await self._prepared(query.part([at])) for at in range(len(query.inputs))]
-        return [one.contents if one.is_shortened else None for one in inputs]
+        return [each.contents if each.is_shortened else None for each in inputs]
 
     async def special_tokens(self, text: str) -> list[str]:
         counter = await self._in(self._token_thread, self._loaded)
@@ -240,12 +240,12 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         around += 0 if schema is None else len(json.dumps(schema).encode())
         texts = [message.parts for message in messages]
         fitted, num_tokens = counter.fit(texts, self._max_input_tokens - around)
-        pairs = zip(messages, fitted, strict=True)
+        pairs = zip((message.role for message in messages), fitted, strict=True)
         written = self._written(query.want, query.max_tokens, query.samples)
         prompt_tokens = len(written) * (num_tokens + around + self._overhead)
         return _Prepared(
-            contents=[(one.role, "".join(part.text for part in text)) for one, text in pairs],
-            least=counter.least(num_tokens),
+            contents=[(role, "".join(part.text for part in text)) for role, text in pairs],
+            min_tokens=counter.min_tokens(num_tokens),
             worst=one_query(prompt_tokens, sum(written), len(written)),
             is_shortened=fitted != texts,
         )
@@ -293,9 +293,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         num_written = sum(bool(choice.written) for choice in choices)
         if query.want == "text":
             counter = await self._in(self._token_thread, self._loaded)
-            num_written = counter.least(counter.count(choices[0].written or ""))
-        least = Usage(prompt_tokens=prepared.least, completion_tokens=num_written)
-        return model_server.usage_of(completion.usage, prepared.worst, least)
+            num_written = counter.min_tokens(counter.count(choices[0].written or ""))
+        minimum = Usage(prompt_tokens=prepared.min_tokens, completion_tokens=num_written)
+        return model_server.usage_of(completion.usage, prepared.worst, minimum)
 
     def _check_served(self, completion: Completion) -> None:
         if self._pinned and completion.system_fingerprint != self._pinned:
@@ -315,16 +315,15 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             row, censored = self._shown(query, choices[0], words)
             return Answer(log_probs=(row,), censored=censored, usage=NOTHING)
         answers = [choice for choice in choices if not choice.withheld]
-        for choice in answers:
-            ended = choice.finish_reason == "length" and not choice.written
-            if ended and completion.reasoning_tokens:
-                raise self._form.only_reasons()
+        cut_off = any(choice.finish_reason == "length" and not choice.written for choice in answers)
+        if cut_off and completion.reasoning_tokens:
+            raise self._form.only_reasons()
         if query.want == "text":
             written = answers[0].written if answers else None
             return Answer(
                 log_probs=(None if written is None else (),), texts=(written,), usage=NOTHING
             )
-        rows = [row for one in answers if (row := self._chosen(query, one, words))]
+        rows = [row for choice in answers if (row := self._chosen(query, choice, words))]
         row = rows[0] if rows else None
         if rows and query.want == "counts":
             columns = zip(*rows, strict=True)

@@ -85,10 +85,7 @@ class RateLimiter:
     Tokens count as quoted until the answer reports their number. A request with more tokens than
     the limit per minute is sent after a minute without other requests.
 
-    One instance serves one event loop at a time.
-
     Args:
-        spec: The configured limits.
         max_wait_s: Longest delay that a provider's limits or pause may cause, in seconds.
     """
 

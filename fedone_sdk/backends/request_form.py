@@ -44,10 +44,8 @@ Contents = Sequence[tuple[str, str]]
 
 
 def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the field of a request that constrains an answer to a JSON Schema.
-
-    OpenAI's strict form supports closed objects only, and not every keyword.
-    """
+    """Return the field of a request that constrains an answer to a JSON Schema."""
+    # OpenAI's strict form supports closed objects only, and not every keyword.
     strict = schema.get("additionalProperties") is False and "maxLength" not in json.dumps(schema)
     answer = {"name": "answer", "strict": strict, "schema": schema}
     return {"type": "json_schema", "json_schema": answer}
@@ -59,12 +57,6 @@ class RequestForm:
     A refusal may name the limit of completion tokens, the number of shown tokens, the number of
     answers, the temperature, the JSON schema, or the form of messages. The form then changes in
     this point, once, and the refusal is raised as `FormChanged`.
-
-    Attributes:
-        at_once: Maximum number of sampled answers per request.
-        continuing: Fields of a request that continues a message of the assistant; None if the
-            server is not known to support that.
-        shows_labels: Whether an answer has shown log-probabilities.
     """
 
     def __init__(
@@ -80,9 +72,9 @@ class RequestForm:
         self._server = server
         self._is_chat = api == "chat"
         self._effort, self._tier = reasoning_effort, service_tier
-        self.at_once = samples
-        self.continuing: Mapping[str, Any] | None = None
-        self.shows_labels = False
+        self.at_once = samples  # Maximum number of sampled answers per request.
+        self.continuing: Mapping[str, Any] | None = None  # One of `CONTINUING`.
+        self.shows_labels = False  # Whether an answer has shown log-probabilities.
         self._max_tokens_name = max_tokens_name
         self._num_top = _TOP
         self._changes: set[str] = set()
@@ -138,9 +130,9 @@ class RequestForm:
         """
         if reply.status not in (400, 403, 422):
             return
-        said, param = self._server.message_of(reply), reply.error_field("param")
-        text, sent = f"{param} {said}".lower(), " ".join(text for _, text in contents).lower()
-        facts: dict[str, Any] = {"said": said, "usage": ONE_REQUEST}
+        message, param = self._server.message_of(reply), reply.error_field("param")
+        text, sent = f"{param} {message}".lower(), " ".join(text for _, text in contents).lower()
+        facts: dict[str, Any] = {"said": message, "usage": ONE_REQUEST}
 
         def names(*words: str) -> bool:
             return any(word == param or (word in text and word not in sent) for word in words)

@@ -26,8 +26,7 @@ class Retries:
     """Repeats requests after `BackendUnavailable`, with a circuit breaker.
 
     The delay before an attempt is the pause that the provider requests, plus exponential backoff
-    with full jitter, and at most `max_wait_s`. The answer's usage is the sum over all attempts of
-    known cost; each attempt is charged when it is sent.
+    with full jitter, and at most `max_wait_s`. The answer's usage is the sum over all attempts.
 
     The first request of each kind is sent alone, so that a wrong key or setting costs one request.
     The next request is sent alone too while `alone` returns true.
@@ -39,7 +38,6 @@ class Retries:
     breaker, because it concerns one task.
 
     Args:
-        spec: Number of attempts, number of failures that open the breaker, and the longest delay.
         on_open: Called with the reason when the breaker opens.
         alone: Returns whether the next request must be sent alone.
     """

@@ -27,10 +27,7 @@ margin is for later models, because a quote must not be less than the bill.
 """
 
 CHAT_OVERHEAD = 128
-"""The same bound for other servers, whose chat templates may add a default system message.
-
-The longest in wide use is that of gpt-oss, about 70 tokens.
-"""
+"""The same bound for other servers, whose chat templates may add a system message (gpt-oss: 70)."""
 
 CHARS_PER_TOKEN = 16
 """Upper bound on the mean characters per token of a text, except for long runs of a character."""
@@ -73,20 +70,20 @@ def special_names(tokenizer: Any, text: str) -> list[str]:
 
 def fit(
     texts: Sequence[Rendered],
-    most: int,
+    max_tokens: int,
     offsets: Callable[[Sequence[Rendered]], Sequence[Sequence[Span]]],
     *,
     chars: int,
     limit: str,
 ) -> tuple[list[Rendered], int]:
-    """Cut fields at their ends, the longest first, until the texts have `most` tokens.
+    """Cut fields at their ends, the longest first, until the texts have `max_tokens` tokens.
 
     Args:
         texts: Each is tokenised as a whole.
-        most: Maximum number of tokens of all texts together.
+        max_tokens: Maximum number of tokens of all texts together.
         offsets: Returns the span of each token of each text.
         chars: Characters of a field that are tokenised at most.
-        limit: Which limit `most` follows from, for the error.
+        limit: Which limit `max_tokens` follows from, for the error.
 
     Returns:
         The texts, and their number of tokens.
@@ -101,7 +98,7 @@ def fit(
     while True:
         spans = offsets(fitted)
         num_tokens = sum(map(len, spans))
-        if num_tokens <= most:
+        if num_tokens <= max_tokens:
             return fitted, num_tokens
         starts = [*chain.from_iterable(map(_token_starts, fitted, spans))]
         if not any(starts):
@@ -111,7 +108,7 @@ def fit(
             )
         # A cut may change the tokens next to it, so the length is measured again. Each iteration
         # removes at least one character.
-        shortened = iter(_shortened([*chain(*fitted)], starts, num_tokens - most))
+        shortened = iter(_shortened([*chain(*fitted)], starts, num_tokens - max_tokens))
         fitted = [tuple(islice(shortened, len(parts))) for parts in fitted]
 
 
@@ -138,14 +135,9 @@ def _shortened(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: i
 
 
 class TokenCounter(ABC):
-    """Splits a text into tokens.
+    """Splits a text into tokens."""
 
-    Attributes:
-        exact: Whether the tokens are the model's; else their number is an estimate.
-        chars_per_token: Upper bound on the mean characters per token of a text.
-    """
-
-    exact = True
+    exact = True  # Whether the tokens are the model's; else their number is an estimate.
     chars_per_token = CHARS_PER_TOKEN
 
     @abstractmethod
@@ -160,7 +152,7 @@ class TokenCounter(ABC):
         """Return the number of tokens of a text."""
         return len(self.spans(text))
 
-    def least(self, count: int) -> int:
+    def min_tokens(self, count: int) -> int:
         """Return a lower bound on the model's tokens of a text with this `count`."""
         return count if self.exact else -(-count * BYTES_PER_TOKEN // _MAX_BYTES_PER_TOKEN)
 
@@ -168,14 +160,15 @@ class TokenCounter(ABC):
         """Return the text of each token."""
         return [text[begin:end] for begin, end in self.spans(text)]
 
-    def fit(self, texts: Sequence[Rendered], most: int) -> tuple[list[Rendered], int]:
+    def fit(self, texts: Sequence[Rendered], max_tokens: int) -> tuple[list[Rendered], int]:
         """Cut fields as `fit`; return the texts and their number of tokens."""
 
         def offsets(parts: Sequence[Rendered]) -> list[list[Span]]:
             return [self.spans("".join(part.text for part in text)) for text in parts]
 
-        chars = max(most, 0) * self.chars_per_token
-        return fit(texts, most, offsets, chars=chars, limit=f"max_input_tokens is {most}")
+        chars = max(max_tokens, 0) * self.chars_per_token
+        limit = f"max_input_tokens is {max_tokens}"
+        return fit(texts, max_tokens, offsets, chars=chars, limit=limit)
 
 
 class EstimatedCounter(TokenCounter):
@@ -271,10 +264,8 @@ def fetched_tokenizer(model: str) -> Path | None:
 def token_counter(*, model: str, tokenizer: str | None = None) -> TokenCounter:
     """Return the most exact counter available. It blocks, as tiktoken may download a vocabulary.
 
-    Args:
-        model: The provider's name of the model; tiktoken supports OpenAI's models.
-        tokenizer: ``tokenizer.json`` or its folder; None searches by the model's name, then falls
-            back to tiktoken, then to an estimate.
+    Without `tokenizer` it searches by the model's name, then tries tiktoken (for OpenAI's models),
+    then estimates.
     """
     file = find_tokenizer(tokenizer, model)
     if file is not None and find_spec("tokenizers") is not None:

@@ -50,11 +50,6 @@ class Plan(NamedTuple):
     texts: list[list[list[Pick]]]  # Per input, the tokens of each text to score.
     worst: Usage
 
-    @property
-    def paid(self) -> Usage:
-        """The usage without generated tokens."""
-        return Usage(requests=1, prompt_tokens=self.worst.prompt_tokens)
-
 
 class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
     """Backend for a masked model of the RoBERTa family, or a causal model.
@@ -105,8 +100,7 @@ class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
         """``transformers:<name>:<version>:<dtype>``, the version in 16 hex digits.
 
         The version of a hub model is its commit. The version of a folder is the sha256 over
-        configuration, tokeniser and weights, which takes about a second per gigabyte; it is
-        computed when the model is loaded, or by the first access before.
+        configuration, tokeniser and weights, which takes about a second per gigabyte.
         """
         checkpoint = self._checkpoint
         version = (checkpoint.commit or hash_folder(checkpoint.folder))[:16]
@@ -187,6 +181,8 @@ class TorchModel:
             self._pad_id, self._options = encoder.pad_id, {}
             auto_class = "AutoModelForMaskedLM"
         self.module = load_module(auto_class, checkpoint, getattr(torch, dtype), device)
+        # Maps hidden states to logits; for RoBERTa by a dense layer, a norm and the vocabulary.
+        self.head = getattr(self.module, "lm_head", None) or self.module.get_output_embeddings()
         if self.head is None:
             raise BackendError(f"{checkpoint.name}: the model has no language model head")
         if isinstance(encoder, CausalEncoder):
@@ -196,12 +192,6 @@ class TorchModel:
                 pad_token_id=self._pad_id,
                 eos_token_id=self.module.generation_config.eos_token_id,
             )
-
-    @property
-    def head(self) -> Any:
-        """The module that maps hidden states to logits."""
-        # For RoBERTa it is the whole head: dense layer, norm and vocabulary.
-        return getattr(self.module, "lm_head", None) or self.module.get_output_embeddings()
 
     def score(self, plan: Plan) -> Answer:
         """Return the log-probability of each text of each input."""
@@ -221,7 +211,7 @@ class TorchModel:
                 tuple(float32(fsum(values[pick] for pick in text)) for text in texts)
                 for texts in plan.texts
             ),
-            usage=plan.paid,
+            usage=plan.worst.without_queries(),
         )
 
     def write(self, plan: Plan, max_tokens: int) -> Answer:
@@ -245,7 +235,11 @@ class TorchModel:
                 self.encoder.decode([token for token in tokens if token not in ends])
                 for tokens in written
             ),
-            usage=plan.paid + Usage(completion_tokens=sum(map(len, written))),
+            usage=Usage(
+                requests=1,
+                prompt_tokens=plan.worst.prompt_tokens,
+                completion_tokens=sum(map(len, written)),
+            ),
         )
 
     @contextmanager
@@ -345,10 +339,7 @@ def _fetch(model: str) -> Path:
 
 
 def chat_template(checkpoint: Checkpoint) -> ApplyTemplate | None:
-    """Return the chat template of a model; None if it has none.
-
-    The transformers library runs it in Jinja's sandbox, and loads its tokeniser on first use.
-    """
+    """Return the chat template of a model, if it has one; it runs in Jinja's sandbox."""
     folder = checkpoint.folder
     in_config = read_json(folder / "tokenizer_config.json").get("chat_template")
     if in_config is None and not (folder / _TEMPLATE_FILE).is_file():

@@ -59,12 +59,10 @@ class VllmBackend(ServerBackend[_Request]):
     vLLM's dialect of OpenAI's API takes lists of prompts as token ids, and returns exact
     log-probabilities of chosen tokens (``logprob_token_ids``).
 
-    The client tokenises texts, so that special tokens in them are plain text, tokens are counted
-    before the request, and inputs that are too long are shortened. Without a local
+    Log-probabilities are over the whole vocabulary, independent of the server's sampling settings
+    (with ``--logprobs-mode raw_logprobs``, the default). The client tokenises texts, so that names
+    of special tokens are plain text, and inputs that are too long are shortened. Without a local
     ``tokenizer.json`` it downloads the model's from the hub.
-
-    Log-probabilities are exact and over the whole vocabulary, independent of the server's sampling
-    settings (with ``--logprobs-mode raw_logprobs``, the default).
 
     `check` reads the maximum length, the start tokens and the kind of model from the server, and
     must precede `fingerprint` and `worst_case`.
@@ -99,7 +97,7 @@ class VllmBackend(ServerBackend[_Request]):
         self._served: ServedModel | None = None
         self._encoder: CausalEncoder | ClozeEncoder | None = None
         self._prompts_per_input = 1
-        self._template_warning: chat.TemplateWarning | None = chat.TemplateWarning(model)
+        self._warns_of_raw_template = True
 
     @property
     def fingerprint(self) -> str:
@@ -256,10 +254,10 @@ class VllmBackend(ServerBackend[_Request]):
             chat.refuse_chat(form)
         elif chat.is_chat(form):
             await self._fetch_frame(form)
-        elif form and self._template_warning is not None:
+        elif form and self._warns_of_raw_template:
+            self._warns_of_raw_template = False  # Once.
             if await self._apply_template([{"role": "user", "content": "a"}]) is not None:
-                self._template_warning.check(form)
-            self._template_warning = None
+                chat.warn_of_raw_template(self._model)
 
     async def _fetch_frame(self, parts: Rendered) -> None:
         """Fetch the frame of a chat from the server, unless it is cached."""

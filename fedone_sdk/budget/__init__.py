@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fedone_sdk._values import NOTHING, Usage
     from fedone_sdk.budget.account import Account, Budget
     from fedone_sdk.budget.guard import BudgetGuard, Lease, MemoryLedger, Payer, SqliteLedger
-    from fedone_sdk.budget.prices import FREE, Price, PriceTier, known_price
+    from fedone_sdk.budget.prices import FREE, Price, known_price
 else:
     __getattr__, __dir__ = lazy(globals(), "account prices guard")
 
@@ -25,7 +25,6 @@ __all__ = [
     "NOTHING",
     "Payer",
     "Price",
-    "PriceTier",
     "SqliteLedger",
     "Usage",
     "known_price",

@@ -109,20 +109,20 @@ def quotes(text: str, rows: Iterable[str], public: Iterable[str]) -> str | None:
         public: Texts that everybody has, such as the other candidates.
     """
     known = _Parts.of("\n".join(public))
-    own = _Parts.of(text)
-    phrases = own.phrases - known.phrases
+    proposed = _Parts.of(text)
+    phrases = proposed.phrases - known.phrases
     capital, lower = set[str](), set[str]()
     for row in rows:
         private = _Parts.of(row)
-        addresses = own.addresses - known.addresses
+        addresses = proposed.addresses - known.addresses
         for what, shared in (
             ("the words", phrases & private.phrases),
-            ("the number", (own.numbers & private.numbers) - known.numbers),
+            ("the number", (proposed.numbers & private.numbers) - known.numbers),
             ("the address", {address for address in addresses if address in private.text}),
         ):
             if shared:
                 return f"{what} {min(shared)!r}"
-        capital |= own.capital & private.capital
+        capital |= proposed.capital & private.capital
         lower |= private.lower
     names = capital - lower - known.lower - known.capital
     return f"the name {min(names)!r}" if names else None

@@ -1,4 +1,4 @@
-"""Options, groups and calls of a server that several commands share."""
+"""Options that several commands share, help texts from docstrings, and calls of a server."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ import asyncio
 import copy
 import inspect
 import re
+import typing
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 
 from fedone_sdk.budget import Budget
-from fedone_sdk.cli._output import Output
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.spec import validate_spec
+from fedone_sdk.trackers import Tracking, find_tracker
 
-if TYPE_CHECKING:
-    from fedone_sdk.trackers import Tracking
-
+P = ParamSpec("P")
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
 def secret(context: typer.Context, option: typer.CallbackParam, token: str | None) -> str | None:
-    """Return a token, which a command takes from its environment only."""
+    """Return a token, which must come from an environment variable."""
     source = context.get_parameter_source(option.name or "")
     if source is not None and source.name == "COMMANDLINE":
         raise ArgumentError(
@@ -64,7 +63,7 @@ OwnRun = Annotated[
     typer.Option(
         "--run",
         metavar="RUN.yaml",
-        help="The run's file, if it names a method of your own: what is stored loads no code.",
+        help="The run's file, if it names a custom method: a stored run loads no code.",
     ),
 ]
 BackendFile = Annotated[
@@ -107,37 +106,36 @@ Trackers = Annotated[
 
 
 _ARGUMENT = re.compile(r"^    (\w+)(?: \((.+?)\))?: (.+(?:\n {8}.+)*)", re.MULTILINE)
-"""An entry of the section ``Args``: name, placeholder, text."""
+"""A parameter in the section ``Args``: name, placeholder, description."""
 
 
-def command(app: typer.Typer, called: str | None = None) -> Callable[[Function], Function]:
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Function], Function]:
     """Return a decorator that adds a function to a group as a command.
 
-    Its help is the function's docstring: what it does; ``Example:``; and under ``Args:`` the help
-    of its parameters, each with the placeholder of its value in parentheses. Parameters that
-    several commands share have their help in this module.
+    Its help is the function's docstring. The section ``Args:`` has the help of the parameters, each
+    with the placeholder of its value in parentheses; shared options have their help above.
     """
 
     def add(function: Function) -> Function:
         text, _, arguments = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")
         about, example = text.split("\n\nExample: ")
-        hints = get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(function, include_extras=True)
         parameters = inspect.signature(function).parameters
-        for name, placeholder, described in _ARGUMENT.findall(arguments):
-            info, kind = _parameter(parameters[name], hints[name])
-            info.help, info.metavar = " ".join(described.split()), placeholder or None
-            hints[name] = Annotated[kind, info]
+        for parameter, placeholder, description in _ARGUMENT.findall(arguments):
+            info, kind = _parameter(parameters[parameter], hints[parameter])
+            info.help, info.metavar = " ".join(description.split()), placeholder or None
+            hints[parameter] = Annotated[kind, info]
         function.__annotations__ = hints
         example = " ".join(example.split())
-        return app.command(called, help=about, epilog=f"Example: {example}")(function)
+        return app.command(name, help=about, epilog=f"Example: {example}")(function)
 
     return add
 
 
 def _parameter(parameter: inspect.Parameter, hint: Any) -> tuple[Any, Any]:
-    """Return what typer knows of a parameter, and its type; a switch has no negative form."""
-    if get_origin(hint) is Annotated:
-        kind, info = get_args(hint)
+    """Return typer's description of a parameter, and its type; a switch has no negative form."""
+    if typing.get_origin(hint) is Annotated:
+        kind, info = typing.get_args(hint)
         return copy.copy(info), kind
     if parameter.default is inspect.Parameter.empty:
         return typer.Argument(), hint
@@ -153,38 +151,32 @@ def group(about: str, *, example: str) -> typer.Typer:
 
 
 def tracking_of(names: Sequence[str] | None) -> Tracking:
-    """Load trackers by their names."""
-    from fedone_sdk.trackers import Tracking, find_tracker
-
+    """Return the trackers of these names."""
     return Tracking({name: find_tracker(name) for name in names or ()})
 
 
-def caps_of(option: str, given: Sequence[str] | None) -> Budget | None:
-    """Return the caps of an option that is given once per unit, as ``queries=600``."""
-    if not given:
+def caps_of(option: str, texts: Sequence[str] | None) -> Budget | None:
+    """Return the caps of an option that is set once per unit, as ``queries=600``."""
+    if not texts:
         return None
-    pairs = [text.partition("=") for text in given]
+    pairs = [text.partition("=") for text in texts]
     for unit, mark, _ in pairs:
         if not (unit and mark):
             raise ArgumentError(f"{option}: {unit!r} must be UNIT=N, as queries=600")
     return validate_spec(Budget, {unit: cap for unit, _, cap in pairs}, source=option)
 
 
-def call(server: str, token: str, use: Callable[[AdminClient], Awaitable[T]]) -> T:
-    """Return what `use` does with a client of the server."""
+def call(
+    server: str,
+    token: str,
+    method: Callable[Concatenate[AdminClient, P], Awaitable[T]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Return the result of a method of a client of the server."""
 
-    async def used() -> T:
+    async def answer() -> T:
         async with AdminClient(server, token) as admin:
-            return await use(admin)
+            return await method(admin, *args, **kwargs)
 
-    return asyncio.run(used())
-
-
-def asked(
-    server: str, token: str, json_file: Path | None, use: Callable[[AdminClient], Awaitable[T]]
-) -> tuple[Output, T]:
-    """Return what `use` does with a client of the server, which the JSON file gets."""
-    output = Output(json_file)
-    result = call(server, token, use)
-    output.write_json(result)
-    return output, result
+    return asyncio.run(answer())

@@ -10,20 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from rich.console import Console
 from rich.filesize import decimal as size
 from rich.text import Text
 
+from fedone_sdk.budget import Usage
 from fedone_sdk.errors import ArgumentError, system_errors
 from fedone_sdk.files import replace_file
-from fedone_sdk.messages import COMPARED
+from fedone_sdk.messages import COMPARED, ProposerReport, RunDevices, RunResult, Verdict
 from fedone_sdk.metrics import metric_text
 
-if TYPE_CHECKING:
-    from fedone_sdk.budget import Usage
-    from fedone_sdk.messages import ProposerReport, RunDevices, RunResult, Verdict
+T = TypeVar("T")
 
 
 def terminal(*, stderr: bool = False) -> Console:
@@ -32,30 +31,31 @@ def terminal(*, stderr: bool = False) -> Console:
 
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters that control a terminal; a text of others may hold them."""
+"""Characters that control a terminal, which may be in a text that somebody else wrote."""
 
 
 def say(text: str) -> None:
-    """Print a text and flush, unchanged but for what controls a terminal.
+    """Print a text and flush; on a terminal, control characters are replaced.
 
     Does nothing if standard output is closed.
     """
     if sys.stdout is not None:
-        is_terminal = sys.stdout.isatty()
-        sys.stdout.write(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text) if is_terminal else text)
+        if sys.stdout.isatty():
+            text = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
+        sys.stdout.write(text)
         sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """Print a line to stderr; does nothing if that is closed."""
+    """Print a line to stderr; does nothing if stderr is closed."""
     if sys.stderr is not None:
         print(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text), file=sys.stderr, flush=True)
 
 
 class Output:
-    """Prints a report and writes the JSON file.
+    """Prints text for people, and writes the JSON file.
 
-    The file is written first, so that a closed output pipe loses no paid result.
+    Write the file first: then a closed output pipe loses no paid result.
     """
 
     def __init__(self, json_file: Path | None) -> None:
@@ -65,8 +65,8 @@ class Output:
         if self._file is not None:
             check_target("--json", self._file)
 
-    def write_json(self, document: object) -> None:
-        """Write the JSON atomically; pydantic models in it become objects."""
+    def write_json(self, document: T) -> T:
+        """Write a document, which may contain pydantic models, and return it."""
         # Standard output may have any encoding, so JSON for it is ASCII.
         ascii_only = self._to_stdout
         default = methodcaller("model_dump", mode="json")
@@ -75,13 +75,14 @@ class Output:
             say(text)
         elif self._file is not None:
             write_file("--json", self._file, text)
+        return document
 
     def heading(self, text: str) -> None:
         """Print a line above facts."""
         self.console.print(Text(text, style="bold"))
 
     def facts(self, facts: Mapping[str, str]) -> None:
-        """One ``name  value`` line each."""
+        """Print one ``name  value`` line each."""
         width = max(map(len, facts))
         for name, value in facts.items():
             shown = printable(value)
@@ -91,50 +92,41 @@ class Output:
         """Print columns, the first left-aligned, the others right-aligned."""
         cells = [header, *([printable(cell) for cell in row] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for number, row in enumerate(cells):
-            first, *others = (
-                cell.rjust(width) if place else cell.ljust(width)
-                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            style = "" if number else "bold"
-            self.console.print(Text("  " + "  ".join([first, *others]).rstrip(), style=style))
+        for number, (first, *others) in enumerate(cells):
+            right = map(str.rjust, others, widths[1:])
+            line = "  ".join(["", first.ljust(widths[0]), *right]).rstrip()
+            self.console.print(Text(line, style="" if number else "bold"))
 
 
 def check_target(option: str, target: Path) -> None:
     """Check that a file can be written."""
-    place = _place(target)
-    folder = place.parent
+    path = _resolved(target)
     # Pipes and devices need no write access to their folder.
-    written = place if _is_special(place) else folder
-    problem = (
-        f"there is no folder {folder}"
-        if not os.path.isdir(folder)
-        else f"{target} is a folder"
-        if os.path.isdir(place)
-        else f"{written} cannot be written to"
-        if not os.access(written, os.W_OK)
-        else None
-    )
-    if problem is not None:
-        raise ArgumentError(f"{option}: {problem}")
+    written = path if _is_special(path) else path.parent
+    if not os.path.isdir(path.parent):
+        raise ArgumentError(f"{option}: there is no folder {path.parent}")
+    if os.path.isdir(path):
+        raise ArgumentError(f"{option}: {target} is a folder")
+    if not os.access(written, os.W_OK):
+        raise ArgumentError(f"{option}: {written} cannot be written to")
 
 
 def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o666) -> None:
-    """Write or replace a file atomically.
+    """Write or replace a file atomically; errors name the option.
 
     The target of a link is replaced, and the link is kept. Pipes and devices are written directly.
-    Text is encoded as UTF-8; the process's umask masks `mode`. Errors name the option.
+    The process's umask masks `mode`.
     """
     content = data.encode() if isinstance(data, str) else data
-    place = _place(target)
+    path = _resolved(target)
     with system_errors(ArgumentError, f"{option}: {target}"):
-        if _is_special(place):
-            place.write_bytes(content)
+        if _is_special(path):
+            path.write_bytes(content)
         else:
-            replace_file(place, content, mode=mode)
+            replace_file(path, content, mode=mode)
 
 
-def _place(target: Path) -> Path:
+def _resolved(target: Path) -> Path:
     if not target.is_symlink() or _is_special(target):
         return target
     return Path(os.path.realpath(target))
@@ -145,17 +137,17 @@ def _is_special(path: Path) -> bool:
 
 
 def printable(text: str) -> str:
-    """Replace control characters in a text that a device may have sent."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+    """Replace control characters in a text, which a device may have sent."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def money(usage: Usage, *, priced: bool) -> str:
-    """Return a cost in US dollars; ``unknown`` if the price is not known."""
+    """Return a cost in US dollars; ``unknown`` without prices."""
     return f"{usage.usd:.4f}" if priced else "unknown"
 
 
 def cost_text(usage: Usage, *, priced: bool) -> str:
-    """Return what some requests cost: their number, tokens and US dollars."""
+    """Return a usage as text: requests, prompt tokens and US dollars."""
     return (
         f"{plural(usage.requests, 'request')}, {usage.prompt_tokens} prompt tokens, "
         f"USD {money(usage, priced=priced)}"
@@ -175,9 +167,9 @@ def moment(seconds: float) -> str:
 
 
 def exit_code(result: RunResult) -> int:
-    """0 for a success, 130 for a run that Ctrl-C stopped.
+    """Return 0 for a success, 130 after Ctrl-C, 1 for a failed or paused run.
 
-    1 for a run that failed or is paused, or whose caps did not suffice for a round.
+    A run whose caps did not suffice for one round has failed.
     """
     if result.status == "stopped":
         return 1 if _paused(result) else 130
@@ -185,7 +177,7 @@ def exit_code(result: RunResult) -> int:
 
 
 def is_resumable(result: RunResult) -> bool:
-    """Whether the same command continues the run: it is paused, or Ctrl-C stopped it."""
+    """Return whether the same command continues the run: it is paused, or Ctrl-C stopped it."""
     return result.status == "stopped" and (_paused(result) or result.reason == "interrupted")
 
 
@@ -198,9 +190,9 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
     spent, cap = result.spent, result.cap.queries
     usd = "" if result.cap.usd is None else f" of {result.cap.usd:g}"
     reason = f" ({result.reason})" if result.reason else ""
-    took_part = {name for entry in result.history for name in entry.client_id.split(",")}
+    clients = {name for entry in result.history for name in entry.client_id.split(",")}
     prompt, verdict = result.prompt, result.verdict
-    short = None if verdict is None else verdict.standing("cheapest")
+    cheapest = None if verdict is None else verdict.standing("cheapest")
     facts = {
         "status": f"{result.status}{reason}, {plural(result.rounds, 'round')}",
         "verdict": None if verdict is None else verdict.text,
@@ -213,9 +205,9 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         if prompt.bias is None
         else f"{bias_text(prompt.bias)}, belongs to the prompt",
         "cheapest within": None
-        if short is None or short.prompt is None
-        else repr(short.prompt.text),
-        # In one line, for runs without a verdict's table.
+        if cheapest is None or cheapest.prompt is None
+        else repr(cheapest.prompt.text),
+        # In one line, for runs without the table of a verdict.
         f"{result.metric.name} on dev": None
         if verdict is not None and verdict.standings
         else ", ".join(
@@ -231,9 +223,8 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         if verdict is None or verdict.preference is None
         else verdict.preference.text,
         "cache hits": f"{result.cache.hits}",
-        "clients": f"{len(took_part)}"
-        f"{'' if num_clients is None else f' of {num_clients}'} took part",
-        "devices": None if result.devices is None else devices_text(result.devices),
+        "clients": f"{len(clients)}{'' if num_clients is None else f' of {num_clients}'} took part",
+        "devices": None if result.devices is None else _devices(result.devices),
         "traffic": f"{size(result.communication.upload_bytes)} up, "
         f"{size(result.communication.download_bytes)} down",
         "time": f"{result.wall_s:.1f} s",
@@ -254,11 +245,11 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         output.table(*_standings(result.metric.name, verdict))
 
 
-def _proposer(done: ProposerReport, priced: bool) -> str:
-    failed = f", {done.failed} failed (the last: {done.failure})" if done.failed else ""
+def _proposer(report: ProposerReport, priced: bool) -> str:
+    failed = f", {report.failed} failed (the last: {report.failure})" if report.failed else ""
     return (
-        f"{plural(done.calls, 'call')}{failed}; {plural(done.added, 'candidate')} added, "
-        f"{done.dropped} dropped; USD {money(done.spent, priced=priced)}"
+        f"{plural(report.calls, 'call')}{failed}; {plural(report.added, 'candidate')} added, "
+        f"{report.dropped} dropped; USD {money(report.spent, priced=priced)}"
     )
 
 
@@ -279,13 +270,12 @@ def _standings(metric: str, verdict: Verdict) -> tuple[list[str], list[list[str]
     ]
 
 
-def devices_text(devices: RunDevices) -> str:
-    """Return the number of devices that fit a run, and the reasons of those that do not."""
+def _devices(devices: RunDevices) -> str:
     reasons = "; ".join(f"{one.reason} ({one.devices})" for one in devices.unfit)
     counts = f"{devices.connected} connected, {devices.fit} fit"
     return f"{counts}: {reasons}" if reasons else counts
 
 
 def bias_text(bias: Sequence[float]) -> str:
-    """Return a label bias as text: one number per label, in the form of ``--bias``."""
+    """Return a label bias in the form of ``--bias``: one number per label."""
     return ",".join(f"{value:.4g}" for value in bias)

@@ -1,4 +1,4 @@
-"""The process of a command: its signals, its log, and its errors, one line for each mistake."""
+"""The process of a command: its signals, its log, and its errors, one line per problem."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def stopping(stop: Callable[[], object], *, then_cancel: bool = False) -> Iterat
     With `then_cancel`, a second SIGINT cancels the main task of `asyncio.run`, which cleans up.
     """
     loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def restore() -> None:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             if loop.remove_signal_handler(number) and then_cancel:
                 signal.signal(number, handler)
 
@@ -55,17 +55,17 @@ def interruptible(message: str) -> Iterator[None]:
     """Exit with 130 at Ctrl-C or SIGTERM, after the body has cleaned up."""
 
     def interrupt(*_: object) -> None:
-        # asyncio.run cancels its main task at SIGINT; an exception raised here ends any step.
+        # SIGINT cancels the main task of asyncio.run, and raises KeyboardInterrupt in other code.
         signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    handler = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     except KeyboardInterrupt:
         note(message)
         raise typer.Exit(130) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, handler)
 
 
 def quiet_logs() -> None:
@@ -81,16 +81,16 @@ def quiet_logs() -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         # Resolved for each line, because a live display replaces stderr.
-        logger_factory=_current_stderr,
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
 
 
-def json_logs(level: str = "info", **always: str) -> None:
-    """Log one JSON object per line to stdout."""
+def json_logs(level: str = "info", **fields: str) -> None:
+    """Log one JSON object per line to stdout, each with these fields."""
 
     def add(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-        return {**always, **event}
+        return {**fields, **event}
 
     structlog.configure(
         processors=[
@@ -108,14 +108,10 @@ def json_logs(level: str = "info", **always: str) -> None:
     )
 
 
-def _current_stderr(*_: Any) -> structlog.PrintLogger:
-    return structlog.PrintLogger(sys.stderr)
-
-
 _EXTRAS = {"alembic", "filelock", "numpy", "onnxruntime", "sqlalchemy", "tokenizers"}
 """Packages of extras that some modules import at their top."""
 
-_FULL = {errno.EFBIG, errno.EIO, errno.ENOSPC}
+_WRITE_ERRORS = {errno.EFBIG, errno.EIO, errno.ENOSPC}
 
 
 @contextmanager
@@ -124,11 +120,13 @@ def reporting_errors() -> Iterator[None]:
     try:
         yield
     except Exception as exc:
-        lines = [line for error in _leaves(exc) for line in _lines(error)]
+        errors = [*_leaves(exc)]
+        lines = [line for error in errors for line in _lines(error)]
         if None in lines:
             raise
-        if any(_is_full(error) for error in _leaves(exc)):
-            _detach_stdout()
+        if any(map(_is_write_error, errors)):
+            # Python's flush of stdout at exit would print another error.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         # Several clients may have failed for the same reason.
         print(*dict.fromkeys(lines), sep="\n", file=sys.stderr)
         sys.exit(2)
@@ -143,7 +141,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _lines(error: BaseException) -> Iterator[str | None]:
-    """Yield the lines to print for an error; None for an unexpected one."""
+    """Yield the lines to print for an error; None for an unexpected error."""
     if isinstance(error, SpecError):
         for problem in error.problems:
             yield " ".join(f"{error.source}: {problem}".splitlines())
@@ -151,24 +149,19 @@ def _lines(error: BaseException) -> Iterator[str | None]:
         yield " ".join(str(error).splitlines())
     elif isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
         yield f"this command needs {error.name}: pip install {error.name}"
-    elif _is_full(error):
+    elif _is_write_error(error):
         yield f"output cannot be written: {error.strerror}"
     else:
         yield None
 
 
-def _is_full(error: BaseException) -> TypeGuard[OSError]:
-    return isinstance(error, OSError) and error.errno in _FULL and error.filename is None
-
-
-def _detach_stdout() -> None:
-    """Prevents Python's flush at exit, which would print another error."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def _is_write_error(error: BaseException) -> TypeGuard[OSError]:
+    return isinstance(error, OSError) and error.errno in _WRITE_ERRORS and error.filename is None
 
 
 @contextmanager
-def naming(source: str) -> Iterator[None]:
-    """Add the file to errors in it, and to failures of its model."""
+def errors_in(source: str) -> Iterator[None]:
+    """Name a file in errors of its contents and of the model that it describes."""
     try:
         yield
     except SpecError as exc:

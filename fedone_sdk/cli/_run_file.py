@@ -1,4 +1,4 @@
-"""RUN.yaml: the spec, the objects that it describes, and the files in which its run is kept."""
+"""RUN.yaml: its spec, the objects that it describes, and the files that keep its run."""
 
 from __future__ import annotations
 
@@ -7,24 +7,20 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from fedone_sdk.cli._process import naming
+from fedone_sdk import backends, local, stores
+from fedone_sdk.backends.build import build_backend
+from fedone_sdk.budget import Budget
+from fedone_sdk.cli._process import errors_in
 from fedone_sdk.errors import ArgumentError, SpecError
 from fedone_sdk.spec import BackendSpec, OwnMethodSpec, RunSpec, load_backend, validate_spec
-
-if TYPE_CHECKING:
-    from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.budget import Budget
-    from fedone_sdk.local import Federation
-    from fedone_sdk.spec import RunSpec
-    from fedone_sdk.stores import RunRecord, SqlStore
-    from fedone_sdk.vocabulary import Vocabulary
+from fedone_sdk.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
-    """A run and the file that it came from."""
+    """A run's spec and its file."""
 
     path: Path
     spec: RunSpec
@@ -41,18 +37,18 @@ class RunFile:
         """Read a RUN.yaml; arguments that are not None override the file."""
         spec = RunSpec.load(path)
         # Keys that are not set in the file remain unset (`RunSpec.is_same_run`).
-        given: dict[str, Any] = spec.model_dump(exclude_unset=True)
+        document: dict[str, Any] = spec.model_dump(exclude_unset=True)
         if seed is not None:
-            given["seed"] = seed
+            document["seed"] = seed
         if cap is not None:
-            given["budget"] = {**(given.get("budget") or {}), "queries": cap}
+            document["budget"] = {**(document.get("budget") or {}), "queries": cap}
         if raised is not None:
-            given["budget"] = _raised(spec.budget, raised)
-        changed = validate_spec(RunSpec, given, source="arguments")
+            document["budget"] = _raised(spec.budget, raised)
+        changed = validate_spec(RunSpec, document, source="arguments")
         if isinstance(changed.method, OwnMethodSpec):
             from fedone_sdk.algorithms import load_method
 
-            with naming(str(path)):
+            with errors_in(str(path)):
                 load_method(changed.method, path.parent)
         return cls(path=path, spec=changed)
 
@@ -61,29 +57,23 @@ class RunFile:
         """Base of the file's relative paths."""
         return self.path.parent
 
-    def federation(self) -> Federation:
+    def federation(self) -> local.Federation:
         """Return the run with its data."""
-        from fedone_sdk.local import Federation
+        with errors_in(str(self.path)):
+            return local.Federation.load(self.spec, self.folder)
 
-        with naming(str(self.path)):
-            return Federation.load(self.spec, self.folder)
-
-    def backend(self, *, cache: Path | None = None) -> LLMBackend:
+    def backend(self, *, cache: Path | None = None) -> backends.LLMBackend:
         """Return the model's client; `cache` keeps its answers, unless the run has one."""
-        from fedone_sdk.backends.build import build_backend
-
         spec = self.spec.backend
         if cache is not None and spec.cache is None:
             spec = spec.model_copy(update={"cache": str(cache.absolute())})
-        with naming(str(self.path)):
+        with errors_in(str(self.path)):
             return build_backend(spec, self.folder)
 
 
-def backend_of(path: Path | None) -> LLMBackend:
-    """Return the model of a file: a RUN.yaml, or its backend section; None is the embedded one."""
-    from fedone_sdk.backends.build import build_backend
-
-    with naming("arguments" if path is None else str(path)):
+def backend_of(path: Path | None) -> backends.LLMBackend:
+    """Return the model of a file with a `backend` section; None is the embedded model."""
+    with errors_in("arguments" if path is None else str(path)):
         spec = BackendSpec() if path is None else load_backend(path)
         return build_backend(spec, Path() if path is None else path.parent)
 
@@ -113,8 +103,9 @@ class KnownRun:
     """A stored run before the command continues it.
 
     Attributes:
+        ended: The status of a run that has ended and cannot continue.
         raised: The caps that this command raises, each as ``queries 300 -> 600``.
-        cache_hits: Answers that cost nothing so far.
+        cache_hits: Answers from the cache so far.
     """
 
     ended: str | None
@@ -125,21 +116,25 @@ class KnownRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """The files of one run.
-
-    The paths are distinct for any run name, because only a store ends in ``.db``.
-    """
+    """The files of one run. They differ for any run name, because only a store ends in ``.db``."""
 
     store: Path
     clients: Path
     answers: Path
 
     @classmethod
-    def next_to(cls, run_path: Path, name: str) -> Self:
-        """Return the default files of a run: in ``.fedone`` next to its RUN.yaml."""
+    def of(cls, run_path: Path, name: str, store: Path | None = None) -> Self:
+        """Return the files for ``--store``, by default in ``.fedone`` next to RUN.yaml."""
+        if store is not None:
+            return cls(
+                store=store,
+                clients=store.with_name(f"{store.name}.fedone-clients"),
+                answers=store.with_name(f"{store.name}.fedone-answers"),
+            )
         folder = run_path.parent / FOLDER
-        place = folder if folder.exists() else run_path.parent
-        if not run_path.is_file() or not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        parent = folder if folder.exists() else run_path.parent
+        writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
+        if not run_path.is_file() or not writable:
             raise _unusable(folder)
         return cls(
             store=default_store(name, run_path.parent),
@@ -147,19 +142,8 @@ class RunState:
             answers=folder / "answers.sqlite",
         )
 
-    @classmethod
-    def of(cls, run_path: Path, name: str, store: Path | None) -> Self:
-        """Return the files for ``--store``, if it is given, else the default ones."""
-        if store is None:
-            return cls.next_to(run_path, name)
-        return cls(
-            store=store,
-            clients=store.with_name(f"{store.name}.fedone-clients"),
-            answers=store.with_name(f"{store.name}.fedone-answers"),
-        )
-
     def make(self) -> None:
-        """Create the default folder, with a file that makes git ignore it."""
+        """Create the default folder, and make git ignore it."""
         folder = self.store.parent
         if folder.name != FOLDER:
             return
@@ -174,13 +158,12 @@ class RunState:
     async def find(
         self, spec: RunSpec, vocabulary: Vocabulary, *, fresh: bool, model: str | None = None
     ) -> KnownRun | None:
-        """Find the run in the store, and check that it can continue."""
+        """Return the stored run, if any; check that it can continue."""
         if not self.store.exists():
             self._remove_clients()
             return None
-        from fedone_sdk.stores import SqlStore
 
-        store = SqlStore.sqlite(self.store)
+        store = stores.SqlStore.sqlite(self.store)
         await store.open()
         try:
             if fresh:
@@ -197,8 +180,8 @@ class RunState:
         status: str = document["status"]
         if model is not None and document["model"] not in (None, model):
             raise SpecError(
-                f"backend: is {model!r}, the run {spec.name!r} in {self.store} was scored by "
-                f"{document['model']!r}: start over with --fresh, or rename the backend's file"
+                f"backend: is {model!r}, but the run {spec.name!r} in {self.store} was scored by "
+                f"{document['model']!r}; start over with --fresh, or rename the backend's file"
             )
         return KnownRun(
             ended=status if status in _FINAL and not raised else None,
@@ -207,12 +190,12 @@ class RunState:
             cache_hits=document["counters"]["cache_hits"],
         )
 
-    async def _clear(self, store: SqlStore, name: str) -> None:
+    async def _clear(self, store: stores.SqlStore, name: str) -> None:
         others = sorted((await store.versions()).keys() - {name})
         if others:
             raise ArgumentError(
-                f"--fresh: {self.store} holds other runs, too ({', '.join(others)}); "
-                "name another --store"
+                f"--fresh: {self.store} also has other runs ({', '.join(others)}); "
+                "use another --store"
             )
         await store.clear()
 
@@ -220,15 +203,11 @@ class RunState:
         shutil.rmtree(self.clients, ignore_errors=True)
 
     def _compare(
-        self, known: RunRecord, cap: Any, spec: RunSpec, vocabulary: Vocabulary
+        self, known: stores.RunRecord, cap: Any, spec: RunSpec, vocabulary: Vocabulary
     ) -> tuple[str, ...]:
-        """Check that it is the same run; return the caps that are higher than the stored ones."""
-        from fedone_sdk.budget import Budget
-        from fedone_sdk.spec import RunSpec
-        from fedone_sdk.vocabulary import Vocabulary
-
+        """Check that the stored run has this spec; return the caps that are raised."""
         stored = RunSpec.model_validate_json(known.spec)
-        # Caps may have been raised since it was stored; lower caps in the file have no effect.
+        # The stored spec has the first caps. Lower caps in the file have no effect.
         caps = None if cap is None else Budget.model_validate(cap)
         stored = stored.model_copy(update={"budget": caps})
         differences = tuple(stored.differences(spec))
@@ -237,18 +216,18 @@ class RunState:
             if all(name.startswith("budget.") for name in differences):
                 changed += "; a cap can only be raised"
         elif not Vocabulary.parse(known.candidates).comes_from(vocabulary):
-            changed = "the candidates, by prompt or by the data"
+            changed = "the candidates, through prompt or the data"
         else:
             return tuple(name.removeprefix("budget.") for name in differences)
         raise SpecError(
             f"name: {spec.name!r} is taken by a run with another description in {self.store} "
-            f"(changed: {changed}): write another name, or start over with --fresh, which keeps "
-            "the answers"
+            f"(changed: {changed}); use another name, or start over with --fresh, which keeps the "
+            "paid answers"
         )
 
 
 def _unusable(folder: Path) -> SpecError:
     return ArgumentError(
-        f"{folder}: cannot be written, so the run cannot be kept there: --store FILE keeps it "
-        "elsewhere, --no-store keeps nothing"
+        f"{folder}: cannot be written to; --store FILE keeps the run in another place, --no-store "
+        "does not keep it"
     )

@@ -1,4 +1,4 @@
-"""One run in this process with its progress and Ctrl-C, for tune, quickstart and retune."""
+"""A run in this process, with its progress and Ctrl-C: for tune, quickstart and retune."""
 
 from __future__ import annotations
 
@@ -10,31 +10,26 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
+from fedone_sdk import aggregator, local
 from fedone_sdk.cli._output import is_resumable, note, plural, terminal
-from fedone_sdk.cli._process import interruptible, naming, stopping
+from fedone_sdk.cli._process import errors_in, interruptible, stopping
 from fedone_sdk.cli._run_file import KnownRun, RunState
-
-if TYPE_CHECKING:
-    from fedone_sdk.aggregator import Change, ServedRun
-    from fedone_sdk.local import Federation
-    from fedone_sdk.messages import RunResult
-    from fedone_sdk.spec import RunSpec
-    from fedone_sdk.trackers import Tracking
+from fedone_sdk.messages import RunResult
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.trackers import Tracking
 
 
 async def run_here(
-    federation: Federation, *, source: Path, tracking: Tracking | None = None, **options: Any
+    federation: local.Federation, *, source: Path, tracking: Tracking | None = None, **options: Any
 ) -> RunResult:
     """Run a federation to its end, or to the first Ctrl-C.
 
-    Errors name `source`, the run's file. The other options are those of `simulate`.
+    Errors name `source`, the run's file; the options are those of `simulate`.
     """
-    from fedone_sdk.local import simulate
-
     stop = asyncio.Event()
 
     def stop_gracefully() -> None:
@@ -44,16 +39,16 @@ async def run_here(
     with (
         stopping(stop_gracefully, then_cancel=True),
         shown(federation.spec.name) as show,
-        naming(str(source)),
+        errors_in(str(source)),
     ):
         progress = Progress(show)
 
-        def watch(run: ServedRun, change: Change | None) -> None:
+        def watch(run: aggregator.ServedRun, change: aggregator.Change | None) -> None:
             progress(run, change)
             if tracking is not None:
                 tracking(run, change)
 
-        result = await simulate(federation, watch=watch, stop=stop, **options)
+        result = await local.simulate(federation, watch=watch, stop=stop, **options)
     if tracking is not None:
         tracking.end(result)
     return result
@@ -62,36 +57,35 @@ async def run_here(
 def next_steps(
     spec: RunSpec, result: RunResult, state: RunState | None, known: KnownRun | None
 ) -> Iterator[str]:
-    """Yield the lines below a result: where the run is kept, and the command that continues it."""
+    """Yield the lines below a result: the store, and the command that continues the run."""
     if state is None:
         if is_resumable(result):
             cache = spec.backend.cache
             kept = "nothing" if cache is None else f"nothing but the answers in {cache}"
             yield f"{result.reason}; {kept} is kept because of --no-store"
         return
-    place = shlex.quote(str(state.store))
+    store = shlex.quote(str(state.store))
     if not result.rounds and result.status == "budget_exhausted":
         yield (
             "no round was done, because the caps do not suffice for one; "
             "`fedone plan` shows the smallest useful cap, and a raised cap continues the run"
         )
     if known is not None and known.ended is None:
-        free = result.cache.hits - known.cache_hits
-        yield f"continued after round {known.round}; {plural(free, 'answer')} free, paid for before"
+        hits = result.cache.hits - known.cache_hits
+        yield f"continued after round {known.round}; {plural(hits, 'answer')} from the cache"
     if known is not None and known.ended is not None:
-        yield (
-            f"the run had ended before ({known.ended}); --fresh starts over, with the answers kept"
-        )
+        yield f"the run had ended before ({known.ended}); --fresh starts over with the paid answers"
     elif is_resumable(result):
         yield f"{result.reason}; continue with: {same_command()}"
     if result.status == "budget_exhausted" and result.rounds:
         yield "a higher cap lets the run continue: in the file, or by --raise UNIT=N"
-    own = " --run RUN.yaml" if spec.method.name == "own" else ""
-    yield f"kept in {state.store}; a report: fedone report {result.run_id} --store {place}{own}"
+    run_file = " --run RUN.yaml" if spec.method.name == "own" else ""
+    report = f"fedone report {result.run_id} --store {store}{run_file}"
+    yield f"kept in {state.store}; a report: {report}"
 
 
 def abortable(state: RunState | None) -> AbstractContextManager[None]:
-    """At a second Ctrl-C, exits with a line that has the command that continues the run."""
+    """At a second Ctrl-C, exit and print the command that continues the run."""
     if state is None:
         return interruptible("aborted; nothing is kept because of --no-store")
     return interruptible(
@@ -105,17 +99,17 @@ def same_command() -> str:
 
 
 _SMOOTHING = 0.1
-"""Weight of the newest round in the displayed mean loss, which smooths single mini-batches."""
+"""Weight of the newest round in the displayed moving average of the loss."""
 
 _LINE_EVERY_S = 1.0
 
 Show = Callable[[str, bool], None]
-"""Shows a text; true marks one that must be shown."""
+"""Shows a text; if the flag is false, the text may be skipped."""
 
 
 @contextmanager
 def shown(title: str) -> Iterator[Show]:
-    """Show a changing text on stderr: in one line of a terminal, else as lines, one per second."""
+    """Show a changing text on stderr: in one line of a terminal, else at most a line per second."""
     console = terminal(stderr=True)
     if console.is_terminal:
         with console.status(Text(f"{title}: starting")) as status:
@@ -141,10 +135,10 @@ class Progress:
         self._loss: float | None = None
         self._metric = ""
         self._began: tuple[float, float] | None = None
-        self._rounds = False
+        self._has_round = False
 
-    def __call__(self, run: ServedRun, change: Change | None) -> None:
-        """Handle a change. It is called for every message, and therefore cheap."""
+    def __call__(self, run: aggregator.ServedRun, change: aggregator.Change | None) -> None:
+        """Show a change of the run, if it is due."""
         if self._began is None:
             self._began = time.monotonic(), _share(run)
             text = (
@@ -155,28 +149,28 @@ class Progress:
             self._show(text, True)
         if change is None:
             return
-        if change.measured:  # Points arrive some rounds late.
-            points = (one.metric for one in reversed(run.history) if one.metric is not None)
-            self._metric = f", {run.spec.task.metric} {next(points, math.nan):.3f}"
+        if change.measured:  # A measurement arrives some rounds late.
+            metrics = (one.metric for one in reversed(run.history) if one.metric is not None)
+            self._metric = f", {run.spec.task.metric} {next(metrics, math.nan):.3f}"
         if change.finished is not None:
             loss = change.finished.report.mean_loss
-            before = loss if self._loss is None else self._loss
-            self._loss = before + _SMOOTHING * (loss - before)
+            mean = loss if self._loss is None else self._loss
+            self._loss = mean + _SMOOTHING * (loss - mean)
         if change.finished is not None or change.measured:
-            self._show(self._line(run), change.measured or not self._rounds)
-            self._rounds = True
+            self._show(self._line(run), change.measured or not self._has_round)
+            self._has_round = True
         if change.ended:
             self._show(f"{self._line(run)}, {run.state.status}", True)
 
-    def _line(self, run: ServedRun) -> str:
+    def _line(self, run: aggregator.ServedRun) -> str:
         state, budget = run.state, run.state.account.cap
         cap = "" if budget is None or budget.queries is None else f"/{budget.queries}"
         loss = "" if self._loss is None else f", loss {self._loss:.3f}"
-        began, before = self._began or (0.0, 1.0)
+        began, first_share = self._began or (0.0, 1.0)
         share = _share(run)
         left = ""
-        if before < share < 1:
-            seconds = (time.monotonic() - began) * (1 - share) / (share - before)
+        if first_share < share < 1:
+            seconds = (time.monotonic() - began) * (1 - share) / (share - first_share)
             left = f", {seconds:.0f} s left" if seconds < 100 else f", {seconds / 60:.0f} min left"
         return (
             f"round {state.round}/{run.spec.rounds}{loss}{self._metric}, "
@@ -184,7 +178,8 @@ class Progress:
         )
 
 
-def _share(run: ServedRun) -> float:
+def _share(run: aggregator.ServedRun) -> float:
+    """Return the share of the rounds or of a cap that is used, whichever is larger."""
     budget = run.state.account.cap
     shares = [run.state.round / run.spec.rounds]
     if budget is not None:

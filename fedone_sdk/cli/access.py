@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedone_sdk.cli._options import JsonFile, Server, Token, asked, call, command, group
+from fedone_sdk.cli._options import JsonFile, Server, Token, call, command, group
 from fedone_sdk.cli._output import Output, moment
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
@@ -44,23 +44,24 @@ def create(
     Example: fedone tokens create one-phone --uses 1 --expires-in 7d --server https://fedone.example
 
     Args:
-        run (PATTERN): A run that its devices may see; * matches any text; repeatable. Default: all.
-        uses (N): Maximum number of devices that enrol with it.
-        expires_in (TIME): Its lifetime: 90m, 12h, 30d.
+        run (PATTERN): The runs that its devices may see; * matches any text; repeatable. Default:
+            all runs.
+        uses (N): Maximum number of devices that may enrol with the token.
+        expires_in (TIME): Lifetime of the token: 90m, 12h, 30d.
     """
     output = Output(json_file)
-    given = {
+    options = {
         "name": name,
         "runs": tuple(run) if run else None,
         "uses": uses,
         "expires_in_s": _seconds(expires_in),
     }
-    message = validate_spec(NewToken, given, source="arguments")
-    made = call(server, token, lambda admin: admin.create_token(message))
+    message = validate_spec(NewToken, options, source="arguments")
+    created = call(server, token, AdminClient.create_token, message)
     try:
-        output.write_json(made)
-    finally:  # no other response contains it
-        output.facts({"token": made.token, **_token_facts(made)})
+        output.write_json(created)
+    finally:  # The secret cannot be read again.
+        output.facts({"token": created.token, **_token_facts(created)})
     if uses is None:
         typer.echo("warning: without --uses, a leaked token enrols any number of devices", err=True)
 
@@ -71,7 +72,8 @@ def list_tokens(server: Server, token: Token, json_file: JsonFile = None) -> Non
 
     Example: fedone tokens list --server https://fedone.example
     """
-    output, listed = asked(server, token, json_file, AdminClient.tokens)
+    output = Output(json_file)
+    listed = output.write_json(call(server, token, AdminClient.tokens))
     output.table(
         ["token", "runs", "uses left", "expires", "revoked"],
         ([one.name, *_token_facts(one).values()] for one in listed),
@@ -84,17 +86,19 @@ def revoke_token(name: Name, server: Server, token: Token, json_file: JsonFile =
 
     Example: fedone tokens revoke fleet --server https://fedone.example
     """
-    output, revoked = asked(server, token, json_file, lambda admin: admin.revoke_token(name))
+    output = Output(json_file)
+    revoked = output.write_json(call(server, token, AdminClient.revoke_token, name))
     output.facts(_token_facts(revoked))
 
 
 @command(clients, "list")
 def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> None:
-    """List the clients.
+    """List the enrolled clients.
 
     Example: fedone clients list --server https://fedone.example
     """
-    output, listed = asked(server, token, json_file, AdminClient.clients)
+    output = Output(json_file)
+    listed = output.write_json(call(server, token, AdminClient.clients))
     output.table(
         ["client", "name", "token", "runs", "enrolled", "revoked"],
         ([client.client_id, *_client_facts(client).values()] for client in listed),
@@ -112,7 +116,8 @@ def revoke_client(
 
     Example: fedone clients revoke client-4f1d2c3b5a69 --server https://fedone.example
     """
-    output, revoked = asked(server, token, json_file, lambda admin: admin.revoke_client(client_id))
+    output = Output(json_file)
+    revoked = output.write_json(call(server, token, AdminClient.revoke_client, client_id))
     output.facts(_client_facts(revoked))
 
 

@@ -6,23 +6,22 @@ import asyncio
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import structlog
 import typer
 
+from fedone_sdk import backends
+from fedone_sdk.backends.judge import Judge, load_score
 from fedone_sdk.cli._options import BackendFile, caps_of, secret
-from fedone_sdk.cli._process import json_logs, naming, quiet_logs, stopping
+from fedone_sdk.cli._process import errors_in, json_logs, quiet_logs, stopping
 from fedone_sdk.cli._run_file import backend_of
+from fedone_sdk.client import ClientEvent, EdgeClient, Hooks, Network, WorkPolicy
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
-from fedone_sdk.spec import validate_spec
+from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
-
-if TYPE_CHECKING:
-    from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.client import ClientEvent, EdgeClient
-    from fedone_sdk.task import ScoreFunction
+from fedone_sdk.task import ScoreFunction
 
 _log = structlog.get_logger(__name__)
 
@@ -45,31 +44,31 @@ def client(
 ) -> None:
     """Tune prompts as an edge client with this machine's data, until the run has ended.
 
-    Ctrl-C or SIGTERM completes the pending work; a second one aborts it. Logs are JSON lines on
-    standard output. HTTPS_PROXY, HTTP_PROXY and NO_PROXY name a proxy, SSL_CERT_FILE the trusted
-    authorities.
+    At Ctrl-C or SIGTERM the client completes its work and stops; a second one aborts the work. Logs
+    are JSON lines on standard output. HTTPS_PROXY, HTTP_PROXY and NO_PROXY name a proxy,
+    SSL_CERT_FILE the trusted authorities.
 
     Example: FEDONE_TOKEN=... fedone client --server https://fedone.example --data reviews.jsonl
         --state ~/.fedone
 
     Args:
         server (URL): The aggregator.
-        data (FILE): This client's labelled examples; a gateway gets their texts.
+        data (FILE): Labelled examples. Without --backend, their texts are sent to the server.
         label (COLUMN): The column with the label.
         field (COLUMN): A column that runs may render, once per column. With the label column among
             them, reference texts of loss nll are sent.
-        token: Enrolment token, only in the variable; not needed once --state holds an identity.
-        state (DIR): Keep identity, unsent updates and paid losses here, for restarts.
+        token: Enrolment token, only in the variable; not needed once --state has an identity.
+        state (DIR): Keep the identity, unsent updates and paid losses here, for restarts.
         run (RUN_ID): Work only for this run; or the path of its RUN.yaml, whose score function
             this client then uses for generated texts.
         privacy (UNIT:EPSILON): Decline work of runs without differential privacy, and work that
-            raises this client's total epsilon (delta 1e-5) above this value; --state keeps the
-            total. UNIT is what it protects: label, example or device. Needs --label and --field;
+            raises this client's total epsilon (delta 1e-5) above EPSILON; --state keeps the total.
+            UNIT is the unit of protection: label, example or device. Needs --label and --field;
             without --backend only label.
         budget (UNIT=N): Cap all work of this client, once per unit: queries, and with
-            --backend requests, tokens or usd. --state keeps the count.
+            --backend requests, tokens or usd. --state keeps the amounts spent.
         cert (FILE): This device's certificate with its private key (PEM), for mTLS.
-        check: Only check whether data and model fit the runs; exit 1 if they fit none.
+        check: Only check whether data and model fit the runs; exit with 1 if they fit no run.
     """
     if check:
         quiet_logs()
@@ -77,10 +76,8 @@ def client(
         json_logs()
     required, caps = _required(privacy), caps_of("--budget", budget)
     examples = load_examples(data)
-    own = None if backend_path is None else backend_of(backend_path)
-    run_id, score = _named(run)
-
-    from fedone_sdk.client import EdgeClient, Hooks, Network, WorkPolicy
+    backend = None if backend_path is None else backend_of(backend_path)
+    run_id, score = _run_and_score(run)
 
     edge = EdgeClient(
         server,
@@ -88,37 +85,35 @@ def client(
         data=examples,
         label=label,
         fields=field,
-        backend=own,
+        backend=backend,
         state_dir=state,
         policy=WorkPolicy(run_id=run_id, privacy=required, budget=caps),
         hooks=Hooks(on_event=_EventLog(), score=score),
         network=Network(cert_file=cert),
     )
     if check:
-        raise typer.Exit(asyncio.run(_check(edge, own, server)))
-    asyncio.run(_work(edge, own))
+        raise typer.Exit(asyncio.run(_check(edge, backend, server)))
+    asyncio.run(_work(edge, backend))
 
 
-def _required(given: str | None) -> RequiredPrivacy | None:
-    if given is None:
+def _required(text: str | None) -> RequiredPrivacy | None:
+    if text is None:
         return None
-    unit, _, epsilon = given.rpartition(":")
-    given_parts = {"unit": unit, "max_epsilon": epsilon}
-    return validate_spec(RequiredPrivacy, given_parts, source="--privacy")
+    unit, _, epsilon = text.rpartition(":")
+    parts = {"unit": unit, "max_epsilon": epsilon}
+    return validate_spec(RequiredPrivacy, parts, source="--privacy")
 
 
-def _named(run: str | None) -> tuple[str | None, ScoreFunction | None]:
+def _run_and_score(run: str | None) -> tuple[str | None, ScoreFunction | None]:
     """Return the id of a run, and the score function that its file names."""
     if run is None or Path(run).suffix not in (".yaml", ".yml"):
         return run, None
-    from fedone_sdk.backends.judge import Judge, load_score
-    from fedone_sdk.spec import RunSpec
 
     spec = RunSpec.load(run)
-    with naming(run):
+    with errors_in(run):
         score = load_score(spec.task, Path(run).parent)
         if isinstance(score, Judge):
-            raise SpecError("task.score: no cap covers a judge on devices; name another score")
+            raise SpecError("task.score: devices have no cap for a judge; use another score")
     return spec.name, score
 
 
@@ -138,19 +133,19 @@ class _EventLog:
             _log.info(event.kind, **facts)
 
 
-async def _check(edge: EdgeClient, own: LLMBackend | None, server: str) -> int:
-    async with edge, own or nullcontext():
+async def _check(edge: EdgeClient, backend: backends.LLMBackend | None, server: str) -> int:
+    async with edge, backend or nullcontext():
         fits = await edge.check()
     typer.echo(f"{server} accepts this client")
     for fit in fits:
         typer.echo(f"your rows fit {fit}")
     if not fits:
-        typer.echo("no run is running that this client may join")
+        typer.echo("there is no run that this client may join")
     return int(not any(fit.fit for fit in fits))
 
 
-async def _work(edge: EdgeClient, own: LLMBackend | None) -> None:
-    async with edge, own or nullcontext():
+async def _work(edge: EdgeClient, backend: backends.LLMBackend | None) -> None:
+    async with edge, backend or nullcontext():
         with stopping(edge.stop):
             _log.info("working")
             await edge.run_forever()

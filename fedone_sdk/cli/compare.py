@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedone_sdk import __version__
+from fedone_sdk import __version__, reports
+from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.budget import Budget
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath
 from fedone_sdk.cli._output import Output, money, note, write_file
-from fedone_sdk.cli._process import interruptible, naming, quiet_logs
+from fedone_sdk.cli._process import errors_in, interruptible, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, RunState
 from fedone_sdk.cli._tuning import same_command, shown
 from fedone_sdk.cli.report import check_report
 from fedone_sdk.errors import ArgumentError, FedOneError, system_errors
+from fedone_sdk.spec import load_yaml
+from fedone_sdk.task import form_of
 
 if TYPE_CHECKING:
     from fedone_sdk.evaluation.engine import Session, Trial
@@ -42,7 +45,7 @@ def compare(
     html: Path | None = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Compare methods on your own task and model, in pairs of the same seed.
+    """Compare methods on your own task and model, paired by seed.
 
     Trials are kept in .fedone/NAME.compare next to RUN.yaml, and answers in
     .fedone/answers.sqlite. The same command continues after a stop or a crash, and pays for no
@@ -51,51 +54,48 @@ def compare(
     Example: fedone compare run.yaml --seeds 5 --html compare.html
 
     Args:
-        methods (A,B,C): What is compared, the first with each of the others: names of methods as in
-            RUN.yaml, and no-prompt, no-prompt-bias, which tune nothing. RUN.yaml's own method,
-            random, gs-bdpl and these two by default.
-        seeds (N): Repeats, from RUN.yaml's seed on.
-        requests (TOTAL): Requests of all trials, measurements and restarts included.
-        usd (TOTAL): US dollars, as --requests.
+        methods (A,B,C): Names of methods as in RUN.yaml, and the baselines no-prompt and
+            no-prompt-bias, which tune nothing. The first one is compared with each of the others.
+            Default: the method of RUN.yaml, random, gs-bdpl and the baselines.
+        seeds (N): Number of seeds, the first of which is that of RUN.yaml.
+        requests (TOTAL): Cap on the requests of all trials, including measurements and restarts.
+        usd (TOTAL): Cap in US dollars, as --requests.
         yes: Start although the model may cost money.
         only_report: Report the kept trials without running any.
         ray (ADDRESS): Run the trials on this Ray cluster; `local` starts one on this machine.
-        html (FILE): Write a page with table and curves.
+        html (FILE): Write an HTML page with table and curves.
     """
     from fedone_sdk.evaluation.results import results_of
-    from fedone_sdk.local.comparison import contests, default_names, entrants_of
-    from fedone_sdk.spec import load_yaml
+    from fedone_sdk.local import comparison
 
     output = Output(json_file)
     quiet_logs()
     if html is not None:
         check_report("--html", html)
     run = RunFile.load(run_path, cap=cap)
-    state = RunState.next_to(run.path, run.spec.name)
+    state = RunState.of(run.path, run.spec.name)
     folder = state.store.with_suffix(".compare")
-    place: dict[str, Any] = {"cache": state.answers}
+    options: dict[str, Any] = {"cache": state.answers}
     caps = {"requests": requests, "usd": usd if usd is None else Decimal(str(usd))}
     if any(cap is not None for cap in caps.values()):
-        place |= {"caps": Budget(**caps), "ledger": folder / "ledger.sqlite"}
-    names = default_names(run.spec) if methods is None else methods.split(",")
-    repeats = range(run.spec.seed, run.spec.seed + seeds)
-    with naming(str(run.path)):
-        entrants = entrants_of(load_yaml(run.path), run.spec, names)
-        planned = [*contests(entrants, repeats, run.folder, **place)]
+        options |= {"caps": Budget(**caps), "ledger": folder / "ledger.sqlite"}
+    names = comparison.default_names(run.spec) if methods is None else methods.split(",")
+    run_seeds = range(run.spec.seed, run.spec.seed + seeds)
+    with errors_in(str(run.path)):
+        entrants = comparison.entrants_of(load_yaml(run.path), run.spec, names)
+        planned = [*comparison.contests(entrants, run_seeds, run.folder, **options)]
     with nullcontext() if only_report else _locked(state, folder):
         records = _records(run, folder, planned, ray, only_report=only_report, yes=yes)
     results = results_of(
         name=run.spec.name,
         task=run.spec.task,
         entrants=entrants,
-        seeds=repeats,
-        records={(one.entrant, one.seed): one for one in records},
+        seeds=run_seeds,
+        records={(record.entrant, record.seed): record for record in records},
         num_examples=len(planned[0].federation.dev),
     )
     if html is not None:
-        from fedone_sdk.reports.pages import comparison_html
-
-        write_file("--html", html, comparison_html(results, same_command()))
+        write_file("--html", html, reports.comparison_html(results, same_command()))
     output.write_json({"version": __version__, "run": str(run.path), **results.document()})
     _print(output, results)
     note(f"kept in {folder}")
@@ -137,8 +137,8 @@ def _records(
         )
         missing = asyncio.run(_missing(run, planned, session, only_report=only_report, yes=yes))
         if missing:
-            stopped = f"stopped; trials are kept in {folder}, and the same command continues"
-            with interruptible(f"{stopped} from there"):
+            stopped = f"stopped; the trials in {folder} are kept, and the same command continues"
+            with interruptible(stopped):
                 session.run(missing, stop_at_failure=True)
     records = [TrialRecord.model_validate(result) for result in session.results.values()]
     for failure in session.failures.values():
@@ -155,38 +155,35 @@ def _records(
 async def _missing(
     run: RunFile, planned: list[Contest], session: Session, *, only_report: bool, yes: bool
 ) -> list[Trial]:
-    """Return the trials to run, after their costs are shown and allowed."""
-    from fedone_sdk.backends.label_words import check_label_words
+    """Return the trials to run, after their costs are printed and allowed by ``--yes``."""
     from fedone_sdk.local.comparison import costs_of, is_free
-    from fedone_sdk.task import form_of
 
     caps = planned[0].caps
     async with run.backend(cache=None if only_report else planned[0].cache) as backend:
-        with naming(str(run.path)):
-            if not run.spec.task.slots:  # The trials check each form of their candidates.
+        with errors_in(str(run.path)):
+            if not run.spec.task.slots:  # Trials with slots check the words themselves.
                 await check_label_words(backend, run.spec.task.label_words, form_of(run.spec.task))
             if caps is not None and caps.usd is not None and "usd" not in backend.bounds:
                 raise ArgumentError(
-                    "--usd: the price of this model is not known; backend.prices names it"
+                    "--usd: the price of this model is not known; set backend.prices"
                 )
-            trials = [one.trial(backend.fingerprint) for one in planned]
+            trials = [contest.trial(backend.fingerprint) for contest in planned]
             missing = session.find(trials)
             if only_report or not missing:
                 return []
             pairs = zip(planned, trials, strict=True)
-            costs = await costs_of([one for one, trial in pairs if trial in missing], backend)
+            new = [contest for contest, trial in pairs if trial in missing]
+            costs = await costs_of(new, backend)
         for line in _cost_lines(costs, len(planned)):
             note(line)
         if not yes and not is_free(backend, run.spec.method.batch_size):
-            raise ArgumentError("--yes: is required to begin, because this model may cost money")
+            raise ArgumentError("--yes: is required, because this model may cost money")
         return missing
 
 
 def _cost_lines(costs: Costs, total: int) -> Iterator[str]:
     kept = total - costs.trials
-    yield (
-        f"{costs.trials} of {total} trials to run{f', {kept} are there already' if kept else ''}"
-    )
+    yield f"{costs.trials} of {total} trials to run{f', {kept} are kept' if kept else ''}"
     yield (
         f"  at most {costs.training_queries:,} training queries, and {costs.evaluation_queries:,} "
         "on the dev split"
@@ -202,18 +199,15 @@ def _cost_lines(costs: Costs, total: int) -> Iterator[str]:
 
 
 def _print(output: Output, results: Results) -> None:
-    from fedone_sdk.evaluation.results import header_of, row_of
-
     output.heading(f"{results.name}: {results.task.metric} of the tuned prompt on dev")
-    output.table(header_of(results), (row_of(results, standing) for standing in results.standings))
+    output.table(results.header, (standing.row() for standing in results.standings))
     for standing in results.standings:
         if standing.entrant.notes:
             notes = "; ".join(standing.entrant.notes)
-            output.console.print(f"  {standing.entrant.name}: other than in RUN.yaml: {notes}")
-    output.console.print(
-        f"  target: {results.standings[0].entrant.name}'s final metric, seed by seed"
-    )
+            output.console.print(f"  {standing.entrant.name} differs from RUN.yaml: {notes}")
+    first = results.standings[0].entrant.name
+    output.console.print(f"  target: {first}'s final metric, seed by seed")
     if results.missing:
-        output.console.print(f"  {len(results.missing)} trials are not there yet")
+        output.console.print(f"  {len(results.missing)} trials are missing")
     output.console.print()
     output.console.print(results.conclusion)

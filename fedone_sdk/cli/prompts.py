@@ -9,58 +9,45 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from fedone_sdk import backends, local, reports
+from fedone_sdk.backends.judge import Judge
+from fedone_sdk.backends.label_words import check_label_words
+from fedone_sdk.backends.queries import texts_of
+from fedone_sdk.budget import Usage
+from fedone_sdk.cli import _output
 from fedone_sdk.cli._options import BackendFile, JsonFile, RunPath, command, group
-from fedone_sdk.cli._output import (
-    Output,
-    bias_text,
-    check_target,
-    cost_text,
-    money,
-    note,
-    plural,
-    say,
-    terminal,
-    write_file,
-)
-from fedone_sdk.cli._process import naming, quiet_logs
+from fedone_sdk.cli._output import Output, cost_text, note
+from fedone_sdk.cli._process import errors_in, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, backend_of
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import ArgumentError, DataError, SpecError, system_errors
+from fedone_sdk.messages import Preference
 from fedone_sdk.messages.run import bill
 from fedone_sdk.metrics import metric_text
-from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, words_of
+from fedone_sdk.spec import BackendSpec, load_backend
+from fedone_sdk.task import (
+    MAX_BIAS,
+    Example,
+    Filling,
+    TaskSpec,
+    TextPrompt,
+    form_of,
+    words_of,
+)
 from fedone_sdk.vocabulary import LABELS, special_token
-
-if TYPE_CHECKING:
-    from fedone_sdk.backends import LLMBackend, Prediction
-    from fedone_sdk.budget import Usage
-    from fedone_sdk.messages import Preference
-    from fedone_sdk.metrics import MetricFunction
-    from fedone_sdk.reports import Labelled, PromptArtefact
-    from fedone_sdk.task import Example, ScoreFunction, TaskSpec
-
 
 app = group("Use a tuned prompt.", example="fedone prompt use sst2.prompt.json --data texts.jsonl")
 
-Artefact = Annotated[
-    Path,
-    typer.Argument(
-        metavar="ARTEFACT", help="A prompt artefact, written by `fedone runs export --as prompt`."
-    ),
-]
-
-
 FormName = Literal["text", "template", "python", "mlflow"]
-"""Forms in which a prompt is printed."""
 
 
 @command(app)
 def use(
-    path: Artefact,
+    path: Path,
     data: str | None = None,
     form: Annotated[FormName, typer.Option("--as")] = "template",
     backend_path: BackendFile = None,
@@ -69,81 +56,74 @@ def use(
 ) -> None:
     """Label texts with a tuned prompt, or print it.
 
-    The output is JSON lines with the label and each label's log-probability. Without --backend the
-    embedded model is used.
+    The output is JSON lines with the label and the log-probability of each label. Without --backend
+    the embedded model is used.
 
     Example: fedone prompt use sst2.prompt.json --backend run.yaml --data texts.jsonl
 
     Args:
-        data (FILE): Label these: JSONL, CSV ..., or a .txt with a text a line; - is standard input
-            (JSON objects or texts).
+        path (ARTEFACT): A prompt artefact, written by `fedone runs export --as prompt`.
+        data (FILE): The texts to label: JSONL, CSV ..., or a .txt with one text per line; - is
+            standard input (JSON objects or texts).
         form: Without --data: print the prompt's exact text, the model's input with it, a Python
             program for the model, or the arguments of MLflow's register_prompt.
-        any_model: Allow another model than the one the prompt was tuned for.
+        any_model: Allow a model other than the one that the prompt was tuned for.
         target (FILE): Write to this file instead of standard output.
     """
-    from fedone_sdk.reports import label_examples, load_prompt
-
     quiet_logs()
-    artefact = load_prompt(path)
+    artefact = reports.load_prompt(path)
     for key, name in artefact.functions.items():
         note(f"{path}: {key} names {name}, which is not imported")
     if token := special_token(artefact.prompt.text):
-        note(f"{path}: the prompt holds {token!r}, a special token of some models")
+        note(f"{path}: the prompt contains {token!r}, a special token of some models")
     if target is not None:
-        check_target("--output", target)
+        _output.check_target("--output", target)
     if data is None:
         if any_model or (backend_path is not None and form != "python"):
             raise ArgumentError("--data: is required to use a model")
-        with naming(str(path)):
-            _say(_in_form(artefact, form, backend_path), target)
+        with errors_in(str(path)):
+            _write(_in_form(artefact, form, backend_path), target)
         return
     examples = _examples(data, artefact.task)
     backend = backend_of(backend_path)
 
-    async def labelled() -> Labelled:
+    async def label() -> reports.Labelled:
         async with backend:
-            return await label_examples(backend, artefact, examples, any_model=any_model)
+            return await reports.label_examples(backend, artefact, examples, any_model=any_model)
 
-    with naming(str(path)):
-        labels = asyncio.run(labelled())
+    with errors_in(str(path)):
+        labelled = asyncio.run(label())
     rows: Iterable[dict[str, Any]] = (
-        {"text": text} if text is not None else {"label": label, "scores": scores}
-        for label, scores, text in zip(labels.labels, labels.scores, labels.texts, strict=True)
+        {"text": one.text} if one.text is not None else {"label": one.label, "scores": one.scores}
+        for one in labelled.predictions
     )
     ascii_only = target is None
-    _say("".join(f"{json.dumps(row, ensure_ascii=ascii_only)}\n" for row in rows), target)
-    usage = labels.usage
-    terminal(stderr=True).print(
-        f"{len(examples)} labelled, {plural(usage.requests, 'request')}, "
-        f"{usage.prompt_tokens} prompt tokens, USD {money(usage, priced='usd' in backend.bounds)}"
-    )
+    _write("".join(f"{json.dumps(row, ensure_ascii=ascii_only)}\n" for row in rows), target)
+    cost = cost_text(labelled.usage, priced="usd" in backend.bounds)
+    note(f"{len(examples)} labelled, {cost}")
 
 
-def _in_form(artefact: PromptArtefact, form: FormName, backend_path: Path | None) -> str:
-    from fedone_sdk.reports import mlflow_prompt, program_of, ready_text
-    from fedone_sdk.spec import BackendSpec, load_backend
-
+def _in_form(artefact: reports.PromptArtefact, form: FormName, backend_path: Path | None) -> str:
     if form == "text":
         return artefact.prompt.text
     if form == "template":
-        return ready_text(artefact.task, artefact.prompt.prompt)
+        return reports.ready_text(artefact.task, artefact.prompt.prompt)
     if form == "mlflow":
-        return json.dumps(mlflow_prompt(artefact), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(reports.mlflow_prompt(artefact), indent=2, ensure_ascii=False) + "\n"
     backend = BackendSpec() if backend_path is None else load_backend(backend_path)
-    code, note = program_of(artefact.task, artefact.prompt, backend, artefact.model)
-    if not code:
-        raise SpecError(note)
-    return code
+    program, reason = reports.program_of(artefact.task, artefact.prompt, backend, artefact.model)
+    if not program:
+        raise SpecError(reason)
+    return program
 
 
-def _say(text: str, target: Path | None) -> None:
+def _write(text: str, target: Path | None) -> None:
     if target is not None:
-        write_file("--output", target, text)
+        _output.write_file("--output", target, text)
     else:
         # A terminal gets a final line break, a program the exact text.
         end = "\n" if os.isatty(1) and not text.endswith("\n") else ""
-        say(f"{text}{end}")
+        _output.say(f"{text}{end}")
 
 
 def _examples(data: str, task: TaskSpec) -> list[Example]:
@@ -160,8 +140,8 @@ def _examples(data: str, task: TaskSpec) -> list[Example]:
             text = example.get(name)
             if not isinstance(text, str):
                 raise DataError(f"{source}: example {number} has no text {name!r}")
-            if any("\ud800" <= one <= "\udfff" for one in text):  # JSON can spell it
-                raise DataError(f"{source}: example {number}: {name!r} is no valid Unicode text")
+            if any("\ud800" <= char <= "\udfff" for char in text):  # JSON can contain surrogates.
+                raise DataError(f"{source}: example {number}: {name!r} is not valid Unicode")
     return examples
 
 
@@ -176,13 +156,13 @@ def _lines(lines: Iterable[bytes], source: str, task: TaskSpec) -> Iterable[Exam
         if text.lstrip().startswith("{"):
             try:
                 yield json.loads(text)
-            except (ValueError, RecursionError) as exc:  # text, or a nesting beyond Python's limits
-                raise DataError(f"{source}: line {number} is no JSON: {exc}") from exc
+            except (ValueError, RecursionError) as exc:  # Python limits the depth of nesting.
+                raise DataError(f"{source}: line {number} is not JSON: {exc}") from exc
         elif len(task.fields) == 1:
             yield {task.fields[0]: text}
         else:
-            wanted = ", ".join(task.fields)
-            raise DataError(f"{source}: line {number} must be a JSON object with {wanted}")
+            fields = ", ".join(task.fields)
+            raise DataError(f"{source}: line {number} must be a JSON object with {fields}")
 
 
 def score(
@@ -202,19 +182,16 @@ def score(
 
     Args:
         prompt: The prompt's exact text; empty is no prompt.
-        slot (NAME=TEXT): Content of a slot of the task, once per slot; others are empty.
+        slot (NAME=TEXT): Content of a slot of the task, once per slot; other slots are empty.
             labels=bad,good uses these label words, in the order of the task's labels.
         artefact_path (FILE): A prompt artefact with task and label bias, written by `tune
             --artefact`; RUN.yaml then only provides the model, the dev data and the names of
             functions.
         data (FILE): Labelled examples, or hf:NAME.
         bias (B,B): Add this to the label words' log-probabilities: one number per label, nats.
-        pairs: Let the judge of task.score also compare the texts with those of no prompt, in both
-            orders: two requests per example.
+        pairs: Also compare the generated texts with those of no prompt, by the judge of task.score
+            in both orders: two requests per example.
     """
-    from fedone_sdk.backends.judge import Judge
-    from fedone_sdk.local import load_measure, load_score
-
     output = Output(json_file)
     quiet_logs()
     run = RunFile.load(run_path)
@@ -225,66 +202,57 @@ def score(
     asked = _asked(task, prompt, slot or []) if artefact is None else artefact.prompt.prompt
     source, examples = _dev_examples(run, data, task)
     backend = backend_of(backend_path) if backend_path else run.backend()
-    with naming(str(run_path)):
-        judge = load_score(task, run.folder)
-        if pairs and not isinstance(judge, Judge):
-            raise ArgumentError("--pairs: needs task.score: {judge: ...}")
-        measure = load_measure(task, run.folder)
-        size = run.spec.method.batch_size
-        answers = asyncio.run(
-            _measured(backend, task, asked, examples, size, judge, measure, pairs=pairs)
-        )
+    with errors_in(str(run_path)):
+        answers = asyncio.run(_measured(run, backend, task, asked, examples, pairs=pairs))
         document, facts = _results(*answers, priced="usd" in backend.bounds)
     text = asked if isinstance(asked, str) else asked.text
     try:
         output.write_json(
             {"prompt": text, "data": source, "model": backend.fingerprint, **document}
         )
-    finally:  # paid for: printed even if the file cannot be written
+    finally:  # Print the paid result even if the file cannot be written.
         output.heading(f"{text!r} on {source}")
         output.facts(facts)
 
 
 async def _measured(
-    backend: LLMBackend,
+    run: RunFile,
+    backend: backends.LLMBackend,
     task: TaskSpec,
-    asked: TextPrompt,
+    prompt: TextPrompt,
     examples: Sequence[Example],
-    size: int,
-    score: ScoreFunction | None,
-    measure: MetricFunction | None,
     *,
     pairs: bool,
-) -> tuple[Prediction, Preference | None, tuple[Usage, bool] | None]:
-    """Return a prompt's answers, with what a judge prefers and has cost."""
-    from fedone_sdk.backends import predict, prediction_queries, score_all
-    from fedone_sdk.backends.asking import texts_of
-    from fedone_sdk.backends.judge import Judge
-    from fedone_sdk.backends.label_words import check_label_words
+) -> tuple[backends.Prediction, Preference | None, tuple[Usage, bool] | None]:
+    """Return a prompt's answers, the judge's preference, and its cost and whether that is known."""
     from fedone_sdk.evaluation.verdict import preference
 
+    judge, size = local.load_score(task, run.folder), run.spec.method.batch_size
+    functions: dict[str, Any] = {"score": judge, "measure": local.load_measure(task, run.folder)}
+    if pairs and not isinstance(judge, Judge):
+        raise ArgumentError("--pairs: needs task.score: {judge: ...}")
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(backend)
-        if isinstance(score, Judge):
-            await stack.enter_async_context(score.backend)
-        await check_label_words(backend, words_of(task, asked), form_of(task, asked))
-        answers = await predict(backend, task, asked, examples, size, score=score, measure=measure)
-        if not isinstance(score, Judge):
+        if isinstance(judge, Judge):
+            await stack.enter_async_context(judge.backend)
+        await check_label_words(backend, words_of(task, prompt), form_of(task, prompt))
+        answers = await backends.predict(backend, task, prompt, examples, size, **functions)
+        if not isinstance(judge, Judge):
             return answers, None, None
         preferred = None
         if pairs:  # The cache has the answers to the prompt.
             texts = []
-            for one in (asked, ""):
-                queries = prediction_queries(backend, task, one, examples, size)
-                texts.append(texts_of(queries, await score_all(backend, queries)))
+            for compared in (prompt, ""):
+                queries = backends.prediction_queries(backend, task, compared, examples, size)
+                texts.append(texts_of(queries, await backends.score_all(backend, queries)))
             tuned, plain = texts
-            preferred = preference(await score.preferences(tuned, plain, examples), tuned, plain)
-        spent = (await score.bill.account()).spent
-        return answers, preferred, (spent, "usd" in score.backend.bounds)
+            preferred = preference(await judge.preferences(tuned, plain, examples), tuned, plain)
+        spent = (await judge.bill.account()).spent
+        return answers, preferred, (spent, "usd" in judge.backend.bounds)
 
 
 def _results(
-    prediction: Prediction,
+    prediction: backends.Prediction,
     preferred: Preference | None,
     judged: tuple[Usage, bool] | None,
     *,
@@ -317,21 +285,21 @@ def _results(
         document["preference"] = preferred.model_dump(mode="json")
         facts["judge in pairs"] = preferred.text
     if task.bias is not None:
-        facts["label bias"] = bias_text(task.bias)
+        facts["label bias"] = _output.bias_text(task.bias)
     facts["examples"] = f"{len(prediction.examples)} ({failed} failed)"
     facts["queries"] = f"{prediction.usage.queries} ({cost_text(prediction.usage, priced=priced)})"
     return document, facts
 
 
-def _artefact(path: Path, prompt: str, slot: list[str] | None, run: RunFile) -> PromptArtefact:
-    from fedone_sdk.reports import load_prompt
-
+def _artefact(
+    path: Path, prompt: str, slot: list[str] | None, run: RunFile
+) -> reports.PromptArtefact:
     for option in (name for name, value in {"--prompt": prompt, "--slot": slot}.items() if value):
-        raise ArgumentError(f"{option}: does not go with --artefact")
-    artefact = load_prompt(path)
+        raise ArgumentError(f"{option}: cannot be combined with --artefact")
+    artefact = reports.load_prompt(path)
     for key, name in artefact.functions.items():
         if name != getattr(run.spec.task, key.removeprefix("task.")):
-            problem = f"{key}: {path} names {name!r}; it is imported only if this file names it too"
+            problem = f"{key}: must name {name!r} too, so that the function of {path} is imported"
             raise SpecError(problem, source=str(run.path))
     return artefact
 
@@ -342,34 +310,35 @@ def _asked(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
             names = ", ".join(task.slots)
             raise ArgumentError(f"--prompt: the task has slots ({names}): --slot")
         return prompt
-    given = dict(each.partition("=")[::2] for each in slots)
+    texts = dict(each.partition("=")[::2] for each in slots)
     allowed = (*task.slots, LABELS)
-    for name in given:
+    for name in texts:
         if name not in allowed:
-            known = ", ".join(allowed)
-            raise ArgumentError(f"--slot: {name!r} is no slot; allowed: {known}")
-    words = tuple(given[LABELS].split(",")) if LABELS in given else ()
+            raise ArgumentError(f"--slot: {name!r} is not a slot; allowed: {', '.join(allowed)}")
+    words = tuple(texts[LABELS].split(",")) if LABELS in texts else ()
     if words and len(words) != len(task.labels):
-        raise ArgumentError(f"--slot: labels needs {len(task.labels)} words with commas")
+        raise ArgumentError(f"--slot: labels needs {len(task.labels)} words, separated by commas")
     if not task.slots:
         return Filling((prompt,), words)
     if prompt:
-        raise ArgumentError("--prompt: does not go with --slot")
-    return Filling(tuple(given.get(name, "") for name in task.slots), words)
+        raise ArgumentError("--prompt: cannot be combined with --slot")
+    return Filling(tuple(texts.get(name, "") for name in task.slots), words)
 
 
 def _with_bias(task: TaskSpec, text: str) -> TaskSpec:
     try:
         return task.with_bias([float(part) for part in text.split(",")])
     except ValueError as exc:
-        allowed = f"needs {len(task.labels)} numbers with commas, each from -{MAX_BIAS:g} to"
-        raise ArgumentError(f"--bias: {allowed} {MAX_BIAS:g}") from exc
+        raise ArgumentError(
+            f"--bias: needs {len(task.labels)} numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}, "
+            "separated by commas"
+        ) from exc
 
 
 def _dev_examples(run: RunFile, data: str | None, task: TaskSpec) -> tuple[str, list[Example]]:
     if data is None:
         if run.spec.data is None or run.spec.data.dev is None:
-            raise ArgumentError("--data: is required without a run that has dev data")
+            raise ArgumentError("--data: is required, because RUN.yaml has no data.dev")
         dev = run.spec.data.dev
         data = dev if dev.startswith("hf:") else str(run.folder / dev)
     examples: list[Example] = [*load_examples(data, split="validation")]

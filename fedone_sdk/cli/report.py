@@ -1,4 +1,4 @@
-"""`fedone report` and `fedone runs export`: a run as one page, as lines, or as its prompt."""
+"""`fedone report` and `fedone runs export`: a run as an HTML page, JSON lines, or its prompt."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import asyncio
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.filesize import decimal as size
 
+from fedone_sdk import aggregator, reports, stores
 from fedone_sdk.cli._options import OptionalServer, OptionalToken, OwnRun, RunId, RunStore, call
 from fedone_sdk.cli._output import check_target, plural, write_file
-from fedone_sdk.cli._process import naming
+from fedone_sdk.cli._process import errors_in
 from fedone_sdk.cli._run_file import RunFile, default_store
+from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError, MissingExtraError, ResultError
-
-if TYPE_CHECKING:
-    from fedone_sdk.reports import ReportedRun
-    from fedone_sdk.stores import SqlStore, Store
 
 
 def report(
@@ -30,10 +28,10 @@ def report(
     server: OptionalServer = None,
     token: OptionalToken = None,
 ) -> None:
-    """Write the results and cost of a run as one page that needs no network.
+    """Write the results and cost of a run as one HTML page that needs no network.
 
-    The page has the metric with intervals, curves, the prompt before and after, confusion, cost,
-    clients, and programs that use the prompt. It contains neither texts of examples nor keys.
+    The page has the metric with intervals, curves, the prompt before and after, a confusion matrix,
+    cost, clients, and programs that use the prompt. It contains neither texts of examples nor keys.
 
     Example: fedone report sst2 --store fedone.db -o sst2.html
 
@@ -52,27 +50,18 @@ def report(
     if stored:
         run = stored_run(source, server=server, token=token, store=store)
     else:
-        from fedone_sdk.reports import read_run
-
-        run = read_run(Path(source))
-    write_report("--output", target, run)
+        run = reports.read_run(Path(source))
+    write_file("--output", target, reports.html_report(run))
     typer.echo(f"{target}: run {run.result.run_id}, {plural(run.result.rounds, 'round')}")
 
 
 def check_report(option: str, target: Path) -> None:
-    """Check, before the work, that a report can be written."""
+    """Check that a report can be written, before the run that it reports."""
     if target.suffix != ".html":
         raise ArgumentError(f"{option}: {target} must end in .html")
     check_target(option, target)
     if any(find_spec(name) is None for name in ("jinja2", "matplotlib")):
         raise MissingExtraError("a report", extra="report")
-
-
-def write_report(option: str, target: Path, run: ReportedRun) -> None:
-    """Write a report."""
-    from fedone_sdk.reports.pages import html_report
-
-    write_file(option, target, html_report(run))
 
 
 def export_run(
@@ -84,22 +73,20 @@ def export_run(
     store: RunStore = None,
     run_path: OwnRun = None,
 ) -> None:
-    """Write a run to one file: its description, every round, its result; or only its prompt.
+    """Write a run to one file: its description, its rounds and its result; or only its prompt.
 
     Example: fedone runs export sst2 --as prompt -o sst2.json --store fedone.db
 
     Args:
         target (FILE): RUN_ID.jsonl, or RUN_ID.prompt.json, by default.
-        form: The run as JSON lines, or its prompt as an artefact.
+        form: `run` is the run as JSON lines, `prompt` its prompt as an artefact.
     """
     load_own(run_path)
     if form == "prompt":
-        from fedone_sdk.reports import artefact_of
-
         target = target or Path(f"{run_id}.prompt.json")
         check_target("--output", target)
         run = stored_run(run_id, server=server, token=token, store=store)
-        write_file("--output", target, artefact_of(run).dump())
+        write_file("--output", target, reports.artefact_of(run).dump())
         typer.echo(f"{target}: prompt of run {run_id}, {plural(run.result.rounds, 'round')}")
         return
     target = target or Path(f"{run_id}.jsonl")
@@ -110,7 +97,7 @@ def export_run(
 
 
 def load_own(run_path: Path | None) -> None:
-    """Load the method of the user's own that a run's file names, for what is stored of the run."""
+    """Load the custom method that a RUN.yaml names; a stored run loads no code."""
     if run_path is not None:
         RunFile.load(run_path)
 
@@ -120,55 +107,43 @@ def stored_run(
     *,
     server: str | None = None,
     token: str | None = None,
-    store: str | Store | None = None,
-) -> ReportedRun:
+    store: str | stores.Store | None = None,
+) -> reports.ReportedRun:
     """Return a run of a server or a store, for reports."""
-    from fedone_sdk.reports import read_export
-
-    return read_export(_exported(run_id, server, token, store))
+    return reports.read_export(_exported(run_id, server, token, store))
 
 
 def _exported(
-    run_id: str, server: str | None, token: str | None, store: str | Store | None
+    run_id: str, server: str | None, token: str | None, store: str | stores.Store | None
 ) -> bytes:
     if server is None and store is None and os.path.isfile(default_store(run_id)):
         store = str(default_store(run_id))
     if store is not None and server is None:
-        return asyncio.run(_read(_readable(store) if isinstance(store, str) else store, run_id))
+        return asyncio.run(_read(_opened(store) if isinstance(store, str) else store, run_id))
     if server is None or store is not None:
         raise ArgumentError("give one of --server, --store")
     if token is None:
         raise ArgumentError("FEDONE_ADMIN_TOKEN: is required with --server")
-    data = call(server, token, lambda admin: admin.log(run_id))
-    _check(data, run_id, server)
-    return data
-
-
-async def _read(store: Store, run_id: str) -> bytes:
-    from fedone_sdk.aggregator import exported_run
-
-    await store.open()
+    data = call(server, token, AdminClient.log, run_id)
     try:
-        return await exported_run(store, run_id)
-    finally:
-        await store.close()
-
-
-def _check(data: bytes, run_id: str, server: str) -> None:
-    from fedone_sdk.reports import read_export
-
-    try:
-        exported_id = read_export(data).result.run_id
+        exported_id = reports.read_export(data).result.run_id
     except ResultError as exc:
         raise ResultError(f"{server}: {exc}") from exc
     if exported_id != run_id:
-        raise ResultError(f"{server}: holds run {exported_id!r}, not {run_id!r}")
+        raise ResultError(f"{server}: sent run {exported_id!r} instead of {run_id!r}")
+    return data
 
 
-def _readable(where: str) -> SqlStore:
-    from fedone_sdk.stores import SqlStore
+def _opened(address: str) -> stores.SqlStore:
+    if "://" not in address and not Path(address).is_file():
+        raise ArgumentError(f"--store: there is no file {address}")
+    with errors_in("arguments"):
+        return stores.SqlStore.at(address, serving=False)
 
-    if "://" not in where and not Path(where).is_file():
-        raise ArgumentError(f"--store: there is no file {where}")
-    with naming("arguments"):
-        return SqlStore.at(where, serving=False)
+
+async def _read(store: stores.Store, run_id: str) -> bytes:
+    await store.open()
+    try:
+        return await aggregator.exported_run(store, run_id)
+    finally:
+        await store.close()

@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedone_sdk import local, reports, stores
 from fedone_sdk.cli import _output, _tuning
 from fedone_sdk.cli._options import Cap, JsonFile, Seed
-from fedone_sdk.cli._process import naming, quiet_logs
+from fedone_sdk.cli._process import errors_in, quiet_logs
 from fedone_sdk.cli._run_file import KnownRun, RunFile, RunState
 from fedone_sdk.cli.report import check_report, stored_run
 from fedone_sdk.cli.tune import print_plan
+from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import load_backend
 
 if TYPE_CHECKING:
-    from fedone_sdk.local import RunPlan
     from fedone_sdk.local.retune import RetuneReport, Retuning
-    from fedone_sdk.messages import RunResult
-    from fedone_sdk.reports import ReportedRun
-    from fedone_sdk.stores import Store
 
 
 def retune(
@@ -57,12 +55,10 @@ def retune(
         fresh: Remove the kept run and start over. Paid answers are kept and reused.
     """
     from fedone_sdk.local.retune import Retuning, retune_name, retune_report, retune_spec
-    from fedone_sdk.reports import load_prompt
-    from fedone_sdk.stores import SqlStore
 
     output = _output.Output(json_file)
     quiet_logs()
-    artefact = load_prompt(path)
+    artefact = reports.load_prompt(path)
     backend = load_backend(backend_path)
     name = retune_name(artefact, backend_path.stem)
     target = target or path.with_name(f"{name}.prompt.json")
@@ -70,7 +66,7 @@ def retune(
     if html is not None:
         check_report("--html", html)
     old_run = RunFile.load(run_path, seed=seed, cap=cap)
-    with naming(str(run_path)):
+    with errors_in(str(run_path)):
         spec = retune_spec(artefact, backend, old_run.spec, name=name)
     federation = RunFile(path=run_path, spec=spec).federation()
     retuning = Retuning(artefact=artefact, federation=federation)
@@ -80,12 +76,11 @@ def retune(
         output.write_json(plan)
         print_plan(output, plan)
         return
-    state = RunState.next_to(path, name)
-    store = SqlStore.sqlite(state.store)
+    state = RunState.of(path, name)
     with _tuning.abortable(state):
-        known, result = asyncio.run(_retune(model, retuning, plan, state, store, fresh))
+        known, result = asyncio.run(_retune(model, retuning, plan, state, fresh))
     finished = _output.exit_code(result) == 0
-    run = stored_run(name, store=store)
+    run = stored_run(name, store=str(state.store))
     report = retune_report(
         artefact, run, retuning.biases, finished=finished, measure=federation.measure
     )
@@ -99,7 +94,8 @@ def retune(
     # These results are paid for, so a failure to write one must not prevent the others.
     with ExitStack() as last_first:
         if html is not None:
-            last_first.callback(_write_page, html, run, report, recommended, backend_path)
+            page = partial(reports.html_report, run, report, recommended, backend_path)
+            last_first.callback(lambda: _output.write_file("--html", html, page()))
         if recommended is not None:
             artefact_text = report.artefact(run).dump()
             last_first.callback(_output.write_file, "--output", recommended, artefact_text)
@@ -112,14 +108,6 @@ def retune(
     raise typer.Exit(_output.exit_code(result))
 
 
-def _write_page(
-    target: Path, run: ReportedRun, report: RetuneReport, artefact: Path | None, backend: Path
-) -> None:
-    from fedone_sdk.reports.pages import html_report
-
-    _output.write_file("--html", target, html_report(run, report, artefact, backend))
-
-
 def _print(output: _output.Output, name: str, report: RetuneReport) -> None:
     output.heading(f"{name}: from {report.old_model} to {report.new_model}")
     output.table(report.header, report.rows)
@@ -128,22 +116,22 @@ def _print(output: _output.Output, name: str, report: RetuneReport) -> None:
         output.console.print(sentence)
 
 
-async def _plan(model: RunFile, retuning: Retuning) -> RunPlan:
+async def _plan(model: RunFile, retuning: Retuning) -> local.RunPlan:
     """Return the plan, by a separate backend without a cache, so that paid answers count too."""
     backend = model.spec.backend.model_copy(update={"cache": None})
     spec = model.spec.model_copy(update={"backend": backend})
     async with RunFile(path=model.path, spec=spec).backend() as opened:
-        with naming(str(model.path)):
+        with errors_in(str(model.path)):
             return await retuning.plan(opened)
 
 
 async def _retune(
-    model: RunFile, retuning: Retuning, plan: RunPlan, state: RunState, store: Store, fresh: bool
+    model: RunFile, retuning: Retuning, plan: local.RunPlan, state: RunState, fresh: bool
 ) -> tuple[KnownRun | None, RunResult]:
     federation = retuning.federation
     state.make()
     async with model.backend(cache=state.answers) as backend:
-        with naming(str(model.path)):
+        with errors_in(str(model.path)):
             known = await state.find(
                 federation.spec, federation.vocabulary, fresh=fresh, model=backend.fingerprint
             )
@@ -160,7 +148,7 @@ async def _retune(
             federation,
             source=model.path,
             backend=backend,
-            store=store,
+            store=stores.SqlStore.sqlite(state.store),
             state_dir=state.clients,
             first=partial(retuning.find_biases, backend),
         )

@@ -1,4 +1,4 @@
-"""`fedone runs`: looking at the runs of a served aggregator, and steering them."""
+"""`fedone runs`: the runs of a server, shown, followed, stopped, resumed and rolled back."""
 
 from __future__ import annotations
 
@@ -8,19 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fedone_sdk.cli._options import (
-    JsonFile,
-    Raised,
-    RunId,
-    Server,
-    Token,
-    Trackers,
-    asked,
-    caps_of,
-    command,
-    group,
-    tracking_of,
-)
+from fedone_sdk.cli import _options
+from fedone_sdk.cli._options import JsonFile, RunId, Server, Token, call, command
 from fedone_sdk.cli._output import Output, money, print_result
 from fedone_sdk.cli._process import quiet_logs, stopping
 from fedone_sdk.cli.report import export_run
@@ -29,7 +18,7 @@ from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import ClientInfluence, RunResult, RunSummary
 from fedone_sdk.trackers import TrackedRun, Tracking
 
-app = group(
+app = _options.group(
     "Look at the runs of a server, and steer them.",
     example="fedone runs watch sst2 --server https://fedone.example",
 )
@@ -43,28 +32,29 @@ def show(
     by_client: Annotated[bool, typer.Option("--clients")] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Show where a run stands, or how it ended; without RUN_ID, all runs.
+    """Show the state or the result of a run; without RUN_ID, all runs.
 
     Example: fedone runs show sst2 --server https://fedone.example
 
     Args:
-        by_client: Show what each client has done to the run: those that its defences judged, that
-            its privacy counts, or that are in quarantine.
+        by_client: Show the influence of each client that was judged by a defence, has spent
+            epsilon, or is in quarantine.
     """
+    if run_id is None and by_client:
+        raise ArgumentError("--clients: needs a RUN_ID")
+    output = Output(json_file)
     if run_id is None:
-        if by_client:
-            raise ArgumentError("--clients: needs a RUN_ID")
-        output, runs = asked(server, token, json_file, AdminClient.list)
+        runs = output.write_json(call(server, token, AdminClient.list))
         output.table(_RUNS, map(_run_row, runs))
     elif by_client:
-        output, influences = asked(server, token, json_file, lambda admin: admin.clients_of(run_id))
+        influences = output.write_json(call(server, token, AdminClient.clients_of, run_id))
         output.table(_CLIENTS, map(_client_row, influences))
     else:
-        print_result(*asked(server, token, json_file, lambda admin: admin.get(run_id)))
+        print_result(output, output.write_json(call(server, token, AdminClient.get, run_id)))
 
 
 _RUNS = ["run", "status", "rounds", "metric", "devices", "last update", "USD"]
-_CLIENTS = ["client", "updates", "share", "scaled", "held back", "score", "epsilon", "quarantined"]
+_CLIENTS = ["client", "updates", "share", "scaled", "rejected", "score", "epsilon", "quarantined"]
 
 
 def _run_row(run: RunSummary) -> list[str]:
@@ -79,21 +69,21 @@ def _run_row(run: RunSummary) -> list[str]:
     ]
 
 
-def _client_row(line: ClientInfluence) -> list[str]:
+def _client_row(client: ClientInfluence) -> list[str]:
     return [
-        line.client_id,
-        str(line.rounds),
-        f"{line.share:.1%}",
-        str(line.scaled),
-        str(line.outliers),
-        f"{line.score:+.1f}",
-        "-" if line.epsilon is None else f"{line.epsilon:.2f}",
-        "yes" if line.quarantined else "no",
+        client.client_id,
+        str(client.rounds),
+        f"{client.share:.1%}",
+        str(client.scaled),
+        str(client.outliers),
+        f"{client.score:+.1f}",
+        "-" if client.epsilon is None else f"{client.epsilon:.2f}",
+        "yes" if client.quarantined else "no",
     ]
 
 
-def _ago(at: float) -> str:
-    seconds = max(time.time() - at, 0.0)
+def _ago(time_s: float) -> str:
+    seconds = max(time.time() - time_s, 0.0)
     for size, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit} ago"
@@ -102,33 +92,40 @@ def _ago(at: float) -> str:
 
 @command(app)
 def stop(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
-    """End a run with what it has learnt.
+    """End a run, with its result so far.
 
     Example: fedone runs stop sst2 --server https://fedone.example
     """
-    print_result(*asked(server, token, json_file, lambda admin: admin.stop(run_id)))
+    output = Output(json_file)
+    print_result(output, output.write_json(call(server, token, AdminClient.stop, run_id)))
 
 
 @command(app)
 def resume(
-    run_id: RunId, server: Server, token: Token, raised: Raised = None, json_file: JsonFile = None
+    run_id: RunId,
+    server: Server,
+    token: Token,
+    raised: _options.Raised = None,
+    json_file: JsonFile = None,
 ) -> None:
-    """Let a stopped, paused or failed run go on, or raise the caps of a run.
+    """Resume a stopped, paused or failed run, or raise the caps of a run.
 
-    Values are the new caps, not increments. A run that ended at its budget continues under them.
+    Values are the new caps, not increments. A run that ended because its budget was exhausted
+    continues with the new caps.
 
     Example: fedone runs resume sst2 --raise queries=600 --server https://fedone.example
     """
-    caps = caps_of("--raise", raised)
+    caps = _options.caps_of("--raise", raised)
 
-    async def go_on(admin: AdminClient) -> RunResult:
+    async def resumed(admin: AdminClient) -> RunResult:
         if caps is not None:
             result = await admin.raise_caps(run_id, caps)
             if result.status not in ("stopped", "failed"):
                 return result
         return await admin.resume(run_id)
 
-    print_result(*asked(server, token, json_file, go_on))
+    output = Output(json_file)
+    print_result(output, output.write_json(call(server, token, resumed)))
 
 
 @command(app)
@@ -146,12 +143,13 @@ def rollback(
         https://fedone.example
 
     Args:
-        to_round (N): The round to do again first; later ones count as not done.
-        reason (TEXT): For the log.
+        to_round (N): The first round to repeat; its results and those of later rounds are
+            discarded.
+        reason (TEXT): An explanation, for the log.
     """
-    print_result(
-        *asked(server, token, json_file, lambda admin: admin.roll_back(run_id, to_round, reason))
-    )
+    output = Output(json_file)
+    result = call(server, token, AdminClient.roll_back, run_id, to_round, reason)
+    print_result(output, output.write_json(result))
 
 
 command(app, "export")(export_run)
@@ -162,7 +160,7 @@ def watch(
     run_id: RunId,
     server: Server,
     token: Token,
-    trackers: Trackers = None,
+    trackers: _options.Trackers = None,
     json_file: JsonFile = None,
 ) -> None:
     """Follow a run to its end, round by round.
@@ -171,13 +169,13 @@ def watch(
     """
     output = Output(json_file)
     quiet_logs()
-    with tracking_of(trackers) as tracking:
+    with _options.tracking_of(trackers) as tracking:
         result = asyncio.run(_watch(output, server, token, run_id, tracking))
     if result is None:
         raise typer.Exit(130)
     output.write_json(result)
     print_result(output, result)
-    # A stopped run is not a failure of this command.
+    # The command has succeeded even if the run was stopped.
     raise typer.Exit(int(result.status == "failed"))
 
 
@@ -187,8 +185,8 @@ async def _watch(
     async def follow() -> RunResult | None:
         async with AdminClient(server, token) as admin:
             if tracking.active:
-                now = await admin.get(run_id)
-                tracking.begin(TrackedRun(run_id=run_id, name=now.name), metric=now.metric.name)
+                run = await admin.get(run_id)
+                tracking.begin(TrackedRun(run_id=run_id, name=run.name), metric=run.metric.name)
             async for event in admin.events(run_id):
                 if isinstance(event, RunResult):
                     tracking.end(event)

@@ -8,23 +8,20 @@ import os
 import sys
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import structlog
 import typer
 
-from fedone_sdk import errors
+from fedone_sdk import aggregator, backends, errors, local, stores
+from fedone_sdk.backends.build import build_backend, proposer_of
+from fedone_sdk.backends.judge import Judge
 from fedone_sdk.cli._options import command, group
 from fedone_sdk.cli._output import plural
-from fedone_sdk.cli._process import json_logs, naming, quiet_logs, stopping
+from fedone_sdk.cli._process import errors_in, json_logs, quiet_logs, stopping
 from fedone_sdk.errors import FedOneError, SpecError
-
-if TYPE_CHECKING:
-    from fedone_sdk.aggregator import Aggregator, Observers, RunToServe, ServeConfig
-    from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.metrics import MetricFunction
-    from fedone_sdk.stores import SqlStore
-    from fedone_sdk.task import Example, ScoreFunction
+from fedone_sdk.metrics import MetricFunction
+from fedone_sdk.task import Example, ScoreFunction
 
 _log = structlog.get_logger(__name__)
 
@@ -32,6 +29,15 @@ _TRACE_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_EN
 """OpenTelemetry's variables for the destination of traces."""
 
 _NO_DEFENCE = "defence: is none, so that false updates of a few devices can decide the prompt"
+
+
+class _Settings(NamedTuple):
+    """A configuration, its runs, and the errors of runs that cannot be served."""
+
+    config: aggregator.ServeConfig
+    folder: Path
+    runs: list[aggregator.RunToServe]
+    failures: list[FedOneError]
 
 
 def serve(
@@ -48,66 +54,57 @@ def serve(
     Example: fedone serve config.yaml
 
     Args:
-        config_path (CONFIG.yaml): The service.
-        check: Only check whether it would start; change nothing.
+        config_path (CONFIG.yaml): The server's configuration.
+        check: Only check whether the server would start; change nothing.
     """
-    from fedone_sdk.aggregator import ServeConfig
-
-    config = ServeConfig.load(config_path)
+    config = aggregator.ServeConfig.load(config_path)
     if check:
         quiet_logs()
     else:
         json_logs(config.log.level)
     name = "environment" if config_path is None else str(config_path)
     folder = Path() if config_path is None else config_path.parent
-    with naming(name):
-        runs, failures = config.load_runs(folder, name)
-        if check:
-            store = asyncio.run(_check(config, folder, runs, failures))
-            if failures:
-                raise ExceptionGroup("runs that cannot be served", failures)
-            for warning in config.warnings:
-                typer.echo(f"warning: {name}: {warning}", err=True)
-            would = f"would serve {plural(len(runs), 'run')} at {config.listen}"
-            typer.echo(f"{name}: {would}; {store}")
-            for run in runs:
-                dev = _dev_of(run)
-                measured = f"measured on {len(dev.rows)} rows" if dev.rows else "not measured"
-                measured += dev.why and f": {dev.why}"
-                typer.echo(f"{run.spec.name}: {measured}; defence: {run.spec.defence.kind}")
-                if not run.spec.defence.judges:
-                    typer.echo(f"warning: {run.path}: {_NO_DEFENCE}", err=True)
-        else:
-            asyncio.run(_serve(config, folder, runs, failures))
+    with errors_in(name):
+        settings = _Settings(config, folder, *config.load_runs(folder, name))
+        if not check:
+            asyncio.run(_serve(settings))
+            return
+        store = asyncio.run(_check(settings))
+        if settings.failures:
+            raise ExceptionGroup("runs that cannot be served", settings.failures)
+        for warning in config.warnings:
+            typer.echo(f"warning: {name}: {warning}", err=True)
+        would = f"would serve {plural(len(settings.runs), 'run')} at {config.listen}"
+        typer.echo(f"{name}: {would}; {store}")
+        for run in settings.runs:
+            dev = _dev_of(run)
+            measured = f"measured on {len(dev.rows)} rows" if dev.rows else "not measured"
+            measured += dev.why and f": {dev.why}"
+            typer.echo(f"{run.spec.name}: {measured}; defence: {run.spec.defence.kind}")
+            if not run.spec.defence.judges:
+                typer.echo(f"warning: {run.path}: {_NO_DEFENCE}", err=True)
 
 
-async def _check(
-    config: ServeConfig, folder: Path, runs: list[RunToServe], failures: list[FedOneError]
-) -> str:
-    """Run all steps of serving before listening, on a copy of the stored runs in memory."""
-    from fedone_sdk.aggregator import Aggregator
-    from fedone_sdk.stores import MemoryStore
-
+async def _check(settings: _Settings) -> str:
+    """Run the steps before listening, on a copy of the stored runs; describe the store."""
+    config, folder, runs, failures = settings
     config.server_tls(folder)
     store = await config.store.check(folder)
-    copy = MemoryStore()
+    copy = stores.MemoryStore()
     for record in await config.store.stored(folder, [run.spec.name for run in runs]):
         await copy.add_run(record)
     async with AsyncExitStack() as stack:
         _observers(config, stack)
         backend = await _backend(config, folder, None, stack)
-        aggregator = Aggregator(backend=backend, store=copy, **dict(config.auth))
-        await stack.enter_async_context(aggregator)
+        server = aggregator.Aggregator(backend=backend, store=copy, **dict(config.auth))
+        await stack.enter_async_context(server)
         # Without measurements, which cost queries.
-        await _add_runs(aggregator, runs, failures, stack, measured=False)
+        await _add_runs(server, runs, failures, stack, measured=False)
     return store
 
 
-async def _serve(
-    config: ServeConfig, folder: Path, runs: list[RunToServe], failures: list[FedOneError]
-) -> None:
-    from fedone_sdk.aggregator import Aggregator
-
+async def _serve(settings: _Settings) -> None:
+    config, folder, runs, failures = settings
     stopped = asyncio.Event()
     _allow_connections()
     async with AsyncExitStack() as stack:
@@ -118,7 +115,7 @@ async def _serve(
         if tls is not None:
             await stack.enter_async_context(tls.watching())
         store = config.store.build(folder)
-        aggregator = Aggregator(
+        server = aggregator.Aggregator(
             backend=backend,
             store=store,
             observers=observers,
@@ -128,42 +125,43 @@ async def _serve(
             retention=config.retention,
             **dict(config.auth),
         )
-        stack.push_async_exit(aggregator)
-        await aggregator.open()
+        stack.push_async_exit(server)
+        await server.open()
         json_logs(config.log.level, replica=store.replica)
         for warning in config.warnings:
             _log.warning("check the configuration", reason=warning)
-        # Listen first, so that probes and people get responses while stored runs are read.
+        # Listen first, so that probes get responses while stored runs are loaded.
         with errors.system_errors(SpecError, f"listen: {config.listen}"):
             host, port = config.address
-            url = await aggregator.listen(
+            url = await server.listen(
                 host=host, port=port, ssl_context=None if tls is None else tls.context
             )
         if config.metrics.address is not None:
             with errors.system_errors(SpecError, f"metrics.listen: {config.metrics.listen}"):
                 host, port = config.metrics.address
-                await aggregator.listen_metrics(host=host, port=port)
-        await aggregator.service.wait_until_loaded()
-        await _add_runs(aggregator, runs, failures, stack)
-        for error in failures:
-            _log.error("a configured run is not served", reason=errors.one_line(error))
-        if failures and not aggregator.service.registry.summaries:
+                await server.listen_metrics(host=host, port=port)
+        await server.service.wait_until_loaded()
+        await _add_runs(server, runs, failures, stack)
+        for failure in failures:
+            _log.error("a configured run is not served", reason=errors.one_line(failure))
+        if failures and not server.service.registry.summaries:
             raise ExceptionGroup("no run can be served", failures)
-        aggregator.service.admit_devices()
+        server.service.admit_devices()
         favour_latency()
-        _log.info("serving", url=url, runs=sorted(aggregator.service.runs), store=str(config.store))
+        _log.info("serving", url=url, runs=sorted(server.service.runs), store=str(config.store))
         await stopped.wait()
         _log.info("stopping", notice_s=config.drain_notice_s, drain_s=config.drain_s)
-        aggregator.drain()
+        server.drain()
         await asyncio.sleep(config.drain_notice_s)
     _log.info("stopped")
 
 
 async def _backend(
-    config: ServeConfig, folder: Path, observers: Observers | None, stack: AsyncExitStack
-) -> LLMBackend | None:
-    from fedone_sdk.backends.build import build_backend
-
+    config: aggregator.ServeConfig,
+    folder: Path,
+    observers: aggregator.Observers | None,
+    stack: AsyncExitStack,
+) -> backends.LLMBackend | None:
     if config.backend is None:
         return None
     watch = None if observers is None else observers.model_request
@@ -171,20 +169,20 @@ async def _backend(
 
 
 async def _add_runs(
-    aggregator: Aggregator,
-    runs: list[RunToServe],
+    server: aggregator.Aggregator,
+    runs: list[aggregator.RunToServe],
     failures: list[FedOneError],
     stack: AsyncExitStack,
     *,
     measured: bool = True,
 ) -> None:
     for run in runs:
-        if await aggregator.service.store.deleted(run.spec.name) is not None:
-            _log.warning("a configured run was deleted and is passed over", run_id=run.spec.name)
+        if await server.service.store.deleted(run.spec.name) is not None:
+            _log.warning("a configured run was deleted and is not served", run_id=run.spec.name)
             continue
         try:
-            with naming(str(run.path)):
-                await _add_run(aggregator, run, stack, measured=measured)
+            with errors_in(str(run.path)):
+                await _add_run(server, run, stack, measured=measured)
         except errors.StoreUnavailable:
             raise
         except FedOneError as exc:
@@ -194,16 +192,17 @@ async def _add_runs(
 
 
 async def _add_run(
-    aggregator: Aggregator, run: RunToServe, stack: AsyncExitStack, *, measured: bool
+    server: aggregator.Aggregator,
+    run: aggregator.RunToServe,
+    stack: AsyncExitStack,
+    *,
+    measured: bool,
 ) -> None:
-    from fedone_sdk.backends.build import proposer_of
-    from fedone_sdk.backends.judge import Judge
-
     proposer = await stack.enter_async_context(proposer_of(run.spec, run.path.parent))
     dev = _dev_of(run) if measured else _Dev()
     if isinstance(dev.score, Judge):
         await stack.enter_async_context(dev.score.backend)
-    await aggregator.add_run(
+    await server.add_run(
         run.spec,
         run.vocabulary,
         dev=dev.rows,
@@ -226,22 +225,18 @@ class _Dev(NamedTuple):
     measure: MetricFunction | None = None
 
 
-def _dev_of(run: RunToServe) -> _Dev:
-    from fedone_sdk.local import load_measure, load_score
-
+def _dev_of(run: aggregator.RunToServe) -> _Dev:
     if not run.dev:
         return _Dev(why=run.unmeasured or "")
     task, folder = run.spec.task, run.path.parent
     try:
-        return _Dev(run.dev, "", load_score(task, folder), load_measure(task, folder))
+        return _Dev(run.dev, "", local.load_score(task, folder), local.load_measure(task, folder))
     except SpecError as exc:  # Devices may have a function that the server does not have.
         return _Dev(why="; ".join(exc.problems))
 
 
-def _observers(config: ServeConfig, stack: AsyncExitStack) -> Observers:
-    from fedone_sdk.aggregator import Observers
-
-    observers = Observers.create(
+def _observers(config: aggregator.ServeConfig, stack: AsyncExitStack) -> aggregator.Observers:
+    observers = aggregator.Observers.create(
         metrics=config.metrics.enabled,
         traces=_traced(config),
         endpoint=None if config.tracing is None else config.tracing.endpoint,
@@ -251,17 +246,14 @@ def _observers(config: ServeConfig, stack: AsyncExitStack) -> Observers:
     return observers
 
 
-def _traced(config: ServeConfig) -> bool:
+def _traced(config: aggregator.ServeConfig) -> bool:
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     return config.tracing is not None or any(map(os.environ.get, _TRACE_VARIABLES))
 
 
 def _allow_connections() -> None:
-    """Raise the limit of open files to its maximum.
-
-    A common default is 1,024, which idle connections of one unknown caller use up.
-    """
+    """Raise the limit of open files, which idle connections of a single caller could exhaust."""
     with suppress(ImportError, OSError, ValueError):  # Not on Windows; macOS has a lower maximum.
         import resource
 
@@ -272,9 +264,8 @@ def _allow_connections() -> None:
 def favour_latency() -> None:
     """Set up the interpreter for a process with many connections and some threads.
 
-    A full collection over the objects of thousands of connections takes a tenth of a second, in
-    which no request is served. After each read and write of a socket the event loop waits for a
-    computing thread, for 5 ms by default.
+    A full garbage collection with thousands of connections stops the event loop for 0.1 s. After
+    each socket call the event loop waits for a busy thread, for 5 ms by default.
     """
     sys.setswitchinterval(0.0005)
     gc.collect()
@@ -327,10 +318,9 @@ def copy(source: str, target: str) -> None:
         source (FROM): A store: a SQLite file, or postgresql://USER@HOST/DATABASE.
         target (TO): An empty store, in the same form as FROM.
     """
-    from fedone_sdk.aggregator import snapshot_sha256
-    from fedone_sdk.stores import SqlStore
-
-    copied = asyncio.run(SqlStore.at(source).copy_to(SqlStore.at(target), snapshot_sha256))
+    copied = asyncio.run(
+        stores.SqlStore.at(source).copy_to(stores.SqlStore.at(target), aggregator.snapshot_sha256)
+    )
     for run_id, digest in copied.digests.items():
         typer.echo(f"run {run_id}: alpha_sha256 {digest}")
     rows = copied.rows
@@ -340,19 +330,17 @@ def copy(source: str, target: str) -> None:
     )
 
 
-def _store(config_path: Path | None, url: str | None) -> SqlStore:
+def _store(config_path: Path | None, url: str | None) -> stores.SqlStore:
     if config_path is not None and url is not None:
         raise errors.ArgumentError("give CONFIG.yaml or --store, not both")
-    from fedone_sdk.aggregator import ServeConfig
-    from fedone_sdk.stores import SqlStore
 
     if url is not None:
-        return SqlStore.at(url)
+        return stores.SqlStore.at(url)
     if config_path is not None and _is_database(config_path):
         raise errors.ArgumentError(f"{config_path}: is a database, not a CONFIG.yaml; use --store")
-    config = ServeConfig.load(config_path)
+    config = aggregator.ServeConfig.load(config_path)
     folder = Path() if config_path is None else config_path.parent
-    with naming(str(config_path or "environment")):
+    with errors_in(str(config_path or "environment")):
         return config.store.build(folder)
 
 

@@ -7,26 +7,24 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 
-from fedone_sdk import assets
+from fedone_sdk import aggregator, assets, local, reports, stores
+from fedone_sdk.backends.build import proposer_of
+from fedone_sdk.backends.local_models import is_present, local_model
 from fedone_sdk.cli import _options, _output
 from fedone_sdk.cli._options import Cap, JsonFile, Raised, RunPath, Seed, Trackers
 from fedone_sdk.cli._output import Output, cost_text, note, plural
-from fedone_sdk.cli._process import naming, quiet_logs
+from fedone_sdk.cli._process import errors_in, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, RunState
 from fedone_sdk.cli._tuning import abortable, next_steps, run_here
-from fedone_sdk.cli.report import check_report, stored_run, write_report
+from fedone_sdk.cli.report import check_report, stored_run
 from fedone_sdk.errors import ArgumentError, MissingExtraError, SpecError
-
-if TYPE_CHECKING:
-    from fedone_sdk.local import Federation, RunPlan
-    from fedone_sdk.messages import RunResult
-    from fedone_sdk.stores import Store
-    from fedone_sdk.task import Example
-    from fedone_sdk.trackers import Tracking
+from fedone_sdk.messages import RunResult
+from fedone_sdk.task import Example
+from fedone_sdk.trackers import Tracking
 
 
 def tune(
@@ -58,8 +56,6 @@ def tune(
         artefact (FILE): Write the prompt with its provenance (`fedone prompt`).
         report (FILE): Write a report as one HTML page.
     """
-    from fedone_sdk.stores import MemoryStore, SqlStore
-
     output = Output(json_file)
     quiet_logs()
     store_options = {"--store": store is not None, "--fresh": fresh, "--raise": bool(raised)}
@@ -78,11 +74,11 @@ def tune(
     state = known = None
     if not no_store:
         state = RunState.of(run.path, run.spec.name, store)
-        with naming(str(run.path)):
+        with errors_in(str(run.path)):
             known = asyncio.run(state.find(run.spec, federation.vocabulary, fresh=fresh))
     if known is not None and known.raised:
         note(f"raising {', '.join(known.raised)} after round {known.round}")
-    store_of_run = MemoryStore() if state is None else SqlStore.sqlite(state.store)
+    store_of_run = stores.MemoryStore() if state is None else stores.SqlStore.sqlite(state.store)
     with tracking, abortable(state):
         result = asyncio.run(_tune(run, federation, state, store_of_run, tracking))
     # These results are paid for, so a failure to write one must not prevent the others.
@@ -98,28 +94,29 @@ def tune(
     raise typer.Exit(_output.exit_code(result))
 
 
-def _write(store: Store, run_id: str, artefact: Path | None, report: Path | None) -> None:
-    from fedone_sdk.reports import artefact_of
-
+def _write(store: stores.Store, run_id: str, artefact: Path | None, report: Path | None) -> None:
     run = stored_run(run_id, store=store)
     if artefact is not None:
-        _output.write_file("--artefact", artefact, artefact_of(run).dump())
+        _output.write_file("--artefact", artefact, reports.artefact_of(run).dump())
     if report is not None:
-        write_report("--report", report, run)
+        _output.write_file("--report", report, reports.html_report(run))
 
 
 async def _tune(
-    run: RunFile, federation: Federation, state: RunState | None, store: Store, tracking: Tracking
+    run: RunFile,
+    federation: local.Federation,
+    state: RunState | None,
+    store: stores.Store,
+    tracking: Tracking,
 ) -> RunResult:
     if state is not None:
         state.make()
-    from fedone_sdk.backends.build import proposer_of
 
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(
             run.backend(cache=None if state is None else state.answers)
         )
-        with naming(str(run.path)):
+        with errors_in(str(run.path)):
             proposer = await stack.enter_async_context(proposer_of(run.spec, run.folder, backend))
         return await run_here(
             federation,
@@ -155,16 +152,13 @@ def plan(
     print_plan(output, estimate, _time(estimate, local=local, probe=probe))
 
 
-async def _plan(run: RunFile, probe: bool) -> tuple[RunPlan, bool]:
-    from fedone_sdk.backends.build import proposer_of
-    from fedone_sdk.local import plan_run
-
+async def _plan(run: RunFile, probe: bool) -> tuple[local.RunPlan, bool]:
     federation = run.federation()
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(run.backend())
-        with naming(str(run.path)):
+        with errors_in(str(run.path)):
             proposer = await stack.enter_async_context(proposer_of(run.spec, run.folder, backend))
-            estimate = await plan_run(
+            estimate = await local.plan_run(
                 federation,
                 backend=backend,
                 proposer=proposer,
@@ -175,7 +169,7 @@ async def _plan(run: RunFile, probe: bool) -> tuple[RunPlan, bool]:
         return estimate, backend.local
 
 
-def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
+def print_plan(output: Output, plan: local.RunPlan, time_taken: str = "") -> None:
     """Print a plan."""
     cap = plan.cap.queries
     expected, most, smallest = plan.expected, plan.most, plan.smallest_cap
@@ -214,7 +208,7 @@ def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
         output.console.print(f"  warning: {warning}")
 
 
-def _time(plan: RunPlan, *, local: bool, probe: bool) -> str:
+def _time(plan: local.RunPlan, *, local: bool, probe: bool) -> str:
     duration = plan.duration
     if duration is None and local:
         return "not known: the probe failed" if probe else "not measured (--no-probe)"
@@ -252,8 +246,6 @@ def quickstart(
         model: An instruct model of 135 million parameters (98 MB, fetched once), or the embedded
             masked model (10 seconds, no network).
     """
-    from fedone_sdk.reports import read_export
-
     output = Output(json_file)
     quiet_logs()
     run = RunFile.load(assets.path(_RUN_FILES[_available(model)]), seed=seed, cap=cap)
@@ -269,7 +261,8 @@ def quickstart(
         )
     try:
         check_report("report", _REPORT)
-        write_report("report", _REPORT, read_export(exported))
+        page = reports.html_report(reports.read_export(exported))
+        _output.write_file("report", _REPORT, page)
         output.console.print(f"A report, for a browser: {_REPORT.resolve()}")
     except (ArgumentError, MissingExtraError) as exc:  # The run has succeeded without a report.
         note(f"no report: {exc}")
@@ -278,7 +271,6 @@ def quickstart(
 
 def _available(model: str) -> str:
     """Return the model after fetching it, or the embedded one if it cannot be fetched."""
-    from fedone_sdk.backends.local_models import is_present, local_model
     from fedone_sdk.cli.models import fetch
 
     try:
@@ -300,16 +292,14 @@ class _Change(NamedTuple):
 
 
 async def _run_quickstart(
-    run: RunFile, federation: Federation
+    run: RunFile, federation: local.Federation
 ) -> tuple[RunResult, list[_Change] | None, bytes]:
     """Return the result, the answers that the prompt changes (None if stopped), and the export."""
-    from fedone_sdk.aggregator import exported_run
     from fedone_sdk.evaluation.outcomes import OUTCOMES, newest_outcomes
     from fedone_sdk.evaluation.verdict import no_prompt_biased
-    from fedone_sdk.stores import MemoryStore
 
     async with run.backend() as backend:
-        store = MemoryStore()
+        store = stores.MemoryStore()
         result = await run_here(federation, source=run.path, backend=backend, store=store)
     changes = None
     if not _output.exit_code(result):
@@ -324,7 +314,7 @@ async def _run_quickstart(
             for example, before, after, target in rows
             if before is not None and after is not None and before != after
         ]
-    return result, changes, await exported_run(store, result.run_id)
+    return result, changes, await aggregator.exported_run(store, result.run_id)
 
 
 def _print_changes(output: Output, run: RunFile, changes: Sequence[_Change]) -> None:

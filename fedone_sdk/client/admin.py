@@ -1,4 +1,4 @@
-"""A client of the routes for people: runs, clients and enrolment tokens."""
+"""HTTP client for operators: runs, clients and enrolment tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AdminClient:
 
     Args:
         token: An admin token.
-        network: Proxy and trust; its `timeout_s` bounds the wait for the next bytes of an answer.
+        network: Proxy and certificates; `timeout_s` bounds the wait for the next bytes.
 
     Raises:
         SpecError: The URL, the token, the proxy or a certificate cannot be used.
@@ -50,7 +50,7 @@ class AdminClient:
         self._timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=read_s)
         self._token = token_of(token) or ""
         if not self._token:
-            raise ArgumentError("token: is required; allowed is printable ASCII")
+            raise ArgumentError("token: is required")
 
     def __repr__(self) -> str:
         return f"AdminClient({str(self._connection.base)!r})"
@@ -111,7 +111,7 @@ class AdminClient:
         return await self._call(messages.RunResult, "POST", _run(run_id, "resume"))
 
     async def raise_caps(self, run_id: str, caps: Budget) -> messages.RunResult:
-        """Raise the caps of a run that are not None; a run that its budget has ended resumes.
+        """Raise the caps that are not None; a run whose budget was exhausted continues.
 
         Raises:
             ProblemError: ``run_conflict`` unless each is higher than before.
@@ -153,7 +153,7 @@ class AdminClient:
     async def events(self, run_id: str) -> AsyncIterator[messages.RunEvent]:
         """Stream the finished rounds of a run from the first one on, then its result.
 
-        A round is sent again once its metric is known.
+        The report of a round is sent a second time when its metric is known.
 
         Raises:
             TransportError: The connection was lost before the run ended; a new stream starts with

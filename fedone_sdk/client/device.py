@@ -1,4 +1,4 @@
-"""The parts of an edge client, and its cache of runs."""
+"""The parts of an edge client (model, budget, hooks, state), and its cache of runs."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ class KnownRuns:
         try:
             run = await self._session.call(self._session.transport.task, run_id)
         except MessageError as exc:
-            # A newer server may have a method that this version does not know.
+            # The server may be newer and use a method that this version does not know.
             raise Unfit(f"the run cannot be understood: {exc}") from exc
         if self._backend is not None:
-            if not run.task.slots:  # Slots may change the label words; `vocabulary` checks them.
+            if not run.task.slots:  # A slot may start the answer; `vocabulary` checks its words.
                 await self._backend.check(run.task.label_words, form_of(run.task))
             fingerprint = self._backend.fingerprint
             if run.model not in (None, fingerprint):

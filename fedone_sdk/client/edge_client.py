@@ -22,6 +22,7 @@ from fedone_sdk.client.state import DeviceState
 from fedone_sdk.client.transport import Idle, Network, token_of
 from fedone_sdk.client.worker import Worker
 from fedone_sdk.clock import within
+from fedone_sdk.errors import ArgumentError, MessageError, ProblemError, TransportError
 from fedone_sdk.messages import Assignment, Claim
 from fedone_sdk.task import Example
 
@@ -161,7 +162,7 @@ class EdgeClient:
             SpecError: There is neither an identity nor a token.
         """
         if not seconds >= 0:
-            raise errors.ArgumentError(f"seconds: must be at least 0, not {seconds!r}")
+            raise ArgumentError(f"seconds: must be at least 0, not {seconds!r}")
         grace_s = min(1.0, seconds / 10)
         with suppress(TimeoutError):
             await within(self.run_forever(), seconds - grace_s, grace_s=grace_s)
@@ -187,7 +188,7 @@ class EdgeClient:
                     turn = await self._turn()
                 except session.Paused:
                     turn = Turn(outcome="paused")
-                except (errors.TransportError, errors.MessageError, errors.ProblemError) as exc:
+                except (TransportError, MessageError, ProblemError) as exc:
                     turn = self._failed(exc)
                 finally:
                     if self._device.privacy is not None:
@@ -207,7 +208,7 @@ class EdgeClient:
         Raises:
             ProblemError: The failure is permanent.
         """
-        if isinstance(exc, errors.ProblemError) and not errors.is_retryable(exc):
+        if isinstance(exc, ProblemError) and not errors.is_retryable(exc):
             if exc.code == "run_ended":
                 return Turn(outcome="ended", run_id=self._run_id)
             if exc.code != "unauthorized" or not self._session.may_enrol_again:
@@ -322,9 +323,7 @@ class EdgeClient:
             listed = await self._session.call(self._session.transport.runs)
             listed = [run for run in listed if self._run_id in (None, run.run_id)]
             if not listed and self._run_id is not None:
-                raise errors.ProblemError(
-                    "not_found", f"there is no run {self._run_id!r} for this device"
-                )
+                raise ProblemError("not_found", f"there is no run {self._run_id!r} for this device")
             runs = KnownRuns(self._device)
             running = [run.run_id for run in listed if run.status == "running"]
             return tuple([await runs.fit(run_id, rows) for run_id in running])

@@ -207,12 +207,12 @@ class PrivacyAccount:
         self._own_model = own_model
         self._accountant = GaussianAccountant(required.delta)
         self._state = state
-        self._given = state.precisions()
+        self._precisions = state.precisions()
 
     @property
     def epsilon(self) -> float:
         """The epsilon spent so far, at the required delta."""
-        return self._epsilon(self._given)
+        return self._epsilon(self._precisions)
 
     def check(self, run: RunTask, assignment: Assignment, journal: Journal) -> None:
         """Check that an assignment meets the device's requirements."""
@@ -236,7 +236,7 @@ class PrivacyAccount:
                 f"{privacy.noise_multiplier:g}"
             )
         if required.unit == "device" and privacy.target != "alpha":
-            raise Unfit("the client requires target alpha, which protects all that it holds")
+            raise Unfit("the client requires target alpha, which protects all of its data")
         if not self._own_model and run.task.loss == "nll":
             raise Unfit("the client's labels are private, and loss nll sends them")
         return privacy
@@ -254,12 +254,12 @@ class PrivacyAccount:
     def update(self) -> None:
         """Read the count, and log a change of `epsilon`."""
         try:
-            given = self._state.precisions()
+            precisions = self._state.precisions()
         except DataError as exc:
             _log.warning("the count of epsilon cannot be read", reason=str(exc))
             return
-        if given != self._given:
-            self._given = given
+        if precisions != self._precisions:
+            self._precisions = precisions
             _log.info("privacy spent", epsilon=self.epsilon, max_epsilon=self.required.max_epsilon)
 
     def shown(self, usage: Usage) -> Usage:
@@ -273,21 +273,22 @@ class PrivacyAccount:
 
     def _afford(self, privacy: PrivacySpec, releases: int) -> None:
         try:
-            self._given = self._state.precisions()
+            self._precisions = self._state.precisions()
         except DataError as exc:  # Its text has a path, which does not leave the device.
             _log.warning("the count of epsilon cannot be read", reason=str(exc))
             raise Declining("the client's count of epsilon cannot be read") from exc
         target = privacy.target
-        precision = self._given.get(target, 0.0) + releases / privacy.noise_multiplier**2
-        epsilon, most = self._epsilon({**self._given, target: precision}), self.required.max_epsilon
-        if epsilon > most:
+        precision = self._precisions.get(target, 0.0) + releases / privacy.noise_multiplier**2
+        epsilon = self._epsilon({**self._precisions, target: precision})
+        max_epsilon = self.required.max_epsilon
+        if epsilon > max_epsilon:
             raise Unfit(
                 _SPENT,  # The figures depend on runs of other servers.
-                shown=f"{_SPENT}: at most {most:g} at delta {self.required.delta:g}, "
+                shown=f"{_SPENT}: at most {max_epsilon:g} at delta {self.required.delta:g}, "
                 f"{self.epsilon:.4g} is spent, and it would be {epsilon:.4g}",
             )
 
-    def _epsilon(self, given: dict[str, float]) -> float:
-        if self.required.unit == "device" and given.get("losses"):
-            return math.inf  # Those releases protected single examples only.
-        return self._accountant.epsilon(sum(given.values()))
+    def _epsilon(self, precisions: dict[str, float]) -> float:
+        if self.required.unit == "device" and precisions.get("losses"):
+            return math.inf  # Releases of losses protect single examples only.
+        return self._accountant.epsilon(sum(precisions.values()))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from fedone_sdk.backends.asking import check_answer, query_for, rows_of, score_all, written_query
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.model_client import ModelClient
+from fedone_sdk.backends.queries import check_answer, query_for, rows_of, score_all, written_query
 from fedone_sdk.budget import BudgetGuard, Usage
 from fedone_sdk.candidates import prompt_of, reflection
 from fedone_sdk.client.rows import Declining, Unfit, passed, reason_of

@@ -18,6 +18,7 @@ import structlog
 from fedone_sdk import errors
 from fedone_sdk.clock import answer_of
 from fedone_sdk.data import row_checks
+from fedone_sdk.errors import ArgumentError, DataError, FedOneError
 from fedone_sdk.messages import MAX_TEXT_CHARS, MIN_SCORED_SHARE, RunTask, Scored
 from fedone_sdk.task import Example, TaskSpec, label_index, label_key, references_of
 
@@ -40,7 +41,7 @@ class Source:
         self._is_cut = False
         self._data = data if callable(data) else self._taken(data)
         if self._data == []:
-            raise errors.DataError("data: this client has no examples; it needs at least one")
+            raise DataError("data: this client has no examples; it needs at least one")
 
     async def rows(self) -> Sequence[Example]:
         """Return the current examples.
@@ -55,13 +56,11 @@ class Source:
     def _taken(self, data: Any) -> list[Example]:
         if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
             hint = "; load_examples reads a file" if isinstance(data, str) else ""
-            raise errors.DataError(
-                f"data: is {type(data).__name__}; it must be an iterable of rows{hint}"
-            )
+            raise DataError(f"data: is {type(data).__name__}; it must be an iterable of rows{hint}")
         rows = [*itertools.islice(data, _MAX_ROWS + 1)]
         for number, row in enumerate(rows, 1):
             if not isinstance(row, Mapping):
-                raise errors.DataError(
+                raise DataError(
                     f"data: row {number} is {type(row).__name__}; it must map fields to values, "
                     "such as {'text': ..., 'label': ...}"
                 )
@@ -71,7 +70,7 @@ class Source:
         return rows[:_MAX_ROWS]
 
 
-class Declining(errors.FedOneError):
+class Declining(FedOneError):
     """The work is declined.
 
     Attributes:
@@ -105,7 +104,7 @@ def reason_of(failure: Exception) -> str:
     if isinstance(failure, Declining):
         return failure.reason
     reason = str(failure)
-    if not isinstance(failure, errors.FedOneError):
+    if not isinstance(failure, FedOneError):
         reason = f"the client failed with {type(failure).__name__}"
     return next((words for kind, words in _KINDS.items() if isinstance(failure, kind)), reason)
 
@@ -157,15 +156,13 @@ class Consent:
     ) -> Self:
         """Return the consent of an app's arguments."""
         if private and (label is None or fields is None):
-            raise errors.ArgumentError(
+            raise ArgumentError(
                 "label, fields: policy.privacy needs both: the label column, and the columns "
                 "that may be rendered"
             )
-        for name, given in (("fields", fields), ("labels", labels)):
-            if given is not None and (isinstance(given, str) or not given):
-                raise errors.ArgumentError(
-                    f"{name}: is {given!r}; it must be a collection of names"
-                )
+        for name, names in (("fields", fields), ("labels", labels)):
+            if names is not None and (isinstance(names, str) or not names):
+                raise ArgumentError(f"{name}: is {names!r}; it must be a collection of names")
         return cls(
             label="label" if label is None else label,
             fields=None if fields is None else frozenset(fields),

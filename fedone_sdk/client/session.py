@@ -18,6 +18,7 @@ from fedone_sdk.client.rows import Declining
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.transport import HttpTransport, Network
 from fedone_sdk.clock import answer_of, end, within
+from fedone_sdk.errors import ArgumentError, MessageError, ProblemError, TransportError
 from fedone_sdk.messages import Enrol, Renewal
 
 _log = structlog.get_logger(__name__)
@@ -174,16 +175,16 @@ class Session:
         if not self.credential:
             token = self._token
             if token is None:
-                raise errors.ArgumentError("token: is required until the device has enrolled")
+                raise ArgumentError("token: is required until the device has enrolled")
             nonce = self._state.identity.nonce or secrets.token_urlsafe(32)
             self._state.identity = Identity(nonce=nonce)
             message = Enrol(name=self._name, nonce=nonce)
             try:
                 enrolled = await self._retried(lambda: self.transport.enrol(token, message))
-            except errors.ProblemError as exc:
+            except ProblemError as exc:
                 if exc.code != "not_found":
                     raise
-                raise errors.ArgumentError(
+                raise ArgumentError(
                     f"server: {self._state.server} is not the base URL of an aggregator: "
                     f"{exc.detail}; allowed is http(s)://HOST[:PORT] with the path of a proxy"
                 ) from exc
@@ -207,7 +208,7 @@ class Session:
         for _ in range(_ATTEMPTS - 1):
             try:
                 return await self._once(call)
-            except (errors.ProblemError, errors.TransportError) as exc:
+            except (ProblemError, TransportError) as exc:
                 if self._stop.is_set() or not _passes_soon(exc):
                     raise
                 wait_s = waits.next_s(retry_after_s(exc))
@@ -217,9 +218,9 @@ class Session:
     async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
             result = await within(call(), _ANSWER_S)
-        except (errors.TransportError, TimeoutError) as exc:
-            failure = errors.TransportError(f"no answer in {_ANSWER_S:.0f} s")
-            failure = exc if isinstance(exc, errors.TransportError) else failure
+        except (TransportError, TimeoutError) as exc:
+            failure = TransportError(f"no answer in {_ANSWER_S:.0f} s")
+            failure = exc if isinstance(exc, TransportError) else failure
             self.set_offline(failure)
             raise failure from exc
         if self.offline_since is not None:
@@ -306,8 +307,8 @@ class Lease:
             sent_at = asyncio.get_running_loop().time()
             try:
                 renewed = await self._renew()
-            except (errors.ProblemError, errors.TransportError, errors.MessageError) as exc:
-                if isinstance(exc, errors.ProblemError) and not errors.is_retryable(exc):
+            except (ProblemError, TransportError, MessageError) as exc:
+                if isinstance(exc, ProblemError) and not errors.is_retryable(exc):
                     return  # the run allows no more renewals, or the seat is lost
                 wait_s = max(min(_RETRY_S, self._deadline_s * _RETRY_SHARE), retry_after_s(exc))
             else:

@@ -264,12 +264,12 @@ class DeviceState:
         if self.file is None:
             return {}
         counted = dict(self._read("SELECT target, precision FROM privacy"))
-        is_sound = all(isinstance(one, float) and 0 <= one < math.inf for one in counted.values())
+        is_sound = all(isinstance(sum, float) and 0 <= sum < math.inf for sum in counted.values())
         damaged = self.file.with_name(f"{_FILE}.damaged")
         if not is_sound or damaged.exists():
             raise DataError(
                 f"{damaged if is_sound else self.file}: the count of epsilon cannot be read; "
-                "without it, what the device has given away is not known"
+                "without it the privacy that the device has spent is not known"
             )
         return counted
 

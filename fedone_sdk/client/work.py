@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 from pydantic import ValidationError
@@ -39,8 +39,8 @@ _PAIRS = 512
 one request; smaller requests cost more traffic, because each contains the texts."""
 
 Answers = tuple[LogProbs | Score | float | None, ...]
-"""A model's answers to one prompt, per example: label log-probabilities, or the score of a written
-text, or its loss if the journal has it from before a restart; None if the model failed."""
+"""A model's answers to one prompt, per example: label log-probabilities; the score of a written
+text, or after a restart its loss, because texts are not stored; None if the model failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Step:
         number: Index of the step in the assignment, from 0.
         prompts: Shape (P, n), candidate indices.
         biases: The label bias of each prompt, shape (P, C); None without label calibration.
-        proposal: A text that replaces the prompts' candidates of the run's proposed slot.
+        proposal: A written text that replaces the prompt's candidate in the slot of proposals.
     """
 
     work: Work
@@ -69,7 +69,7 @@ class Step:
         return tuple(key_of(*step, *numbered) for numbered in enumerate(self.prompts.rows()))
 
     def answered(self, place: int) -> tuple[Answers, str] | None:
-        """Return the answers to a prompt and their model's fingerprint; None before."""
+        """Return the answers to a prompt and their model's fingerprint; None without answers."""
         key = self.keys[place]
         return self._answered.get(key) or self.work.journal.row(key)
 
@@ -84,11 +84,11 @@ class Step:
         model: str,
         spent: Usage | None = None,
     ) -> None:
-        """Add the model's answers to the journal, with losses in place of written texts.
+        """Add the model's answers to the journal; of a written text only its loss is stored.
 
         Args:
-            answers: The positions of equal prompts, and the model's answer to them per example;
-                None for an example that failed.
+            answers: Pairs: the positions at which one prompt occurs, and the model's answers to it
+                per example; None for an example that failed.
             model: Fingerprint of the model.
             spent: What the step has cost the device so far.
 
@@ -112,7 +112,7 @@ class Step:
         losses = list[float | None]()
         for answer, example in zip(answers, self.batch.examples, strict=True):
             if answer is not None and not isinstance(answer, float):
-                # Bounded, because a hostile gateway's numbers can be huge for one label only.
+                # A hostile gateway could send a huge number for one label, to see it in the mean.
                 loss = example_loss(task, answer, example)
                 answer = min(max(loss, -messages.MAX_LOSS), messages.MAX_LOSS)
             losses.append(answer)
@@ -126,11 +126,11 @@ class Step:
     async def _graded(
         self, answers: Sequence[LogProbs | str | None]
     ) -> tuple[LogProbs | Score | None, ...]:
-        most = 1.0 if self.batch.private else 1.0 - messages.MIN_SCORED_SHARE
+        max_share = 1.0 if self.batch.private else 1.0 - messages.MIN_SCORED_SHARE
         task, score = self.work.run.task, self.work.device.hooks.score
         try:
-            scored = await graded(task, answers, self.batch.examples, score, most_failed=most)
-        except (BackendError, BudgetError, ProblemError) as exc:  # Of a model that scores.
+            scored = await graded(task, answers, self.batch.examples, score, most_failed=max_share)
+        except (BackendError, BudgetError, ProblemError) as exc:  # Raised by a judge's model.
             raise Declining(reason_of(exc)) from exc
         except SpecError as exc:
             failed = f"failed with {type(exc.__cause__).__name__}"
@@ -186,42 +186,38 @@ class Work:
     def release(
         self, keys: Sequence[str], draw: Callable[[], Sequence[float]]
     ) -> tuple[float, ...]:
-        """Return numbers with noise, after the device's requirements are checked."""
+        """Return numbers with noise, after charging them to the device's privacy account."""
         account, privacy = self.device.privacy, self.run.privacy
         charge = None if account is None or privacy is None else partial(account.charge, privacy)
         return self.journal.release(keys, draw, charge)
 
     def check(self) -> None:
         """Check that the assignment fits the run; the server is not trusted."""
-        run, given, biases = self.run, self.assignment, None
+        run, assignment, biases = self.run, self.assignment, None
         shape = run.prompt_len, run.vocab_size
-        if isinstance(given, messages.AlphaAssignment):
-            fits = run.method.exchange == "alpha"
-            fits &= (given.alpha.dtype, given.alpha.shape) == ("float32", shape)
+        if isinstance(assignment, messages.AlphaAssignment):
+            fits = run.method.exchange == "alpha"  # Searches run on the server.
+            fits &= (assignment.alpha.dtype, assignment.alpha.shape) == ("float32", shape)
         else:
-            prompts, biases = given.prompts, given.biases
+            prompts, biases = assignment.prompts, assignment.biases
             fits = not prompts.dtype.startswith("float") and len(prompts.shape) == 2
             fits = fits and math.prod(prompts.shape) > 0
             fits = fits and are_prompts(prompts.rows(), run.layout or ((*shape, run.blank),))
         if not fits or (run.calibration.kind == "labels") != (biases is not None):
             raise Declining("the assignment does not fit its run")
-        if self.num_prompts > given.leased_queries:
+        num_prompts, leased = self.num_prompts, assignment.leased_queries
+        if num_prompts > leased:
             raise Declining(
-                f"the assignment names {self.num_prompts} prompts, and leases "
-                f"{given.leased_queries} queries"
+                f"the assignment has {num_prompts} prompts, and leases {leased} queries"
             )
-        if isinstance(given, messages.LossesAssignment) and run.privacy and not self._noise:
-            raise Declining("the run's privacy does not fit its exchange")  # no loss has noise
-        if biases is not None and not self._fits(biases):
-            raise Declining("the run's calibration does not fit its task")
-
-    def _fits(self, biases: messages.Tensor) -> bool:
-        task, shape = self.run.task, (self.num_prompts, len(self.run.task.labels))
-        return (
-            task.loss == "cross_entropy"
-            and (biases.dtype, biases.shape) == ("float32", shape)
-            and all(abs(value) <= MAX_BIAS for value in biases.values())
-        )
+        is_losses = isinstance(assignment, messages.LossesAssignment)
+        if is_losses and run.privacy and not self._noise:
+            raise Declining("the run's privacy does not fit its exchange")  # noise on alpha only
+        if biases is not None:
+            form = run.task.loss, biases.dtype, biases.shape
+            fits = form == ("cross_entropy", "float32", (num_prompts, len(run.task.labels)))
+            if not fits or any(abs(value) > MAX_BIAS for value in biases.values()):
+                raise Declining("the run's calibration does not fit its task")
 
     async def update(self) -> messages.Update:
         """Do the work; return its update.
@@ -232,18 +228,19 @@ class Work:
             SpecError: The backend cannot answer what the task's loss needs.
         """
         self.check()
-        given = self.assignment
-        if isinstance(given, messages.AlphaAssignment):
-            return await self._alpha_update(given)
-        self.memory = b""  # the server keeps it
-        step = await self._step(0, given.minibatch_seed, given.prompts, given.biases)
+        assignment = self.assignment
+        if isinstance(assignment, messages.AlphaAssignment):
+            return await self._alpha_update(assignment)
+        self.memory = b""  # In this exchange the server keeps it.
+        seed, prompts = assignment.minibatch_seed, assignment.prompts
+        step = await self._step(0, seed, prompts, assignment.biases)
         update = await self._losses_update(step)
-        if not given.reflect or self.device.reflect is None or self.run.privacy is not None:
+        if not assignment.reflect or self.device.reflect is None or self.run.privacy is not None:
             return update
         from fedone_sdk.client.own_model import propose
 
         proposal = await propose(step, update.losses)
-        usage = self.journal.usage  # With the trial.
+        usage = self.journal.usage  # Includes the queries that tried the proposal.
         return update.model_copy(update={"proposal": proposal, "usage": usage})
 
     async def _alpha_update(self, assignment: messages.AlphaAssignment) -> messages.AlphaUpdate:
@@ -304,7 +301,7 @@ class Work:
 
     @property
     def _num_examples(self) -> int:
-        """The device's weight; private devices have equal weights."""
+        """The device's weight; 1 under privacy."""
         return len(self.rows) if self.run.privacy is None else 1
 
     async def _step(
@@ -372,26 +369,26 @@ class Work:
         """Return the mean losses, and the part of the update for label biases."""
         task, examples = self.run.task, step.batch.examples
         targets = [int(target_of(task, examples[index])) for index in kept]
-        terms = []
+        labels, terms = len(task.labels), []
         for place, row in enumerate(rows):
-            at, pairs = step.task_at(place), zip([row[each] for each in kept], targets, strict=True)
-            terms.append([loss_terms(at, one, of) for one, of in pairs if isinstance(one, tuple)])
-        labels = len(task.labels)
+            # A run with label biases has label log-probabilities only.
+            biased, answers = step.task_at(place), cast(Any, [row[index] for index in kept])
+            terms.append([loss_terms(biased, *pair) for pair in zip(answers, targets, strict=True)])
         groups = num_groups(labels, private=self._noise is not None)
         if self._noise is not None:
             # An example without a loss counts as 0, as without a label bias.
             missing = scored - len(targets)
-            terms = [[*own, *[[0.0] * (2 + labels)] * missing] for own in terms]
+            terms = [[*by_example, *[[0.0] * (2 + labels)] * missing] for by_example in terms]
             targets += [-1] * missing
             draw = partial(private_terms, terms, targets, self._noise)
             numbers = self.release(step.keys, draw)
             values, rest = numbers[: len(terms)], iter(numbers[len(terms) :])
-            # The largest trace stands for an unknown one.
+            # The trace is unknown under privacy; its largest value, 1, is sent.
             means = [[[loss, 1.0, *itertools.islice(rest, labels)]] for loss in values]
             counts = tuple(rest)
         else:
-            values = tuple(math.fsum(term[0] for term in own) / len(own) for own in terms)
-            means = [class_means(own, targets, groups) for own in terms]
+            values = tuple(math.fsum(loss for loss, *_ in rows) / len(rows) for rows in terms)
+            means = [class_means(by_example, targets, groups) for by_example in terms]
             counts = tuple(float(targets.count(label)) for label in range(labels))
         flat = itertools.chain.from_iterable(itertools.chain.from_iterable(means))
         by_class = messages.Tensor.pack(flat, (len(terms), groups, 2 + labels), "float32")
@@ -412,13 +409,13 @@ class Work:
             await ask(step, missing)
 
     async def _ask_gateway(self, step: Step, missing: Sequence[int]) -> None:
-        """Send the requests to the gateway that contain these prompts.
+        """Send to the gateway the requests that contain these prompts.
 
-        A request that is sent again after a restart is the same one, which the server counts once.
+        After a restart a request is equal to the earlier one, and the server counts it once.
         """
         session, wanted = self.device.session, set(missing)
-        requests = cuts(len(step.keys), len(step.batch.texts))
-        # The server knows the prompts of an assignment, and the parent of a proposal.
+        requests = request_ranges(len(step.keys), len(step.batch.texts))
+        # The server knows the prompts of an assignment: one request for all need not repeat them.
         is_known = isinstance(self.assignment, messages.LossesAssignment) and len(requests) == 1
         for part in requests:
             if wanted.isdisjoint(part):
@@ -443,7 +440,7 @@ class Work:
 
 
 def facts_of(work: messages.Assignment | Unsent) -> dict[str, Any]:
-    """Return the names of an assignment, for events and logs."""
+    """Return the ids of an assignment, for events and logs."""
     return {"run_id": work.run_id, "assignment_id": work.assignment_id, "round": work.round}
 
 
@@ -457,8 +454,8 @@ def _declining(what: str) -> Iterator[None]:
         raise Declining(f"{what}: {errors.one_line(reason)}"[:500]) from exc
 
 
-def cuts(num_prompts: int, num_examples: int) -> list[range]:
-    """Return the requests to the gateway of a step: equal parts of its prompts."""
+def request_ranges(num_prompts: int, num_examples: int) -> list[range]:
+    """Split the prompts of a step into ranges of about equal size, one per request."""
     num_parts = -(-num_prompts * num_examples // _PAIRS)
     num_parts = min(max(num_parts, 1), num_prompts)
     bounds = [num_prompts * part // num_parts for part in range(num_parts + 1)]

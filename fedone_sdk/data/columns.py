@@ -76,8 +76,9 @@ def label_columns(rows: _Rows) -> list[str]:
     return [best, *(name for name in columns if name != best)]
 
 
-def _same_classes(one: Sequence[str], other: Sequence[str]) -> bool:
-    return len(set(zip(one, other, strict=True))) == len(set(one)) == len(set(other))
+def _same_classes(first: Sequence[str], second: Sequence[str]) -> bool:
+    pairs = set(zip(first, second, strict=True))
+    return len(pairs) == len(set(first)) == len(set(second))
 
 
 def text_columns(rows: _Rows, label: str) -> list[str]:

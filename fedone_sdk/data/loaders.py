@@ -3,39 +3,57 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import importlib
 import json
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from fedone_sdk.data.tables import read_table
+from fedone_sdk.data.columns import MAX_LABELS, NAMES
 from fedone_sdk.errors import DataError, needs_extra, system_errors
 
+_DELIMITERS = ",;\t|"
+_MAX_CELL_CHARS = 2**20
+_QUOTED = re.compile(r'".+"', re.DOTALL)
 _HUB_NAME = re.compile(r"hf:([\w.-]+)/([\w.-]+)(?:/([\w.-]+))?")
 
 _Row = dict[str, Any]
 _Rows = Generator[_Row]
+_Quoting = Literal["doubled", "escaped", "none"]
+_Records = list[tuple[int, list[str]]]
+"""Records of a table, each with the number of its last line."""
 
 
-def load_examples(source: str | Path, *, split: str = "train") -> list[dict[str, Any]]:
+def load_examples(
+    source: str | Path, *, split: str = "train", folder: str | Path = ""
+) -> list[dict[str, Any]]:
     """Read labelled rows.
+
+    The encoding of CSV and TSV is UTF-8, UTF-16 with a byte order mark, or Windows-1252, and the
+    delimiter is a comma, semicolon, tab or bar. Texts are quoted as in RFC 4180, or with escaped
+    quotes, or not at all: the first form in which all records have as many cells as the header is
+    used. Without a header, columns are called ``column1`` ... Empty cells after the last named
+    column are dropped.
 
     Args:
         source: A file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``); or
             ``hf:glue/TASK``, or ``hf:ORG/NAME`` with an optional ``/CONFIG``.
         split: The split of a hub data set; a file has only one.
+        folder: Base of a relative path.
 
     Returns:
-        One dictionary per row. CSV and TSV values are text (`read_table`).
+        One dictionary per row. CSV and TSV values are text.
 
     Raises:
         DataError: The source is empty or malformed; names the file and the line.
         MissingExtraError: Parquet or the hub needs a package that is not installed.
     """
-    name = str(source)
-    rows = _hub_rows(name, split) if name.startswith("hf:") else _file_rows(Path(source))
+    is_on_hub = str(source).startswith("hf:")
+    name = str(source if is_on_hub else Path(folder, source))
+    rows = _hub_rows(name, split) if is_on_hub else _file_rows(Path(name))
     with system_errors(DataError, f"{name}: cannot be read"):
         examples = list(rows)
     if not examples:
@@ -100,6 +118,103 @@ def _kind(value: object) -> str:
     return "null" if value is None else names.get(type(value), "a number")
 
 
+def _table(path: Path) -> Iterator[dict[str, str]]:
+    text = _table_text(path)
+    if named := re.match(r"sep=(.)\r?\n", text):  # The first line of some spreadsheets.
+        text = text[named.end() :]
+    first = text.partition("\n")[0]
+    delimiters = sorted(_DELIMITERS, key=first.count, reverse=True)
+    if path.suffix.lower() == ".tsv":
+        delimiters = ["\t", *delimiters]
+    problem: DataError | None = None
+    styles: tuple[_Quoting, ...] = ("doubled", "escaped", "none")
+    for delimiter in [mark for mark in delimiters if mark in first] or delimiters[:1]:
+        for quoting in styles:
+            try:
+                return _table_rows(path, _records(path, text, delimiter, quoting))
+            except DataError as exc:
+                problem = problem or exc
+    assert problem is not None
+    raise problem
+
+
+def _table_text(path: Path) -> str:
+    content = path.read_bytes()
+    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    codec = "utf-16" if content.startswith(marks) else "utf-8-sig"
+    try:
+        return content.decode(codec)
+    except UnicodeDecodeError as exc:
+        # Western text has single letters beyond ASCII; longer runs mean another encoding.
+        runs = re.findall(rb"[\x80-\xff]+", content)
+        if codec == "utf-8-sig" and sum(map(len, runs)) <= 2 * len(runs):
+            try:
+                return content.decode("cp1252")
+            except UnicodeDecodeError:
+                pass
+        line = content.count(b"\n", 0, exc.start) + 1
+        raise DataError(
+            f"{path}:{line}: is neither UTF-8 nor Windows-1252 text; save the file as UTF-8"
+        ) from exc
+
+
+def _records(path: Path, text: str, delimiter: str, quoting: _Quoting) -> _Records:
+    # A line feed ends a record; csv itself also ends one at a lone carriage return.
+    lines = text.removesuffix("\n").split("\n" if "\n" in text else "\r")
+    if quoting == "none":
+        split = (
+            (number, line.rstrip("\r").split(delimiter)) for number, line in enumerate(lines, 1)
+        )
+        records = [(number, record) for number, record in split if record != [""]]
+        cells = (cell for _, record in records for cell in record)
+        if delimiter != "\t" and any(map(_QUOTED.fullmatch, cells)):
+            raise DataError(f"{path}: some cells are quoted, others are not")
+        return records
+    csv.field_size_limit(_MAX_CELL_CHARS)
+    reader = csv.reader(
+        (f"{line}\n" for line in lines),
+        delimiter=delimiter,
+        escapechar="\\" if quoting == "escaped" else None,
+        strict=True,
+    )
+    try:
+        return [(reader.line_num, record) for record in reader if record not in ([], [""])]
+    except csv.Error as exc:
+        raise DataError(f"{path}:{reader.line_num}: bad CSV: {exc}") from exc
+
+
+def _table_rows(path: Path, records: _Records) -> Iterator[dict[str, str]]:
+    if not records:
+        return iter(())
+    number, header = records[0]
+    width = max((at for at, name in enumerate(header, 1) if name.strip()), default=0)
+    for line, record in records:
+        if len(record) < width or any(cell.strip() for cell in record[width:]):
+            raise DataError(
+                f"{path}:{line}: has {len(record)} columns, the header has {width}; "
+                "a text that contains the delimiter needs double quotes"
+            )
+    header = [name.strip() for name in header[:width]]
+    data = [record[:width] for _, record in records[1:]]
+    if _is_data(header, data):
+        data.insert(0, header)
+        header = [f"column{at}" for at in range(1, width + 1)]
+    if len(set(header)) < width:
+        raise DataError(f"{path}:{number}: two columns share one name in the header {header}")
+    return (dict(zip(header, record, strict=True)) for record in data)
+
+
+def _is_data(header: Sequence[str], data: Sequence[Sequence[str]]) -> bool:
+    """Return whether the first record is data: a cell is a label that other records have, too."""
+    if any(name.casefold() in NAMES for name in header):
+        return False
+    for name, *column in zip(header, *data, strict=True):
+        counts = Counter(column)
+        if name and counts[name] > 1 and len(counts) <= min(MAX_LABELS, len(column) // 2):
+            return True
+    return False
+
+
 def _parquet(path: Path) -> _Rows:
     arrow = _import("pyarrow", "reading Parquet")
     parquet = _import("pyarrow.parquet", "reading Parquet")
@@ -136,7 +251,7 @@ _READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
     ".jsonl": _jsonl,
     ".ndjson": _jsonl,
     ".json": _json,
-    ".csv": read_table,
-    ".tsv": read_table,
+    ".csv": _table,
+    ".tsv": _table,
     ".parquet": _parquet,
 }

@@ -258,10 +258,10 @@ class Session:
         ray: str | None = None,
         watch: Callable[[Progress], None] | None = None,
     ) -> None:
-        self.found: dict[str, Record] = {}
+        self.records: dict[str, Record] = {}
         self.failures: dict[str, str] = {}
         self.kept = 0
-        self._records, self._ray, self._watch = records, ray, watch
+        self._store, self._ray, self._watch = records, ray, watch
         self._workers = workers or len(_gpus()) or os.cpu_count() or 1
         self._seen: set[str] = set()
         self._logged: list[Mapping[str, str]] = []
@@ -270,7 +270,7 @@ class Session:
     @property
     def results(self) -> dict[str, Result]:
         """The results by key."""
-        return {key: record.result for key, record in self.found.items()}
+        return {key: record.result for key, record in self.records.items()}
 
     def find(self, trials: Sequence[Trial]) -> list[Trial]:
         """Read existing results, and return the trials without one."""
@@ -280,10 +280,10 @@ class Session:
         for trial in trials:
             if trial.key in self._seen:
                 continue
-            if (record := self._records.find(trial)) is None:
+            if (record := self._store.find(trial)) is None:
                 missing.append(trial)
             else:
-                self.found[trial.key] = record
+                self.records[trial.key] = record
                 self.kept += 1
         self._seen.update(trial.key for trial in trials)
         return missing
@@ -293,7 +293,7 @@ class Session:
         self._began = time.monotonic()
         self._tell(None)
         by_key = {trial.key: trial for trial in trials}
-        jobs = [(trial, self._records.workspace(trial)) for trial in trials]
+        jobs = [(trial, self._store.workspace(trial)) for trial in trials]
         if self._ray is None:
             outcomes = _in_processes(jobs, self._workers)
         else:
@@ -314,24 +314,24 @@ class Session:
         result = outcome.result
         if not isinstance(result, _Failure):
             try:
-                self.found[trial.key] = self._records.keep(trial, result, outcome.wall_s)
+                self.records[trial.key] = self._store.keep(trial, result, outcome.wall_s)
                 return
             except (TypeError, ValueError) as exc:
                 text = f"its result is no JSON value: {exc}"
                 result = _Failure(text, f"{text}\n{result!r}\n")
         self.failures[trial.key] = result.message
-        self._records.keep_failure(trial, result.details)
+        self._store.keep_failure(trial, result.details)
 
     def _tell(self, last: str | None) -> None:
         if self._watch is None:
             return
-        record, ended = self.found.get(last or ""), len(self.found) + len(self.failures)
+        record, ended = self.records.get(last or ""), len(self.records) + len(self.failures)
         new, seconds = ended - self.kept, time.monotonic() - self._began
         self._watch(
             Progress(
                 total=len(self._seen),
                 kept=self.kept,
-                done=len(self.found),
+                done=len(self.records),
                 failed=len(self.failures),
                 last=last,
                 failure=self.failures.get(last or ""),

@@ -126,6 +126,26 @@ class Standing:
         values = [float(getattr(one, name)) for one in self.trials.values()]
         return math.fsum(values) / len(values) if values else None
 
+    def row(self) -> list[str]:
+        """Return the entrant's row of the table."""
+        median, count = self.queries_to_target, len(self.reached)
+        reached = sum(queries is not None for queries in self.reached.values())
+        text = "-" if median is None else f"{median:.0f}" if math.isfinite(median) else "never"
+        if 0 < reached < count:
+            text += f" ({reached} of {count})"
+        return [
+            self.entrant.name,
+            str(len(self.trials)),
+            metric_text(self.mean("metric"), 4),
+            _estimate(self.difference),
+            metric_text(self.mean("loss"), 4),
+            _estimate(self.loss_difference),
+            text,
+            _count(self.mean("queries")),
+            _count(self.mean("example_calls")),
+            f"{self.spent.requests:,}",
+        ]
+
     def document(self) -> dict[str, Any]:
         """Return the standing for JSON."""
         entrant, median = self.entrant, self.queries_to_target
@@ -174,6 +194,12 @@ class Results:
     def spent(self) -> Usage:
         """Usage of all trials."""
         return sum((one.spent for one in self.standings), NOTHING)
+
+    @property
+    def header(self) -> list[str]:
+        """The columns of the table."""
+        first = self.standings[0].entrant.name
+        return _HEADER.format(metric=self.task.metric, first=first).split("|")
 
     @property
     def judged(self) -> str:
@@ -295,34 +321,6 @@ def _names(names: Sequence[str]) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def header_of(results: Results) -> list[str]:
-    """Return the columns of the table."""
-    first = results.standings[0].entrant.name
-    return _HEADER.format(metric=results.task.metric, first=first).split("|")
-
-
-def row_of(results: Results, standing: Standing) -> list[str]:
-    """Return an entrant's row of the table."""
-    median = standing.queries_to_target
-    reached = sum(one is not None for one in standing.reached.values())
-    count = len(standing.reached)
-    queries = "-" if median is None else f"{median:.0f}" if math.isfinite(median) else "never"
-    if 0 < reached < count:
-        queries += f" ({reached} of {count})"
-    return [
-        standing.entrant.name,
-        str(len(standing.trials)),
-        metric_text(standing.mean("metric"), 4),
-        _estimate(standing.difference),
-        metric_text(standing.mean("loss"), 4),
-        _estimate(standing.loss_difference),
-        queries,
-        _count(standing.mean("queries")),
-        _count(standing.mean("example_calls")),
-        f"{standing.spent.requests:,}",
-    ]
 
 
 def _count(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Comparison of methods: the entrants, and their trials, each a federation in this process."""
+"""Comparison of methods: the entrants, and their trials. A trial is a federation in one process."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from fedone_sdk.algorithms import load_method, stream_seed
-from fedone_sdk.backends import LLMBackend, Prediction, Wrapper, predict
-from fedone_sdk.backends.build import build_backend
+from fedone_sdk.backends import LLMBackend, Prediction, Wrapper, build_backend, predict
 from fedone_sdk.backends.judge import Judge, load_score
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Lease, SqliteLedger, Usage
 from fedone_sdk.candidates import no_prompt
@@ -34,7 +34,7 @@ from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Example, TaskSpec
 
 _PEERS = ("random", "gs-bdpl")
-"""Default opponents of RUN.yaml's own method."""
+"""Methods with which the method of RUN.yaml is compared by default."""
 
 _MODELS: Mapping[str, Any] = {
     name: model
@@ -47,7 +47,7 @@ METHODS = tuple(_MODELS)
 
 
 def default_names(spec: RunSpec) -> tuple[str, ...]:
-    """Return RUN.yaml's own method, its peers, and the baselines that the task allows."""
+    """Return the method of RUN.yaml, its peers, and the baselines that the task allows."""
     names = [spec.method.name, *_PEERS, *BASELINES]
     if spec.against_bias():
         names.remove("no-prompt-bias")
@@ -57,8 +57,8 @@ def default_names(spec: RunSpec) -> tuple[str, ...]:
 def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]) -> list[Entrant]:
     """Return one entrant per method or baseline.
 
-    A method takes the settings of RUN.yaml's method that it has in common. One that finds no label
-    bias has the SDK's default ``calibration``, which is noted.
+    A method shares the settings that it has in common with the method of RUN.yaml. A method that
+    cannot find a label bias has the default ``calibration``, which its notes say.
     """
     if not names or len(set(names)) < len(names):
         raise ArgumentError("--methods: each name may occur only once")
@@ -81,32 +81,30 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
         "seed": base.seed,
         "budget": base.budget and base.budget.model_dump(),
     }
-    if not _MODELS[name].pools:  # Only a method with a pool finds a bias.
+    if not _MODELS[name].pools:  # Only a method with a pool of answers finds a bias.
         changed.pop("calibration", None)
     try:
         spec = validate_spec(RunSpec, changed, source="arguments")
     except SpecError as exc:
         problem = "; ".join(exc.problems)
         raise ArgumentError(
-            f"--methods: {name} cannot run RUN.yaml ({problem}); leave it out"
+            f"--methods: {name} cannot run RUN.yaml ({problem}); remove it"
         ) from None
-    notes = (
-        note
-        for note in base.differences(spec)
-        if note.split(" ")[0].partition(".")[0] not in ("method", "seed")
-    )
-    return Entrant(name=name, kind="method", spec=spec, notes=tuple(notes))
+    differences = base.differences(spec)
+    notes = tuple(note for note in differences if not note.startswith(("method", "seed")))
+    return Entrant(name=name, kind="method", spec=spec, notes=notes)
 
 
-def _settings(own: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the settings that another method shares with RUN.yaml's, if their values are valid."""
+def _settings(method: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the settings of RUN.yaml's method that another method has, too, and accepts."""
     model = _MODELS[name]
-    settings: dict[str, Any] = {"name": name}
-    for key in model.model_fields.keys() & own.keys() - {"name"}:
-        with suppress(ValidationError):
-            model.model_validate({**settings, key: own[key]})
-            settings[key] = own[key]
-    return settings
+    shared = {key: method[key] for key in model.model_fields.keys() & method.keys() - {"name"}}
+    try:
+        model.model_validate({**shared, "name": name})
+    except ValidationError as exc:
+        invalid = {error["loc"][0] for error in exc.errors() if error["loc"]}
+        shared = {key: value for key, value in shared.items() if key not in invalid}
+    return {**shared, "name": name}
 
 
 _BIAS_QUERIES = 10
@@ -114,21 +112,22 @@ _BIAS_QUERIES = 10
 
 _DIGITS = 32
 
-_NO_PART = ("backend", "gateway", "name")
+_IGNORED_FIELDS = {"backend", "gateway", "name"}
 """Fields of a run that do not affect results; the fingerprint identifies the model."""
 
 _UNEQUAL = (
-    "budget: caps on requests, tokens and usd count what is sent: a trial gets further with "
-    "answers that an earlier one has paid for; budget.queries is the same for all"
+    "budget: caps on requests, tokens and usd are not equal for all trials, because answers in the "
+    "cache are free for later trials; a cap on queries is equal"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """An entrant with one seed, and what its trial needs.
+    """An entrant with one seed, and the inputs of its trial.
 
     Attributes:
-        caps: Of all trials together.
+        cache: File of the answer cache.
+        caps: Caps on all trials together.
         ledger: File of the account of these caps.
     """
 
@@ -140,14 +139,9 @@ class Contest:
     ledger: Path | None = None
 
     @property
-    def seed(self) -> int:
-        """Of the run."""
-        return self.federation.spec.seed
-
-    @property
     def title(self) -> str:
         """The display name."""
-        return f"{self.entrant.name}, seed {self.seed}"
+        return f"{self.entrant.name}, seed {self.federation.spec.seed}"
 
     @property
     def training_queries(self) -> int:
@@ -158,23 +152,23 @@ class Contest:
         if self.entrant.name != "no-prompt-bias":
             return 0
         rows = sum(map(len, self.federation.shards))
-        most = min(_BIAS_QUERIES, math.ceil(rows / spec.method.batch_size))
-        return min(most, training_queries(spec))
+        queries = min(_BIAS_QUERIES, math.ceil(rows / spec.method.batch_size))
+        return min(queries, training_queries(spec))
 
     def trial(self, model: str) -> Trial:
-        """Return its trial on a model with this fingerprint."""
-        spec, federation = self.federation.spec, self.federation
+        """Return the trial on a model with this fingerprint."""
+        federation = self.federation
         data = json.dumps(
             [federation.shards, federation.dev, federation.vocabulary.dump()],
             sort_keys=True,
             default=str,
         )
         return Trial(
-            key=f"{self.entrant.name}_s{self.seed}",
+            key=f"{self.entrant.name}_s{federation.spec.seed}",
             run=run_contest,
             options={
                 "entrant": self.entrant.name,
-                "run": spec.model_dump(mode="json", exclude={*_NO_PART}),
+                "run": federation.spec.model_dump(mode="json", exclude=_IGNORED_FIELDS),
                 "data": hashlib.sha256(data.encode()).hexdigest()[:_DIGITS],
                 "model": model,
             },
@@ -183,27 +177,28 @@ class Contest:
 
 
 def contests(
-    entrants: Sequence[Entrant], seeds: Sequence[int], folder: Path, **place: Any
+    entrants: Sequence[Entrant], seeds: Sequence[int], folder: Path, **options: Any
 ) -> Iterator[Contest]:
     """Yield all contests, seed by seed.
 
-    Those of one seed have the same clients, rows and candidates. As far as their settings agree,
-    they also have the same clients per round and the same mini-batches. All of these are drawn from
-    the run's seed, independent of the method.
+    Contests with the same seed have the same clients, rows and candidates. If their settings agree,
+    they also have the same clients per round and the same mini-batches: the draws depend on the
+    run's seed, not on the method.
     """
     for seed in seeds:
-        read: dict[str, Federation] = {}  # equal data is read once
+        federations: dict[str, Federation] = {}  # Equal data is loaded once.
         for entrant in entrants:
             spec = entrant.spec.model_copy(update={"seed": seed})
             key = spec.model_dump_json(include={"data", "prompt", "task"})
-            if key not in read:
-                read[key] = Federation.load(spec, folder)
-            if isinstance(read[key].score, Judge):
-                raise SpecError("task.score: fedone compare takes no judge; fedone tune does")
-            federation = replace(read[key], spec=spec, score=None, measure=None)
+            if key not in federations:
+                federations[key] = Federation.load(spec, folder)
+            if isinstance(federations[key].score, Judge):
+                raise SpecError("task.score: fedone compare does not support a judge")
+            # The trial loads the functions again, possibly in another process.
+            federation = replace(federations[key], spec=spec, score=None, measure=None)
             if not federation.dev:
                 raise SpecError("data.dev: is required, with rows, to compare methods")
-            yield Contest(entrant=entrant, federation=federation, folder=folder, **place)
+            yield Contest(entrant=entrant, federation=federation, folder=folder, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,9 +206,9 @@ class Costs:
     """The total cost of some trials.
 
     Attributes:
-        expected: Sum of the trials' expected usage. Answers that trials share are sent once, so the
-            actual usage may be less.
-        warnings: What prevents a trial, or makes it incomparable.
+        expected: Sum of the trials' expected usage. The actual usage may be less, because trials
+            share answers.
+        warnings: Problems that prevent trials, or make them incomparable.
     """
 
     trials: int
@@ -231,7 +226,7 @@ def is_free(backend: LLMBackend, batch_size: int) -> bool:
 
 
 async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
-    """Plan the first trial of each entrant, and multiply by the number of seeds."""
+    """Plan the first trial of each entrant, and multiply its cost by the number of seeds."""
     training = evaluation = 0
     expected = most = NOTHING
     budget = contests[0].federation.spec.budget
@@ -255,10 +250,10 @@ async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
             )
         else:
             measured = math.ceil(len(federation.dev) / federation.spec.method.batch_size)
-            asked = (first.training_queries + measured) * count
-            each = backend.worst_case(federation.spec.method.batch_size)
-            expected += (plan.per_query * asked).without_queries()
-            most += (each * asked).without_queries()
+            queries = (first.training_queries + measured) * count
+            worst = backend.worst_case(federation.spec.method.batch_size)
+            expected += (plan.per_query * queries).without_queries()
+            most += (worst * queries).without_queries()
         evaluation += measured * count
     return Costs(
         trials=len(contests),
@@ -271,7 +266,9 @@ async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
     )
 
 
-class _TotalGuard(BudgetGuard):
+class _SharedGuard(BudgetGuard):
+    """The account of the caps on all trials; keeps its first refusal."""
+
     refusal: BudgetExhausted | None = None
 
     @asynccontextmanager
@@ -285,7 +282,7 @@ class _TotalGuard(BudgetGuard):
 
 
 def run_contest(options: Mapping[str, Any], workspace: Workspace) -> Result:
-    """Run an entrant to its measured prompt; the trial's function."""
+    """Run the trial of an entrant, and measure its prompt."""
     contest: Contest = workspace.context
     federation, folder = contest.federation, contest.folder
     load_method(federation.spec.method, folder)
@@ -300,7 +297,7 @@ async def _run(contest: Contest) -> Result:
     guard = None
     if contest.ledger is not None:
         ledger = SqliteLedger(contest.ledger)
-        guard = _TotalGuard(contest.caps, ledger=ledger)
+        guard = _SharedGuard(contest.caps, ledger=ledger)
     spec = contest.federation.spec.backend
     if spec.cache is None:
         spec = spec.model_copy(update={"cache": str(contest.cache.absolute())})
@@ -324,14 +321,12 @@ async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
     metric = result.metric
     if "after" not in outcomes or metric.after is None:
         raise FedOneError(
-            f"{contest.title}: its caps leave nothing to measure the tuned prompt: raise "
-            "the caps on requests, tokens and money"
+            f"{contest.title}: the caps on requests, tokens or money were used up before the tuned "
+            "prompt was measured; raise them"
         )
-    spent, points = 0, [(0, metric.before)]
-    for report in result.history:
-        spent += report.queries
-        points.append((spent, report.metric))
-    points.append((result.spent.queries, metric.after))
+    spent = accumulate(report.queries for report in result.history)
+    during = zip(spent, (report.metric for report in result.history), strict=True)
+    points = [(0, metric.before), *during, (result.spent.queries, metric.after)]
     return _record(
         contest,
         outcomes["after"],
@@ -355,17 +350,11 @@ async def _measured_baseline(contest: Contest, backend: LLMBackend) -> TrialReco
     capped = any(value is not None for value in caps.values())
     guard = BudgetGuard(Budget(**caps) if capped else None, name=contest.entrant.name)
     bare, charged = no_prompt(spec.task, federation.vocabulary), Wrapper(backend, payer=guard)
+    options: dict[str, Any] = {"score": federation.score, "measure": federation.measure}
 
     async def predicted(task: TaskSpec, examples: Sequence[Example]) -> Prediction:
-        prediction = await predict(
-            charged,
-            task,
-            bare,
-            examples,
-            spec.method.batch_size,
-            score=federation.score,
-            measure=federation.measure,
-        )
+        size = spec.method.batch_size
+        prediction = await predict(charged, task, bare, examples, size, **options)
         if not prediction.scored:
             raise FedOneError(f"{contest.title}: the model failed on all rows")
         return prediction
@@ -373,7 +362,7 @@ async def _measured_baseline(contest: Contest, backend: LLMBackend) -> TrialReco
     task, queries = spec.task, 0
     if contest.entrant.name == "no-prompt-bias":
         queries = contest.training_queries
-        # Rows of all clients, in an order drawn from the run's seed.
+        # The rows of all clients, in an order drawn from the run's seed.
         rows = [row for shard in federation.shards for row in shard]
         seed = stream_seed(spec.seed, "pooled-rows", 0)
         drawn = draw_minibatch(len(rows), queries * spec.method.batch_size, seed)
@@ -402,7 +391,7 @@ def _record(
     losses = [loss for loss in last.losses if loss is not None]
     return TrialRecord(
         entrant=contest.entrant.name,
-        seed=contest.seed,
+        seed=contest.federation.spec.seed,
         queries=queries,
         example_calls=queries * min(contest.federation.spec.method.batch_size, largest),
         metric=curve[-1].metric,

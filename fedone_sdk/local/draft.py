@@ -1,4 +1,4 @@
-"""The task and the slots of a new run, derived from public rows by the model that it is for."""
+"""The task and the slots of a new run, derived from public rows by the run's model."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _SCREEN_CHARS = 300
 """Characters of a text that the model reads to derive words."""
 
 FRAME_CHARS = 100
-"""Characters around a text that the model reads for each row."""
+"""Characters around a text in the model's input."""
 
 _WORDS_PER_LABEL = 24
-_MOST_SETS = 4
-_LAST = 1000.0
-"""Nats, more than log-probabilities differ."""
+_MAX_SETS = 4
+_PENALTY = 1000.0
+"""Nats by which a word of the label's name is preferred to any other word."""
 
 _MAX_PERMUTED = 3
-"""Up to so many labels without a name, shipped words are tried in every order."""
+"""Maximum number of labels for which shipped words are tried in every order."""
 
 _DEMONSTRATION_CHARS = 1000
-"""Characters of a block of demonstrations, which every query reads once."""
+"""Maximum length of a block of demonstrations."""
 
-_SPELLS_SEVERAL = ("llama_cpp", "transformers")
+_MULTI_TOKEN_KINDS = ("llama_cpp", "transformers")
 
 _ANY_LABELS = {"0": " a", "1": " b"}
-"""Labels of a form that is asked before the label words are known."""
+"""Labels of a form before the label words are known."""
 
 _Floats = NDArray[np.float64]
 
@@ -63,13 +63,13 @@ def _slots_of(form: str) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What a new run asks its model.
+    """The task and the slots of a new run.
 
     Attributes:
-        task: The section ``task`` without metric; texts are not cut yet.
+        task: The section ``task`` without metric; its form does not cut texts.
         slots: The candidates of each slot.
         several: Whether label words have several tokens.
-        char_s: Seconds that the model takes for a character of text; None if it was not asked.
+        char_s: Seconds of the model per character of text; None if not measured.
     """
 
     task: dict[str, Any]
@@ -91,32 +91,26 @@ async def draft(
 ) -> Draft:
     """Derive a task and its slots.
 
-    A model in this process reads the public rows: it chooses the noun for a text, and the label
-    words, by how much likelier a word is after texts of its class than after others. A model behind
-    an API is only asked what is free.
+    A model in this process scores words after the public rows. A word is chosen for a label if it
+    is much more likely after texts with this label than after others. A model behind an API gets
+    only requests that cost nothing.
 
-    Args:
-        model: The model.
-        kind: Its kind in RUN.yaml.
-        rows: Public rows, with ``text`` and ``label``.
-        columns: Names of the columns that these were.
-        public: The file of the public rows, for demonstrations.
-        text: A noun for a text; None derives it.
-        aspect: A noun for what labels say; None derives it.
-        words: Label words by label; None derives them.
+    `rows` are public and have the keys ``text`` and ``label``; `columns` are the original names of
+    these, and `public` is the file of the rows. `text` and `aspect` are nouns for a text and for
+    the meaning of the labels. What is None is derived.
     """
     reader = _Reader(model, rows)
     await reader.find_form()
-    noun = text or _named(columns[0]) or await reader.noun()
-    about = aspect or _named(columns[1])
+    noun = text or _noun_of(columns[0]) or await reader.noun()
+    about = aspect or _noun_of(columns[1])
     opening = f"{(about or 'category').capitalize()}:"
     reader.opening = f" {opening}" if reader.form == "cloze" else opening
     chosen = await _words(reader, words, kind)
     about = about or _aspect_of(chosen.main)
-    blank = not chosen.several and await reader.takes(chosen.main.values(), "")
-    sets = [[*one.values()] for one in chosen.others]
+    blank = not chosen.several and await reader.accepts(chosen.main.values(), "")
+    sets = [[*words_of.values()] for words_of in chosen.others]
     if blank:
-        sets = [one for one in sets if await reader.takes(one, "")]
+        sets = [label_set for label_set in sets if await reader.accepts(label_set, "")]
     names = {"noun": noun, "about": about, "Noun": noun.capitalize(), "About": about.capitalize()}
     slots: dict[str, Any] = {
         slot: [text.format(**names) for text in texts]
@@ -133,20 +127,18 @@ async def draft(
         slots["labels"] = {"kind": "labels", "sets": sets}
     form = _shipped()["forms"][reader.form]
     if reader.coded and reader.form != "cloze":
-        said = words or {label: label for label in reader.labels}
-        slots["codes"] = [*instructions.code_candidates(said)]
+        meanings = words or {label: label for label in reader.labels}
+        slots["codes"] = [*instructions.code_candidates(meanings)]
         form = json.loads(json.dumps(form).replace("{text}", "{codes}{text}"))
     task = {**form, "description": {"text": noun, "aspect": about}, "labels": chosen.main}
     return Draft(task=task, slots=slots, several=chosen.several, char_s=reader.char_s)
 
 
-def _named(column: str) -> str | None:
-    """Return what a column's name says of its content; None if it says nothing."""
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", column).casefold()
-    kept = [
-        word for word in re.split(r"[\W\d_]+", words) if word and word not in _shipped()["vague"]
-    ]
-    return " ".join(kept)[:60] or None
+def _noun_of(column: str) -> str | None:
+    """Return a noun for the content of a column, from its name; None for a vague name."""
+    words = re.split(r"[\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", column).casefold())
+    vague = {"", *_shipped()["vague"]}
+    return " ".join(word for word in words if word not in vague)[:60] or None
 
 
 def _aspect_of(words: Mapping[str, str]) -> str:
@@ -155,36 +147,31 @@ def _aspect_of(words: Mapping[str, str]) -> str:
 
 
 class _Reader:
-    """The model with the public rows.
-
-    Attributes:
-        form: How the model is asked.
-        opening: The text before the answer.
-        coded: Whether its label words are codes.
-        char_s: Seconds per character of its last reading.
-    """
+    """Reads the public rows with the model."""
 
     def __init__(self, model: LLMBackend, rows: Sequence[Mapping[str, str]]) -> None:
         self.model, self.rows = model, rows
         self.labels = sorted({row["label"] for row in rows})
         self.targets = np.array([self.labels.index(row["label"]) for row in rows])
-        self.form, self.opening, self.coded = "", "Answer:", False
-        self.char_s: float | None = None
+        self.form = ""  # The key of the task's form in draft.toml.
+        self.opening = "Answer:"  # The text before the answer.
+        self.coded = False  # Whether the label words are codes.
+        self.char_s: float | None = None  # Seconds per character of the last query.
 
     async def find_form(self) -> None:
-        """Find the form that the model takes; raise its error if it takes none."""
+        """Find a form that the model accepts; raise its error if there is no such form."""
         for self.form in _shipped()["forms"]:
-            if await self.takes(()):
+            if await self.accepts(()):
                 return
-        await self.model.check((), self._asked("", self.opening))
+        await self.model.check((), self._input("", self.opening))
 
     async def valid(self, words: Iterable[str]) -> list[str]:
         """Return the words that are one token after the opening, each in one spelling."""
-        return await valid_words(self.model, [*words], self._asked("", self.opening))
+        return await valid_words(self.model, [*words], self._input("", self.opening))
 
-    async def takes(self, words: Iterable[str], opening: str | None = None) -> bool:
-        """Whether all words are one token after the opening, or after another one."""
-        form = self._asked("", self.opening if opening is None else opening)
+    async def accepts(self, words: Iterable[str], opening: str | None = None) -> bool:
+        """Return whether the model can score words after an opening, by default the reader's."""
+        form = self._input("", self.opening if opening is None else opening)
         try:
             await self.model.check(tuple(words), form)
         except (BackendBlocked, BackendUnavailable):
@@ -195,28 +182,29 @@ class _Reader:
 
     async def read(self, words: Sequence[str], texts: Sequence[str]) -> _Floats:
         """Return the log-probabilities of words after texts, shape (texts, words)."""
-        began = time.perf_counter(), time.process_time()
-        inputs = tuple(self._asked(text, self.opening) for text in texts)
+        began, cpu_began = time.perf_counter(), time.process_time()
+        inputs = tuple(self._input(text, self.opening) for text in texts)
         answer = await self.model.score(Query(inputs=inputs, label_words=tuple(words)))
         chars = sum(len(text[:_SCREEN_CHARS]) + FRAME_CHARS for text in texts)
-        # Processor time where other programs delay the model.
-        took = min(time.perf_counter() - began[0], time.process_time() - began[1])
-        self.char_s = took / chars
+        # Processor time, if other programs delay the model.
+        seconds = min(time.perf_counter() - began, time.process_time() - cpu_began)
+        self.char_s = seconds / chars
         return np.array(answer.log_probs)
 
     async def noun(self) -> str:
+        """Return the noun that the rows make most likely."""
         if not self.model.local:
             return "text"
         self.opening = " This is a" if self.form == "cloze" else "This is a"
         nouns = await self.valid(f" {noun}" for noun in _shipped()["nouns"])
         if len(nouns) < 2:
             return "text"
-        some = [row["text"] for row in self.rows[:: max(1, len(self.rows) // 16)]]
-        log_probs = await self.read(nouns, [*some, ""])
+        texts = [row["text"] for row in self.rows[:: max(1, len(self.rows) // 16)]]
+        log_probs = await self.read(nouns, [*texts, ""])
         lift = log_probs[:-1].mean(axis=0) - log_probs[-1]
         return nouns[int(lift.argmax())].strip()
 
-    def _asked(self, text: str, opening: str) -> Rendered:
+    def _input(self, text: str, opening: str) -> Rendered:
         names = (*_slots_of(self.form),)
         form = {**_shipped()["forms"][self.form], "slots": names, "labels": _ANY_LABELS}
         texts = (*[""] * (len(names) - 1), opening)
@@ -231,80 +219,88 @@ class _Words(NamedTuple):
 
 
 async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) -> _Words:
-    """Return the task's label words, and other sets.
+    """Return the task's label words, and alternative sets.
 
-    A label's word is one of its name, the one that its texts make likelier. If names are not enough
-    a set is, in this order: the whole names, if the model takes several tokens; shipped words that
-    fit the rows; words that the rows make likelier; letters.
+    The word of a label is a word of its name, namely the one that its texts make most likely. If
+    the names have no such words, the set is, in this order: the whole names, if the model scores
+    words of several tokens; shipped words that fit the rows; words that the rows make likely;
+    letters.
     """
     labels, names = reader.labels, given or {label: label for label in reader.labels}
-    local = reader.model.local
-    spelled = {  # A label word of a hosted model is one word, as it must be one token.
-        one: [w for w in spellings_of(names[one]) if local or " " not in w[1:]] for one in labels
-    }
-    if not local:
-        first = {label: next(iter(spelled[label]), label) for label in labels}
-        if len(set(first.values())) == len(labels) and await reader.takes(first.values()):
-            return _Words(first)  # One request of a hosted model instead of one per word.
-    own = {label: await reader.valid(spelled[label]) for label in labels}
-    if not local:
-        by_place = {label: {w: -at for at, w in enumerate(own[label])} for label in labels}
-        return _Words(_assigned(by_place) or await _codes(reader))
-    telling = all(re.search(r"[^\W\d_]{2}", names[label]) for label in labels)
-    shipped = (
-        f" {word}" for words in itertools.chain(*label_sets.label_families()) for word in words
-    )
-    seen = await _Seen.of(reader, [*itertools.chain(*own.values()), *shipped, *_frequent(reader)])
-    # Words of the names first, then any other.
+    if not reader.model.local:
+        return _Words(await _hosted_words(reader, names))
+    own = {label: await reader.valid(spellings_of(names[label])) for label in labels}
+    has_names = all(re.search(r"[^\W\d_]{2}", names[label]) for label in labels)
+    lexicon = [*itertools.chain(*own.values(), *_shipped_sets()), *_frequent(reader)]
+    scores = await _WordScores.of(reader, lexicon)
+    # Words of the names are preferred to all others.
     named = {
-        label: {word: lifts[word] for word in own[label] if telling}
-        for label, lifts in seen.lifts.items()
+        label: {word: lifts[word] for word in own[label] if has_names}
+        for label, lifts in scores.lifts.items()
     }
     derived = _assigned(
         {
-            label: {word: lift - _LAST for word, lift in lifts.items()} | named[label]
-            for label, lifts in seen.lifts.items()
+            label: {word: lift - _PENALTY for word, lift in lifts.items()} | named[label]
+            for label, lifts in scores.lifts.items()
         }
     )
     main = _assigned(named)
-    fitting = sorted(filter(seen.knows, _orders(labels, main)), key=seen.loss)
+    fitting = sorted(filter(scores.covers, _orders(labels, main)), key=scores.loss)
     whole = {label: " " + " ".join(re.findall(r"[^\W_]+", names[label])) for label in labels}
-    distinct = telling and len(set(whole.values())) == len(labels)
-    several = not main and distinct and kind in _SPELLS_SEVERAL
+    distinct = has_names and len(set(whole.values())) == len(labels)
+    several = not main and distinct and kind in _MULTI_TOKEN_KINDS
     if several:
         main = whole
     elif not main:
-        main = fitting[0] if fitting and not telling else derived or await _codes(reader)
-    start = main if seen.knows(main) else derived
-    others = [*fitting, _improved(seen, start)] if start else fitting
-    # A set that is worse already here would only cost queries.
-    worst = seen.loss(start) if start == main else np.inf
-    others = [one for one in others if one != main and seen.loss(one) <= worst]
-    return _Words(main, sorted(others, key=seen.loss)[: _MOST_SETS - 1], several)
+        main = fitting[0] if fitting and not has_names else derived or await _codes(reader)
+    start = main if scores.covers(main) else derived
+    others = [*fitting, _improved(scores, start)] if start else fitting
+    # A set that is worse on the public rows would only cost queries.
+    worst = scores.loss(start) if start == main else np.inf
+    others = [words for words in others if words != main and scores.loss(words) <= worst]
+    return _Words(main, sorted(others, key=scores.loss)[: _MAX_SETS - 1], several)
 
 
-def _improved(seen: _Seen, start: Mapping[str, str]) -> dict[str, str]:
-    """Return a set in which each word that lowers the loss has replaced the label's own."""
+async def _hosted_words(reader: _Reader, names: Mapping[str, str]) -> dict[str, str]:
+    """Return single words of the names, or codes, which a hosted model accepts as one token."""
+    labels = reader.labels
+    single = {
+        label: [word for word in spellings_of(names[label]) if " " not in word[1:]]
+        for label in labels
+    }
+    first = {label: next(iter(single[label]), label) for label in labels}
+    if len(set(first.values())) == len(labels) and await reader.accepts(first.values()):
+        return first  # One request instead of one per word.
+    ranks = {
+        label: {word: -rank for rank, word in enumerate(await reader.valid(single[label]))}
+        for label in labels
+    }
+    return _assigned(ranks) or await _codes(reader)
+
+
+def _improved(scores: _WordScores, start: Mapping[str, str]) -> dict[str, str]:
+    """Return a set in which words of `start` are replaced by words that lower the loss."""
     best = dict(start)
-    for label, lifts in seen.lifts.items():
+    for label, lifts in scores.lifts.items():
         for word in nlargest(_WORDS_PER_LABEL, lifts, key=lambda word: lifts[word]):
             trial = {**best, label: word}
-            if word not in best.values() and seen.loss(trial) < seen.loss(best):
+            if word not in best.values() and scores.loss(trial) < scores.loss(best):
                 best = trial
     return best
 
 
-class _Seen:
-    """How likely words are after the public rows.
+class _WordScores:
+    """Log-probabilities of words after the public rows.
 
     Attributes:
-        lifts: By label, how much likelier each word is after its texts than after others, nats.
+        lifts: By label and word, the mean log-probability after texts with this label, minus its
+            mean over all labels, nats.
     """
 
     def __init__(self, reader: _Reader, words: Sequence[str], log_probs: _Floats) -> None:
         self._targets, self._of_word = reader.targets, dict(zip(words, log_probs.T, strict=True))
         inside = [log_probs[reader.targets == at].mean(axis=0) for at in range(len(reader.labels))]
-        # Against the mean over classes, so that a frequent class does not count more.
+        # The mean over labels, so that a frequent label does not count more.
         lifts = np.array(inside) - np.mean(inside, axis=0)
         self.lifts: dict[str, dict[str, float]] = {
             label: dict(zip(words, row.tolist(), strict=True))
@@ -312,18 +308,18 @@ class _Seen:
         }
 
     @classmethod
-    async def of(cls, reader: _Reader, lexicon: Iterable[str]) -> _Seen:
-        """Ask for the words of a lexicon that are valid."""
+    async def of(cls, reader: _Reader, lexicon: Iterable[str]) -> _WordScores:
+        """Score the valid words of a lexicon."""
         words = await reader.valid(lexicon)
         return cls(reader, words, await reader.read(words, [row["text"] for row in reader.rows]))
 
-    def knows(self, chosen: Mapping[str, str]) -> bool:
-        """Whether all words of a set were asked for."""
-        return self._of_word.keys() >= {*chosen.values()}
+    def covers(self, words: Mapping[str, str]) -> bool:
+        """Return whether all words of a set are scored."""
+        return self._of_word.keys() >= {*words.values()}
 
-    def loss(self, chosen: Mapping[str, str]) -> float:
-        """Return the cross-entropy of a set, with each word's mean taken off."""
-        scores = np.array([self._of_word[chosen[label]] for label in self.lifts]).T
+    def loss(self, words: Mapping[str, str]) -> float:
+        """Return the cross-entropy of a set, after the mean of each word is subtracted."""
+        scores = np.array([self._of_word[words[label]] for label in self.lifts]).T
         scores -= scores.mean(axis=0)
         scores -= np.logaddexp.reduce(scores, axis=1, keepdims=True)
         return float(-scores[np.arange(len(scores)), self._targets].mean())
@@ -341,7 +337,7 @@ async def _codes(reader: _Reader) -> dict[str, str]:
 
 
 def _assigned(scores: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-    """Return a word for each label, each once, the highest scores first; none if one has none."""
+    """Return distinct words for the labels, highest scores first; {} if a label gets no word."""
     pairs = [(score, label, word) for label in scores for word, score in scores[label].items()]
     assigned: dict[str, str] = {}
     for _, label, word in sorted(pairs, key=lambda pair: -pair[0]):
@@ -350,16 +346,17 @@ def _assigned(scores: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     return {label: assigned[label] for label in scores} if len(assigned) == len(scores) else {}
 
 
+def _shipped_sets() -> list[list[str]]:
+    families = label_sets.label_families()
+    return [[f" {word}" for word in words] for family in families for words in family]
+
+
 def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str, str]]:
-    """Return shipped sets: those of the labels' own words, or every order of those that fit."""
+    """Return shipped sets that contain the labels' words, or without words all sets of the size."""
     sets: Iterable[Sequence[str]] = label_sets.shipped_label_sets(main)
     if not main and len(labels) <= _MAX_PERMUTED:
-        every = [
-            [f" {word}" for word in words]
-            for words in itertools.chain(*label_sets.label_families())
-        ]
-        fit = (words for words in every if len(words) == len(labels))
-        sets = itertools.chain.from_iterable(map(itertools.permutations, fit))
+        fitting = (words for words in _shipped_sets() if len(words) == len(labels))
+        sets = itertools.chain.from_iterable(map(itertools.permutations, fitting))
     return (dict(zip(labels, words, strict=True)) for words in sets)
 
 
@@ -376,9 +373,9 @@ def _frequent(reader: _Reader) -> list[str]:
 
 
 def _shots(rows: Sequence[Mapping[str, str]]) -> list[int]:
-    """Return numbers of shots: every class once and twice, within the length of a block."""
+    """Return numbers of shots: none, each label once, each label twice, if a block has room."""
     labels = Counter(row["label"] for row in rows)
     chars = min(median_high(len(row["text"]) for row in rows), _SCREEN_CHARS) + 20
-    once, most = max(2, min(len(labels), 8)), _DEMONSTRATION_CHARS // chars
-    fewest = len(labels) * min(labels.values())
-    return [0, *(count for count in (once, 2 * once) if count <= min(most, fewest))]
+    limit = min(_DEMONSTRATION_CHARS // chars, len(labels) * min(labels.values()))
+    once = max(2, min(len(labels), 8))
+    return [0, *(count for count in (once, 2 * once) if count <= limit)]

@@ -29,17 +29,17 @@ from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
 
-_MOST_TEXTS = 20_000
-"""Rows from which a vocabulary is built at most, evenly spaced; more would add seconds only."""
+_MAX_ROWS = 20_000
+"""Maximum number of rows from which a vocabulary is built; more rows only take time."""
 
 Watcher = Callable[[ServedRun, Change | None], None]
-"""Called with the run before it starts (no change yet), and with every change."""
+"""Called with the run before it starts, without a change, and then with every change."""
 
 Ask = Callable[[Sequence[Query]], Awaitable[list[Answer]]]
-"""Asks the run's model; the usage counts as evaluation of the run."""
+"""Sends queries to the run's model; their usage counts as evaluation of the run."""
 
 First = Callable[[Ask], Awaitable[None]]
-"""Runs before the first client enrols."""
+"""A step before the first client enrols."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,10 @@ class Federation:
     """A RunSpec with its data loaded.
 
     Attributes:
+        shards: The rows of each client.
         reused_rows: Whether clients share rows because there are too few.
-        score: The user's function, for loss ``score``.
-        measure: The user's function, for a custom metric.
+        score: For loss ``score``.
+        measure: For a custom metric.
     """
 
     spec: RunSpec
@@ -67,7 +68,6 @@ class Federation:
         base_dir: str | Path = ".",
         *,
         score: ScoreFunction | None = None,
-        measure: MetricFunction | None = None,
     ) -> Federation:
         """Load a run's data and partition it over clients.
 
@@ -75,23 +75,22 @@ class Federation:
             spec: The run; its ``data`` is required.
             base_dir: Base of relative paths: the folder of RUN.yaml.
             score: For loss ``score``; None imports the function that the task names.
-            measure: For a custom metric; None imports the function that the task names.
 
         Raises:
-            SpecError: The run names no data, or an object that cannot be imported.
+            SpecError: The run has no training data, or names an object that cannot be imported.
             DataError: A file or an example cannot be used.
         """
         data, task = spec.data, spec.task
-        if data is None:
-            raise SpecError("data: is required to tune on this machine")
-        if data.train is None:
+        if data is None or data.train is None:
             raise SpecError("data.train: is required to tune on this machine")
         load_method(spec.method, base_dir)
         with _prefixed_errors("data.train"):
-            train = _examples(data.train, base_dir, "train")
+            train = load_examples(data.train, folder=base_dir)
             check_examples(task, train, data.train)
         with _prefixed_errors("data.dev"):
-            dev = [] if data.dev is None else _examples(data.dev, base_dir, "validation")
+            dev: list[Example] = []
+            if data.dev is not None:
+                dev = [*load_examples(data.dev, split="validation", folder=base_dir)]
             check_examples(task, dev, data.dev or "")
         with _prefixed_errors("data.num_clients"):
             partition = partition_clients(
@@ -104,10 +103,10 @@ class Federation:
             )
         if partition.reused_rows:
             _log.warning("clients share rows: too few for disjoint shards", rows=len(train))
-        # The vocabulary is built from the text that the clients hold, of many rows from a sample.
-        used = sorted({row for shard in partition.shards for row in shard})
-        used = used[:: len(used) // _MOST_TEXTS + 1]
-        texts = (str(train[row][name]) for row in used for name in task.fields)
+        # The vocabulary is built from a sample of the clients' texts.
+        rows = sorted({row for shard in partition.shards for row in shard})
+        rows = rows[:: len(rows) // _MAX_ROWS + 1]
+        texts = (str(train[row][name]) for row in rows for name in task.fields)
         with _prefixed_errors("prompt" if spec.prompt.slots else "prompt.vocabulary"):
             vocabulary = spec.prompt.build(task, texts, base_dir)
         return cls(
@@ -117,20 +116,12 @@ class Federation:
             vocabulary=vocabulary,
             reused_rows=partition.reused_rows,
             score=score or load_score(task, base_dir),
-            measure=measure or load_measure(task, base_dir),
+            measure=load_measure(task, base_dir),
         )
-
-    def check_functions(self) -> None:
-        """Raise a `SpecError` if a function that the task needs is missing."""
-        task = self.spec.task
-        if task.loss == "score" and self.score is None:
-            raise SpecError("task.score: loss score needs Federation.score")
-        if ":" in task.metric and self.measure is None:
-            raise SpecError(f"task.metric: {task.metric} needs Federation.measure")
 
 
 def load_measure(task: TaskSpec, base_dir: str | Path = ".") -> MetricFunction | None:
-    """Import the metric function that a local run names."""
+    """Import the metric function that a task names; None for a built-in metric."""
     if ":" not in task.metric:
         return None
     measure: MetricFunction = load_object("task.metric", task.metric, base_dir)
@@ -139,17 +130,11 @@ def load_measure(task: TaskSpec, base_dir: str | Path = ".") -> MetricFunction |
 
 @contextmanager
 def _prefixed_errors(key: str) -> Iterator[None]:
-    """Prefix data errors with the run's key that names the file or the number of rows."""
+    """Prefix data errors with the key of the run that caused them."""
     try:
         yield
     except DataError as exc:
         raise DataError(f"{key}: {exc}") from exc
-
-
-def _examples(source: str, base_dir: str | Path, split: str) -> list[Example]:
-    if source.startswith("hf:"):
-        return list(load_examples(source, split=split))
-    return list(load_examples(Path(base_dir) / source))
 
 
 @asynccontextmanager
@@ -167,7 +152,7 @@ async def running(
     """Run a federation in this process: a real aggregator, and one edge client per shard.
 
     The clients work within the ``async with``. Leaving it early ends the run with its current
-    result, after queries in flight are answered. After it, the final prompt is measured.
+    result, after pending queries are answered. The final prompt is measured on exit.
 
     Example:
         ```python
@@ -180,26 +165,29 @@ async def running(
     Args:
         federation: The run and its data.
         backend: The model behind the gateway; the caller closes it.
-        store: The aggregator's store; in memory by default. A run that it already holds is
-            resumed, also after a stop.
-        state_dir: Folder of the clients' state, so that a stored run resumes with the same
-            clients. An early end then keeps the open work of the round.
+        store: The aggregator's store, by default in memory. A run in the store is resumed, even
+            after a stop.
+        state_dir: Folder of the clients' state, with which a stored run resumes with the same
+            clients. Leaving early then keeps the open work of the round.
         watch: Called with the run and its changes.
         first: Queries to the model before the run starts or resumes, under the run's caps.
-        between: Wraps a client's transport, for example with a fault or an attack.
+        between: Wraps a client's transport, for example to inject a fault or an attack.
         proposer: The model of ``prompt.proposer``; the caller closes it.
 
     Raises:
-        SpecError: The run is not possible as described.
+        SpecError: The run cannot be performed as described.
         LabelWordError: A label word is not one token of the model.
     """
-    federation.check_functions()
     spec, score, measure = federation.spec, federation.score, federation.measure
+    if spec.task.loss == "score" and score is None:
+        raise SpecError("task.score: loss score needs Federation.score")
+    if ":" in spec.task.metric and measure is None:
+        raise SpecError(f"task.metric: {spec.task.metric} needs Federation.measure")
     folder = None if state_dir is None else Path(state_dir)
     secret = population_secret(folder)
     async with AsyncExitStack() as stack:
         aggregator = Aggregator(
-            # Cached answers are shared: all devices and runs belong to one person.
+            # All devices belong to one person, so they share cached answers.
             backend=Wrapper(backend, scope=()),
             store=store or MemoryStore(),
             enrolment_tokens=[enrolment_token(secret)],
@@ -226,9 +214,8 @@ async def running(
             between=between,
         )
         await stack.enter_async_context(population)
-        # Sequential, so that a client's enrolment index, which seeds its draws, is its shard's.
+        # Before the evaluation of the untrained prompt, which `add_run` starts with dev rows.
         await population.enrol()
-        # The first query comes after enrolment.
         options: dict[str, Any] = {"dev": federation.dev, "score": score, "measure": measure}
         await service.add_run(spec, federation.vocabulary, proposer=proposer, **options)
         async with population.working():
@@ -240,13 +227,10 @@ async def running(
 
 
 async def _resume(service: Service, spec: RunSpec) -> None:
-    """Resume a stored run that was stopped, but not one that paused just now.
-
-    Before `add_run`, which checks whether there is something to measure.
-    """
-    known = await service.registry.get_or_load(spec.name)
-    if known is not None and known.spec.is_same_run(spec) and known.was_stopped:
-        await service.resume_run(known)
+    """Resume a stored run that was stopped; `add_run` can then measure its prompts."""
+    run = await service.registry.get_or_load(spec.name)
+    if run is not None and run.spec.is_same_run(spec) and run.was_stopped:
+        await service.resume_run(run)
 
 
 async def simulate(
@@ -256,14 +240,14 @@ async def simulate(
     stop: asyncio.Event | None = None,
     **options: Any,
 ) -> RunResult:
-    """Run a federation to its end, or until `stop` is set; other options as of `running`."""
+    """Run a federation to its end, or until `stop` is set; the options are those of `running`."""
     async with running(federation, backend=backend, **options) as run:
-        waits: list[asyncio.Task[object]] = [asyncio.create_task(run.wait_ended())]
+        tasks: list[asyncio.Task[object]] = [asyncio.create_task(run.wait_ended())]
         if stop is not None:
-            waits.append(asyncio.create_task(stop.wait()))
+            tasks.append(asyncio.create_task(stop.wait()))
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for wait in waits:
-                wait.cancel()
+            for task in tasks:
+                task.cancel()
     return run.result()

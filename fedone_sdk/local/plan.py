@@ -1,4 +1,4 @@
-"""The cost and the duration of a run, estimated from its rows, prices and a short timing."""
+"""Estimates of the cost and the duration of a run, from its rows, prices and a short timing."""
 
 from __future__ import annotations
 
@@ -10,18 +10,10 @@ from fractions import Fraction
 
 from pydantic import Field, field_serializer
 
+from fedone_sdk import backends
 from fedone_sdk.aggregator import RoundMachine
 from fedone_sdk.algorithms import stream, stream_seed
-from fedone_sdk.backends import (
-    LLMBackend,
-    Query,
-    Wrapper,
-    prediction_queries,
-    price_of,
-    query_for,
-    usable_vocabulary,
-    written_query,
-)
+from fedone_sdk.backends import LLMBackend, Query, Wrapper
 from fedone_sdk.backends.judge import MAX_TOKENS, Judge
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.candidates import label_checks, no_prompt, prompt_of, proposals, reflection
@@ -36,45 +28,43 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example, TextPrompt, references_of, target_of
 from fedone_sdk.vocabulary import CHARS_PER_TOKEN
 
-_ONE = Usage(queries=1, requests=1)
-"""The usage of a query without further information."""
+_UNKNOWN = Usage(queries=1, requests=1)
+"""The usage of a query whose tokens cannot be counted."""
 
 _STEPS = 32
-"""Steps whose prompts and mini-batches are drawn as the run draws them."""
+"""Number of steps whose queries are quoted and timed."""
 
-_MOST_STEPS = 1000
-"""Steps whose draws are compared with each other."""
+_MAX_STEPS = 1000
+"""Maximum number of steps from which the share of repeated rows is estimated."""
 
 _QUOTED = 128
-"""Queries whose tokens are counted: of the steps, and of each measurement."""
+"""Maximum number of queries whose tokens are counted, of the steps and of each measurement."""
 
 
 class RunPlan(Message):
-    """The plan of a run. Expectations come from a sample; the others are bounds.
+    """The plan of a run. Expected values come from a sample; the others are bounds.
 
     Attributes:
         clients: K.
-        vocab_size: N of the vocabulary as built.
+        vocab_size: N, the number of candidates.
         queries_per_round: K* x I x E.
-        rounds_planned: Rounds that the method plans with. A search plans with what the cap on
-            queries pays, all else with T.
-        rounds_affordable: Full rounds that the caps cover if each query costs what its lease
-            reserves, at most T.
-        rounds_expected: Full rounds that the caps are expected to cover, at most T.
-        distinct_share: Expected share of the training's (prompt, row) pairs that are asked for; the
-            others are repetitions.
+        rounds_planned: For a search method the number of rounds that the cap on queries allows,
+            else T.
+        rounds_affordable: Full rounds that the caps cover at worst-case cost, at most T.
+        rounds_expected: Full rounds that the caps cover at expected cost, at most T.
+        distinct_share: Expected share of the (prompt, row) pairs of training that are sent to the
+            model; the cache answers the others.
         evaluation_queries: Queries on the dev split, if all caps allow them.
-        proposals: Calls of the proposer, at most.
+        proposals: Maximum number of calls of the proposer.
         proposer: The part of `expected` for the proposer; null without one.
         judge: The part of `expected` for the judge of ``task.score``; null without one.
         per_query: Expected usage of a training query.
         expected: Expected usage of the whole run, which asks for each (prompt, row) pair once.
-        most: Upper bound of the whole run's usage: what leases reserve.
+        most: Worst-case usage of the whole run, as leases reserve it.
         smallest_cap: The smallest caps that cover one round and evaluation.
-        duration: Estimated duration; null without a probe or a rate limit.
+        duration: Null without a probe or a rate limit.
         sufficient: Whether the caps cover all planned rounds in the worst case.
-        warnings: Likely problems.
-        prices: The model's prices, those of its service tier; null if they are not known.
+        prices: The model's prices for its service tier; null if unknown.
         priced: Whether all prices are known; else `usd` is null in JSON.
     """
 
@@ -131,16 +121,16 @@ async def plan_run(
     probe: bool = False,
     startup_s: float = 0.0,
 ) -> RunPlan:
-    """Compute the cost of a run.
+    """Estimate the cost of a run.
 
-    If a model is not available, the plan has a warning and covers the rest.
+    If a model is unavailable, the plan has a warning, and covers only what needs no such model.
 
     Args:
         federation: The run and its data.
         backend: The model. It counts tokens, and answers queries only in a probe. Without a probe,
             the weights of a local model are not loaded.
         proposer: The model of ``prompt.proposer``.
-        probe: Whether to time a local model for some seconds, without its client.
+        probe: Whether to time a local model for some seconds.
         startup_s: Seconds since the process started; added to the duration.
 
     Raises:
@@ -154,8 +144,6 @@ async def plan_run(
 
 
 class _Planner:
-    """The estimates of one run; `troubles` are the problems of its models."""
-
     def __init__(
         self, federation: Federation, backend: LLMBackend, proposer: LLMBackend | None
     ) -> None:
@@ -164,10 +152,10 @@ class _Planner:
         self.adapter = backend.innermost if isinstance(backend, Wrapper) else backend
         self.spec, self.task = federation.spec, federation.spec.task
         self.size = self.spec.method.batch_size
-        self.troubles = list[str]()
+        self.problems = list[str]()  # of the models
         self.per_round = queries_per_round(self.spec)
         self.training = training_queries(self.spec)
-        # The last rounds of a search have fewer prompts.
+        # The last round may be shorter.
         self.rounds = math.ceil(self.training / self.per_round)
         every = self.spec.evaluation.every
         self.points = self.rounds // every if every else 0
@@ -176,7 +164,6 @@ class _Planner:
         spec, training = self.spec, self.training
         await self._check()
         draws = self._drawn()
-        # A request has one input or many.
         requests = draws.new_rows if self.adapter.max_inputs == 1 else draws.new_queries
         planned = max(1, training // self.per_round) if spec.method.pools else spec.rounds
         dev_queries = self._dev_queries()
@@ -204,9 +191,9 @@ class _Planner:
             try:
                 duration = await self._probed(draws, startup_s)
             except BackendError as exc:
-                self.troubles.append(f"backend: the probe failed: {exc}")
+                self.problems.append(f"backend: the probe failed: {exc}")
         models = (self.backend, self.proposer, None if self.judge is None else self.judge.backend)
-        price = price_of(spec.backend)
+        price = backends.price_of(spec.backend)
         return RunPlan(
             name=spec.name,
             cap=Cap.of(spec.budget),
@@ -229,26 +216,26 @@ class _Planner:
             smallest_cap=round_most + leased_dev,
             duration=duration,
             sufficient=affordable >= planned,
-            warnings=(*self.troubles, *self._warnings(affordable, planned)),
+            warnings=(*self.problems, *self._warnings(affordable, planned)),
             prices=None if price is None else price.text,
             priced=all("usd" in model.bounds for model in models if model is not None),
         )
 
     async def _check(self) -> None:
-        """Keep the label words that the model takes; note its problems."""
+        """Remove label words that the model cannot score, and record its problems."""
         spec, backend = self.spec, self.backend
         try:
-            vocabulary = await usable_vocabulary(backend, spec, self.federation.vocabulary)
+            vocabulary = await backends.usable_vocabulary(backend, spec, self.federation.vocabulary)
             self.federation = replace(self.federation, vocabulary=vocabulary)
-            # A local model is loaded for this, and counting also checks words.
-            for words, form in () if self.adapter.local else label_checks(self.task, vocabulary):
-                await backend.check(words, form)
+            if not self.adapter.local:  # A local model would be loaded; counting checks words too.
+                for words, form in label_checks(self.task, vocabulary):
+                    await backend.check(words, form)
         except (BackendBlocked, BackendUnavailable) as exc:
-            self.troubles.append(f"backend: {exc}")
+            self.problems.append(f"backend: {exc}")
         try:
             spec.check_caps(backend.bounds)
         except SpecError as exc:
-            self.troubles.extend(exc.problems)
+            self.problems.extend(exc.problems)
         try:
             self.method = RoundMachine.of(spec.name, spec, self.federation.vocabulary).method
         except ValueError as exc:
@@ -262,14 +249,14 @@ class _Planner:
         steps: list[list[Query]] = []
         seen = set[object]()
         pairs = new_pairs = new_queries = 0
-        num_steps = min(max(math.ceil(self.training / count), 1), _MOST_STEPS)
+        num_steps = min(max(math.ceil(self.training / count), 1), _MAX_STEPS)
         for number in range(max(num_steps, _STEPS)):
             rng = stream(stream_seed(spec.seed, "plan", number))
             shard = shards[int(rng.integers(len(shards)))]
             rows = draw_minibatch(len(shard), self.size, int(rng.integers(1 << 53)))
             batch = [shard[row] for row in rows]
             drawn = method.ask(state, rng, count).prompts.tolist()
-            # Compared by text, because blank candidates give several draws the same text.
+            # Compared by text, because with blank candidates several draws have the same text.
             prompts = [prompt_of(self.task, self.federation.vocabulary, row) for row in drawn]
             if number < _STEPS:
                 distinct = dict.fromkeys(prompts)
@@ -289,7 +276,7 @@ class _Planner:
 
     def _query(self, backend: LLMBackend, prompt: TextPrompt, rows: Sequence[Example]) -> Query:
         references = references_of(self.task, rows)
-        return query_for(self.task, prompt, rows, backend=backend, references=references)
+        return backends.query_for(self.task, prompt, rows, backend=backend, references=references)
 
     def _texts(self, row: Example) -> tuple[object, ...]:
         answer = row.get(self.task.label_field) if self.task.generates else None
@@ -297,7 +284,7 @@ class _Planner:
 
     @property
     def _dev(self) -> Sequence[Example]:
-        """The dev rows that differ in what the model is asked."""
+        """The distinct dev rows."""
         return list({self._texts(row): row for row in self.federation.dev}.values())
 
     # Costs
@@ -310,7 +297,7 @@ class _Planner:
         return (3 + seeks_cheapest(self.spec)) * whole + self.points * part
 
     async def _costs(self, steps: Sequence[Sequence[Query]]) -> tuple[Usage, Usage, Usage]:
-        """Return what a query leases, what it is expected to cost, and the cost of evaluation."""
+        """Return the lease and the expected usage of a query, and the usage of evaluation."""
         task, vocabulary, dev = self.task, self.federation.vocabulary, self._dev
         untrained = prompt_of(task, vocabulary, self.method.prompt(self.method.init()).tolist())
         sample = [query for step in steps for query in step[: _QUOTED // _STEPS]]
@@ -322,26 +309,26 @@ class _Planner:
             leased = self.backend.worst_case(self.size, task.max_written)
             return leased, await self._quoted(sample, 1), measured.without_queries()
         except BackendError:
-            if not self.troubles:
+            if not self.problems:
                 raise
-            # This problem also prevents counting.
-            self.troubles.append("backend: tokens and costs cannot be counted without it")
-            return _ONE, _ONE, NOTHING
+            # The known problem of the model also prevents counting.
+            self.problems.append("backend: tokens and costs cannot be counted without it")
+            return _UNKNOWN, _UNKNOWN, NOTHING
 
     async def _quoted(self, queries: Sequence[Query], count: int) -> Usage:
-        """Return the quote of `count` queries, of which these are a sample."""
+        """Return the quote of `count` queries, extrapolated from a sample."""
         total = sum([await self.backend.quote(query) for query in queries], NOTHING)
         return _share(total, Fraction(count, len(queries))) if queries else NOTHING
 
     async def _quoted_rows(self, prompt: TextPrompt, rows: Sequence[Example]) -> Usage:
-        """Return the quote of a prompt on all rows, from a sample of the mini-batches."""
+        """Return the quote of a prompt on all rows, extrapolated from a sample of mini-batches."""
         starts = range(0, len(rows), self.size)
         picked = [
             row
             for start in starts[:: math.ceil(len(starts) / _QUOTED) or 1]
             for row in rows[start : start + self.size]
         ]
-        queries = prediction_queries(self.backend, self.task, prompt, picked, self.size)
+        queries = backends.prediction_queries(self.backend, self.task, prompt, picked, self.size)
         return await self._quoted(queries, len(starts))
 
     async def _proposals(self) -> _Proposals:
@@ -350,12 +337,12 @@ class _Planner:
         if proposer is None or slot is None:
             return _Proposals()
         if model is None:
-            self.troubles.append("prompt.proposer: its cost is not included")
+            self.problems.append("prompt.proposer: its cost is not included")
             return _Proposals()
         calls = (self.rounds - 1) // proposer.every  # None after the last round.
-        candidates = self.federation.vocabulary.candidates_of(slot)
+        texts = self.federation.vocabulary.candidates_of(slot)
         if self.spec.prompt.reflects:
-            # At most one of each assignment, whose rows are read; and the merges.
+            # At most one call per assignment, with its rows; and the merges.
             calls *= self.spec.participation.clients_per_round
             expected = calls = calls + (self.rounds - 1) // proposer.merge_every
             count = 1
@@ -363,55 +350,52 @@ class _Planner:
                 ({name: str(row[name]) for name in self.task.fields}, _FEEDBACK)
                 for row in self.federation.shards[0][:_CASES]
             ]
-            messages = reflection.reflection_messages(
-                self.task, slot, max(candidates, key=len), cases
-            )
+            messages = reflection.reflection_messages(self.task, slot, max(texts, key=len), cases)
         else:
             count = proposer.count
             expected = min(calls, math.ceil(proposer.max_candidates / count))
-            scored = [
-                proposals.ScoredCandidate(text=text, mean_loss=math.log(2)) for text in candidates
-            ]
+            scored = [proposals.ScoredCandidate(text=text, mean_loss=math.log(2)) for text in texts]
             messages = proposals.proposal_messages(self.task, slot, scored, count=count)
-        text = count * (sum(map(len, candidates)) // max(len(candidates), 1))
-        written = min(math.ceil(text / CHARS_PER_TOKEN) or 1, proposer.max_tokens)
+        chars = count * (sum(map(len, texts)) // max(len(texts), 1))
+        written = min(math.ceil(chars / CHARS_PER_TOKEN) or 1, proposer.max_tokens)
         try:
-            each = await model.quote(written_query(messages, written))
+            quote = await model.quote(backends.written_query(messages, written))
             most = model.worst_case(1, proposer.max_tokens)
         except BackendError as exc:
-            self.troubles.append(f"prompt.proposer.backend: {exc}")
+            self.problems.append(f"prompt.proposer.backend: {exc}")
             return _Proposals(calls=calls)
         return _Proposals(
             calls=calls,
-            expected=(each * expected).without_queries(),
+            expected=(quote * expected).without_queries(),
             most=(most * calls).without_queries(),
         )
 
     async def _grade(self) -> tuple[Usage, Usage]:
-        """Return what the judge's grade of one text costs, as expected and at most."""
+        """Return the cost of the judge's grade of one text: expected and worst case."""
         judge, shard = self.judge, self.federation.shards[0]
         if judge is None or not shard:
             return NOTHING, NOTHING
         try:
             queries = [judge.query(str(target_of(self.task, row)), row) for row in shard[:_CASES]]
             quotes = [
-                await judge.backend.quote(replace(query, max_tokens=_SENTENCE)) for query in queries
+                await judge.backend.quote(replace(query, max_tokens=_JUDGE_TOKENS))
+                for query in queries
             ]
             most = judge.backend.worst_case(1, MAX_TOKENS)
         except BackendError as exc:
-            self.troubles.append(f"task.score.judge.backend: {exc}")
+            self.problems.append(f"task.score.judge.backend: {exc}")
             return NOTHING, NOTHING
-        each = _share(sum(quotes, NOTHING), Fraction(1, len(quotes)))
-        return each.without_queries(), most.without_queries()
+        mean = _share(sum(quotes, NOTHING), Fraction(1, len(quotes)))
+        return mean.without_queries(), most.without_queries()
 
     @property
     def _dev_rows(self) -> int:
-        """Rows of all measurements, without the one of a cheaper prompt."""
+        """Number of rows of all measurements, except that of a cheaper prompt."""
         dev = len(self._dev)
         return 3 * dev + self.points * min(self.spec.evaluation.examples, dev)
 
     async def _probed(self, draws: _Draws, startup_s: float) -> Duration:
-        """Return the duration by a timing of the model, which is asked without its client."""
+        """Return the duration, from a timing of the model without cache and budget."""
         bare, dev_rows = no_prompt(self.task, self.federation.vocabulary), self._dev_rows
         return await timed(
             self.adapter,
@@ -436,21 +420,22 @@ class _Planner:
         problems = {
             "budget: no cap is set": spec.budget is None,
             f"budget: {pays} at worst case": affordable < max(planned, 1),
-            f"participation.min_clients: {needed} are waited for, there are only {clients} "
-            "clients": needed > clients,
+            f"participation.min_clients: is {needed}, but there are only {clients} clients": (
+                needed > clients
+            ),
             "data.dev: is missing, so the run has no evaluation": not self.federation.dev,
-            "data: clients share rows, there are too few for disjoint shards": (
+            "data: clients share rows, because there are too few for disjoint shards": (
                 self.federation.reused_rows
             ),
-            f"method.batch_size: {size} asked, the smallest client holds {smallest} examples": (
+            f"method.batch_size: is {size}, but the smallest client has {smallest} examples": (
                 smallest < size
             ),
         }
         return [problem for problem, holds in problems.items() if holds]
 
 
-_SENTENCE = 40
-"""Tokens of a judge's answer, typically."""
+_JUDGE_TOKENS = 40
+"""Typical number of tokens of a judge's answer."""
 
 _CASES, _FEEDBACK = 6, "expected 'positive', answered 'negative' with probability 0.60"
 """Number of examples in a planned reflection, and a feedback of typical length."""
@@ -458,13 +443,13 @@ _CASES, _FEEDBACK = 6, "expected 'positive', answered 'negative' with probabilit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Draws:
-    """The run's draws from the untrained method.
+    """Draws from the untrained method, as the run draws.
 
     Attributes:
         steps: The distinct queries of some steps.
-        new_queries: Expected share of the queries that have anything to ask.
-        new_rows: Expected share of the (prompt, row) pairs that were not asked before. It falls as
-            the method prefers few prompts.
+        new_queries: Expected share of the queries that are not in the cache.
+        new_rows: Expected share of the (prompt, row) pairs that are not in the cache. In a run it
+            falls, because the method comes to prefer few prompts.
     """
 
     steps: list[list[Query]]
@@ -474,7 +459,7 @@ class _Draws:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Proposals:
-    """The calls of the proposer, at most, and their cost."""
+    """The maximum number of calls of the proposer, and their cost."""
 
     calls: int = 0
     expected: Usage = NOTHING
@@ -482,12 +467,12 @@ class _Proposals:
 
 
 def _new(query: Usage, count: int, requests: Fraction, rows: Fraction) -> Usage:
-    """Return the usage of some queries, given the shares of requests and rows that are new."""
+    """Return the usage of queries, given the shares of requests and rows that are new."""
     return _share((query * count).without_queries(), rows, requests)
 
 
 def _share(total: Usage, share: Fraction, requests: Fraction | None = None) -> Usage:
-    """Return a share of a usage; of the requests another one, if given."""
+    """Return a share of a usage; the share of the requests may differ."""
     return Usage(
         queries=math.ceil(total.queries * share),
         requests=math.ceil(total.requests * (share if requests is None else requests)),

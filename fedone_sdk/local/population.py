@@ -1,4 +1,4 @@
-"""The clients of a federation in one process: their transport, and when each of them works."""
+"""The clients of a federation in one process: their transport, identities and work."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ from fedone_sdk.stores import ClientRecord
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec
 
 Between = Callable[[int, Transport], Transport]
-"""Wraps the transport of client number k; returns the transport that the client uses."""
+"""Wraps the transport of client number k."""
 
 _SERVER = "simulation"
 """The aggregator's name in the clients' state files: its URL changes at every start."""
 
 _SECRET = "enrolment-secret"
-"""The file with the secret that enrolment nonces derive from."""
-
+"""The file with the population's secret."""
 
 _BATCH = 128
-"""Concurrent enrolments."""
+"""Number of concurrent enrolments."""
 
 
 def population_secret(state_dir: Path | None) -> bytes:
-    """Return the secret that the clients' token and nonces derive from; `state_dir` keeps it."""
+    """Return the secret of which the clients' token and nonces are hashes; `state_dir` keeps it."""
     if state_dir is None:
         return secrets.token_bytes(32)
     file = state_dir / _SECRET
@@ -55,7 +54,7 @@ def enrolment_token(secret: bytes) -> str:
 
 
 class MemoryTransport(Transport):
-    """Calls a service in the same process, and counts the bytes of the bodies."""
+    """Calls a service in the same process, and counts the bytes of messages."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -67,7 +66,7 @@ class MemoryTransport(Transport):
             client = await self._service.access.authenticate(call.secret)
         run = self._run(call, client)
         try:
-            answer = await self._called(call, client, body)
+            answer = await self._serve(call, client, body)
         except ProblemError as exc:
             self._count(call, run, body, messages.encode(messages.Problem.of(exc)))
             raise
@@ -81,16 +80,13 @@ class MemoryTransport(Transport):
         return content
 
     def _run(self, call: Call, client: ClientRecord | None) -> ServedRun | None:
-        message = call.message
+        message, assignment_id = call.message, call.of
         if isinstance(message, messages.Claim):
             return self._service.work.traffic_run(run_id=message.run_id)
         if call.name in ("task", "vocabulary"):
             return self._service.work.traffic_run(run_id=call.of)
-        assignment_id = (
-            message.assignment_id
-            if isinstance(message, messages.Score | messages.Reflect)
-            else call.of
-        )
+        if isinstance(message, messages.Score | messages.Reflect):
+            assignment_id = message.assignment_id
         work = None if client is None or not assignment_id else (client, assignment_id)
         return self._service.work.traffic_run(work=work)
 
@@ -98,7 +94,7 @@ class MemoryTransport(Transport):
         if run is not None and call.name != "runs":
             run.count_traffic(len(sent), len(answer), gateway=call.name in ("score", "reflect"))
 
-    async def _called(
+    async def _serve(
         self, call: Call, client: ClientRecord | None, body: bytes
     ) -> messages.Message | RetryLater | bytes:
         service, message = self._service, call.message
@@ -110,12 +106,11 @@ class MemoryTransport(Transport):
             case messages.Claim():
                 return await service.work.claim(client, message)
             case messages.Score():
-                parsed = messages.Score.model_validate_json(body)
-                return await service.work.score(client, parsed, digest)
+                score = messages.Score.model_validate_json(body)
+                return await service.work.score(client, score, digest)
             case messages.Reflect():
-                return await service.work.reflect(
-                    client, messages.Reflect.model_validate_json(body)
-                )
+                reflect = messages.Reflect.model_validate_json(body)
+                return await service.work.reflect(client, reflect)
             case messages.Decline():
                 await service.work.decline(client, call.of, message)
                 return b""
@@ -128,9 +123,8 @@ class MemoryTransport(Transport):
             case "renew":
                 return await service.work.renew(client, call.of)
             case "runs":
-                return json.dumps(
-                    [one.model_dump() for one in service.registry.runs_for(client)]
-                ).encode()
+                entries = service.registry.runs_for(client)
+                return json.dumps([entry.model_dump() for entry in entries]).encode()
         run = await service.registry.run_for(client, call.of)
         return run.task if call.name == "task" else run.vocabulary_list(call.after)
 
@@ -163,17 +157,13 @@ class _MemberTransport(MemoryTransport):
 class Population:
     """The clients of a federation, one per shard.
 
-    All are enrolled and wait in the aggregator's pool, without an open request. When the machine
-    offers one of them a seat, its `EdgeClient` is created and works as on a device: it claims the
-    assignment, scores, and sends the update. It is kept for its next seat, with its run state and
-    the memory of its method.
+    All clients are enrolled and wait in the aggregator's pool, without an open request. When the
+    server offers a client a seat, its `EdgeClient` is created and works as on a device: it claims
+    the assignment, scores, and sends the update. The `EdgeClient` is kept for the next seat.
 
     Attributes:
-        task: The run's task, whose columns the clients let out.
-        score: The user's function, for loss ``score``.
-        secret: A client that enrols with the same secret again is the same client.
-        state_dir: Holds one state folder per client; None keeps state in memory.
-        between: Wraps each client's transport; None leaves it as it is.
+        secret: With the same secret, a client enrols again as the same client.
+        state_dir: Contains one state folder per client; None keeps state in memory.
     """
 
     service: Service
@@ -202,27 +192,27 @@ class Population:
         await self._created.aclose()
 
     async def enrol(self) -> None:
-        """Enrol all clients, in the order of their shards."""
+        """Enrol all clients in the order of their shards: the enrolment index seeds their draws."""
         if self.between is not None:
             for member in self._members:
                 await (await self._client(member)).enrol()
             return
         for at in range(0, len(self._members), _BATCH):
             members = self._members[at : at + _BATCH]
-            # The store's queue keeps their order, and writes them together.
+            # The store's queue keeps the order, and writes the batch in one transaction.
             await asyncio.gather(*map(self._enrol, members))
             for member in members:
                 if member.enrolled is not None:
                     await self.record_identity(member, member.enrolled.credential)
 
     async def _enrol(self, member: _Member) -> None:
-        with suppress(ProblemError):  # A client that was revoked gets no work.
+        with suppress(ProblemError):  # A revoked client gets no work.
             member.enrolled = await MemoryTransport(self.service).enrol(
                 enrolment_token(self.secret), messages.Enrol(nonce=member.nonce)
             )
 
     async def record_identity(self, member: _Member, credential: str) -> None:
-        """Record a client's identity."""
+        """Store a client's enrolment index."""
         record = await self.service.access.authenticate(credential)
         member.index = record.index
         self._by_index[record.index] = member
@@ -240,7 +230,7 @@ class Population:
             )
             try:
                 for run in self.service.runs.values():
-                    self._wake_seated(run)  # Seats from before a restart.
+                    self._wake_seated(run)  # Seats that were occupied before a restart.
                 yield
             finally:
                 self.service.listeners.remove(self._on_change)
@@ -261,7 +251,7 @@ class Population:
                 self._offer(seat.client)
 
     def _offer(self, index: int) -> None:
-        member = self._by_index.get(index)  # None for another process's client
+        member = self._by_index.get(index)  # None for a client of another process
         if member is not None and not member.awake and self._group is not None:
             member.awake = True
             task = self._group.create_task(self._work(member), name=f"client {member.number}")
@@ -281,7 +271,7 @@ class Population:
             turn = await client.run_once()
             idle = turn.outcome != "offline" and not self._has_seat(member)
             if turn.outcome == "ended" or idle:
-                # No await between the check and here, so a new offer wakes the client again.
+                # There is no await after the check, so a new offer wakes the client again.
                 member.awake = False
                 return
             await asyncio.sleep(turn.next_turn_s)
@@ -298,9 +288,9 @@ class Population:
             folder = self.state_dir / str(number)
             with closing(DeviceState(folder, _SERVER)) as state:
                 state.identity = Identity(nonce=member.nonce)
-        line: Transport = _MemberTransport(self, member)
+        transport: Transport = _MemberTransport(self, member)
         if self.between is not None:
-            line = self.between(number, line)
+            transport = self.between(number, transport)
         return EdgeClient(
             _SERVER,
             token=enrolment_token(self.secret),
@@ -310,5 +300,5 @@ class Population:
             state_dir=folder,
             hooks=Hooks(score=self.score),
             policy=WorkPolicy(reflect="gateway"),  # All rows are the user's.
-            network=Network(transport=line),
+            network=Network(transport=transport),
         )

@@ -1,4 +1,4 @@
-"""The duration of a run, from a short timing of a local model."""
+"""An estimate of the duration of a run, from a short timing of a local model."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fedone_sdk.messages import Message
 from fedone_sdk.spec import RunSpec
 
 _TIMED_S = 3.0
-"""Seconds of queries to a local model that its speed is measured over."""
+"""Length of the timing, seconds."""
 
 _TIMED_ROWS = 4
 """Rows of the longer one of two timed requests."""
 
 _SLOW_S = 1.0
-"""Seconds of one request from which on requests are timed one at a time."""
+"""If a request takes longer, requests are timed one at a time."""
 
 _ROUND_S = 0.03
-"""Processor seconds of a round's messages and of the method, without the model, on one core: 0.026
-over 99 rounds of ``gs-bdpl`` with 20 prompts over HTTP."""
+"""Seconds of a round without the model, on one core: 0.026 over 99 rounds of ``gs-bdpl`` with 20
+prompts over HTTP."""
 
 _POOL_ROUND_S = 0.04
 """The same for methods that fit a model to all answers: 0.041 over 49 rounds of ``thompson``."""
@@ -32,8 +32,8 @@ class Duration(Message):
     """The estimated duration of a run.
 
     Attributes:
-        basis: ``probe``: by queries timed on this machine; ``rate_limits``: the lower bound that
-            the backend's rate limits imply.
+        basis: ``probe``: from queries timed on this machine; ``rate_limits``: a lower bound, from
+            the backend's rate limits.
     """
 
     basis: Literal["probe", "rate_limits"]
@@ -53,53 +53,44 @@ async def timed(
     rounds: int,
     startup_s: float,
 ) -> Duration:
-    """Return the duration of some requests and rows at a local model's speed.
+    """Return the duration of a run at a local model's speed.
 
-    The prompts of each step are timed on one row and on some rows, together as in the run: a
-    request costs a constant, such as a prefix that its rows share, and so much per row. Models that
-    are not asked row by row are timed by whole queries. The `warm_up` query comes first, so that
-    one-time costs of the first pass count as the start.
-
-    Args:
-        backend: The model, without its client.
-        spec: The run.
-        steps: Queries of some steps, as the run draws them.
-        warm_up: A short query.
-        requests: Requests of the run.
-        rows: Rows in them.
-        rounds: Rounds of the run.
-        startup_s: Seconds since the process started.
+    A request takes a constant time, for example for the prefix that its rows share, and a time per
+    row. Both are fitted to requests with one row and with more rows; for models that do not process
+    rows one by one, to whole queries. The `warm_up` query comes first, so that one-time costs count
+    once, as part of the start. `requests`, `rows` and `rounds` are those of the run; `startup_s`
+    are the seconds since the process started.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
     await backend.score(warm_up)
-    loaded = loop.time()
-    startup_s += loaded - began
-    most = len(steps[0][0].inputs)
-    sizes = (min(_TIMED_ROWS, most), 1) if backend.apart and most > 1 else (most,)
-    # The first query is timed alone, so that a slow model is timed by few.
-    waiting = deque([[steps[0][0].part(range(sizes[0]))]])
+    startup_s += loop.time() - began
+    max_rows = len(steps[0][0].inputs)
+    sizes = (min(_TIMED_ROWS, max_rows), 1) if backend.apart and max_rows > 1 else (max_rows,)
+    largest = sizes[0]
+    # The first query is timed alone, which limits the time of a slow model.
+    waiting = deque([[steps[0][0].part(range(largest))]])
     waiting += [[query.part(range(size)) for query in step] for step in steps for size in sizes]
-    timed = {size: (0, 0.0) for size in sizes}
-    while waiting and sum(seconds for _, seconds in timed.values()) < _TIMED_S:
-        asked = waiting.popleft()
+    timings = {size: (0, 0.0) for size in sizes}
+    while waiting and sum(seconds for _, seconds in timings.values()) < _TIMED_S:
+        queries = waiting.popleft()
         start = loop.time()
-        await score_all(backend, asked)
-        took, size = loop.time() - start, len(asked[0].inputs)
-        count, seconds = timed[size]
-        timed[size] = count + len(asked), seconds + took
-        if took > _SLOW_S * len(asked):
-            waiting = deque([query] for queries in waiting for query in queries)
-    each = {size: seconds / count for size, (count, seconds) in timed.items() if count}
-    if len(each) > 1:
-        row_s = max(each[sizes[0]] - each[1], 0.0) / (sizes[0] - 1)
+        await score_all(backend, queries)
+        elapsed_s, size = loop.time() - start, len(queries[0].inputs)
+        count, seconds = timings[size]
+        timings[size] = count + len(queries), seconds + elapsed_s
+        if elapsed_s > _SLOW_S * len(queries):
+            waiting = deque([query] for step in waiting for query in step)
+    query_s = {size: seconds / count for size, (count, seconds) in timings.items() if count}
+    if len(query_s) > 1:
+        row_s = max(query_s[largest] - query_s[1], 0.0) / (largest - 1)
     else:
-        row_s = each[sizes[0]] / sizes[0]
-    request_s = max(each[sizes[0]] - row_s * sizes[0], 0.0)
+        row_s = query_s[largest] / largest
+    request_s = max(query_s[largest] - row_s * largest, 0.0)
     round_s = _POOL_ROUND_S if spec.method.pools else _ROUND_S
     return Duration(
         basis="probe",
         seconds=round(startup_s + request_s * requests + row_s * rows + round_s * rounds, 1),
-        probe_queries=sum(count for count, _ in timed.values()),
-        probe_s=round(sum(seconds for _, seconds in timed.values()), 1),
+        probe_queries=sum(count for count, _ in timings.values()),
+        probe_s=round(sum(seconds for _, seconds in timings.values()), 1),
     )

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError
 
 import fedone_sdk
+from fedone_sdk import backends
 from fedone_sdk._values import Frozen
-from fedone_sdk.backends import LLMBackend, query_for, score_all
-from fedone_sdk.backends.asking import rows_of
+from fedone_sdk.backends import LLMBackend
 from fedone_sdk.backends.chat import is_chat, messages_of
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import SpecError
@@ -45,7 +45,7 @@ class ArtefactEvaluation(Frozen):
     """The measurement of the prompt.
 
     Attributes:
-        interval: The metric's 95 % bootstrap interval over the examples; null as above.
+        interval: The metric's 95 % bootstrap interval over the examples; null without intervals.
         batch_size: Examples per query. Answers of quantised models depend on it slightly.
     """
 
@@ -63,7 +63,6 @@ class PromptArtefact(Frozen):
         calibration: Whether the run fitted the label bias to labels.
         models: Model versions that the provider reported.
         alpha_sha256: Digest of alpha's bytes.
-        sdk_version: Version of fedone-sdk that wrote this.
         sha256: Digest of all other keys, as canonical JSON.
     """
 
@@ -89,8 +88,8 @@ class PromptArtefact(Frozen):
     @property
     def digest(self) -> str:
         """The expected value of `sha256`."""
-        rest = self.model_dump(mode="json", exclude={"sha256"})
-        return hashlib.sha256(_canonical(rest)).hexdigest()
+        document = self.model_dump(mode="json", exclude={"sha256"})
+        return hashlib.sha256(_canonical(document)).hexdigest()
 
     @property
     def asked(self) -> TaskSpec:
@@ -101,14 +100,14 @@ class PromptArtefact(Frozen):
         return task if self.prompt.bias is None else task.with_bias(self.prompt.bias)
 
     def render(self, row: Example) -> str:
-        """Return what a model is asked about a row, as text; a chat's messages one after another.
+        """Return the model's input for a row as text; messages of a chat are joined.
 
-        A mask is left out.
+        The mask is omitted.
         """
         return "".join(part.text for part in self._input(row) if part.kind != "role")
 
     def messages(self, row: Example) -> list[dict[str, str]]:
-        """Return what a model is asked about a row, as a chat; a template is the user's message."""
+        """Return the model's input for a row as a chat; a template becomes the user's message."""
         parts = self._input(row)
         chat = parts if is_chat(parts) else (Part("role", "user"), *parts)
         return [{"role": one.role, "content": one.text} for one in messages_of(chat)]
@@ -119,23 +118,26 @@ class PromptArtefact(Frozen):
         """Ask a model about a row.
 
         Raises:
-            SpecError: The model is not the one that the prompt was tuned for, without `any_model`;
-                or the task scores texts that are given.
+            SpecError: The prompt was tuned for another model, and `any_model` is false; or the task
+                scores texts that are given.
         """
-        found = await label_examples(backend, self, [row], any_model=any_model)
-        return Prediction(label=found.labels[0], scores=found.scores[0], text=found.texts[0])
+        labelled = await label_examples(backend, self, [row], any_model=any_model)
+        return labelled.predictions[0]
 
     def _input(self, row: Example) -> Rendered:
         return render(self.asked, self.prompt.prompt, row)
 
     @property
     def functions(self) -> dict[str, Any]:
-        """Names of functions, by key, which are imported only if the user's RUN.yaml has them."""
-        metric = self.task.metric if ":" in self.task.metric else None
-        score = self.task.score
-        names = {score} if isinstance(score, str) else {*(score or ())}
-        named = {"task.score": score if names - SCORES.keys() else None, "task.metric": metric}
-        return {key: name for key, name in named.items() if name is not None}
+        """Names of the user's functions, by key; imported only if the user's RUN.yaml has them."""
+        metric, score = self.task.metric, self.task.score
+        scores = {score} if isinstance(score, str) else {*(score or ())}
+        functions: dict[str, Any] = {}
+        if scores - SCORES.keys():
+            functions["task.score"] = score
+        if ":" in metric:
+            functions["task.metric"] = metric
+        return functions
 
     def signed(self) -> Self:
         """Return a copy with its digest."""
@@ -151,9 +153,9 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
     result, spec = run.result, run.spec
     after = run.outcomes.get("after")
     ends = after and interval(spec.task.metric, after, len(spec.task.labels))
-    same = ("run_id", "name", "status", "rounds", "seed", "prompt", "model", "models")
+    copied = ("run_id", "name", "status", "rounds", "seed", "prompt", "model", "models")
     return PromptArtefact(
-        **{name: getattr(result, name) for name in same},
+        **{name: getattr(result, name) for name in copied},
         alpha_sha256=result.alpha_sha256,
         method=spec.method.label,
         task=spec.task,
@@ -181,7 +183,7 @@ def load_prompt(path: str | Path) -> PromptArtefact:
         ```
 
     Raises:
-        SpecError: It is not an artefact, is of a newer version, or was modified.
+        SpecError: The file is not an artefact, has a newer version, or was modified.
     """
     try:
         with Path(path).open("rb") as file:
@@ -190,14 +192,14 @@ def load_prompt(path: str | Path) -> PromptArtefact:
     except OSError as exc:
         raise SpecError(exc.strerror or str(exc), source=str(path)) from exc
     except (ValueError, RecursionError) as exc:
-        raise SpecError("is no JSON", source=str(path)) from exc
+        raise SpecError("is not JSON", source=str(path)) from exc
     if not isinstance(document, dict) or document.get("format") != "fedone-prompt":
-        raise SpecError("is no prompt artefact", source=str(path))
+        raise SpecError("is not a prompt artefact", source=str(path))
     if document.pop("sha256", None) != hashlib.sha256(_canonical(document)).hexdigest():
-        raise SpecError("sha256: is another one: the file was changed", source=str(path))
+        raise SpecError("sha256: differs from the contents; the file was changed", source=str(path))
     try:
         artefact = PromptArtefact.model_validate_json(data)
-        artefact.asked  # noqa: B018 - labels and bias fit the task
+        artefact.asked  # noqa: B018 - checks labels and bias
         return artefact
     except ValidationError as exc:
         raise SpecError(first_error(exc), source=str(path)) from exc
@@ -215,29 +217,22 @@ class Prediction:
     """A model's answer to a row.
 
     Attributes:
-        label: The likeliest label; None if the model wrote none, or failed.
-        scores: Each label's log-probability with the bias, nats; None if the model failed.
-        text: What the model wrote, if the task has no labels.
+        label: The likeliest label; None if the model wrote no label word, or failed.
+        scores: Log-probability of each label with the label bias, nats; None without labels, or if
+            the model failed.
+        text: The generated text; None for a task with labels.
     """
 
-    label: str | None
-    scores: dict[str, float] | None
-    text: str | None
+    label: str | None = None
+    scores: dict[str, float] | None = None
+    text: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Labelled:
-    """A model's answers to examples.
+    """A model's answers to rows, in their order, and what the answers cost."""
 
-    Attributes:
-        labels: The label of each example; null if the model wrote no label word, or failed.
-        scores: Each label's log-probability with the bias, in nats, by label; null if the model
-            failed.
-    """
-
-    labels: tuple[str | None, ...]
-    scores: tuple[dict[str, float] | None, ...]
-    texts: tuple[str | None, ...]
+    predictions: Sequence[Prediction]
     usage: Usage
 
 
@@ -246,40 +241,32 @@ async def label_examples(
     artefact: PromptArtefact,
     examples: Sequence[Example],
     *,
-    batch_size: int | None = None,
     any_model: bool = False,
 ) -> Labelled:
-    """Predicts the labels of examples with the artefact's prompt."""
-    task = artefact.asked
+    """Ask a model about rows; as `PromptArtefact.predict`."""
+    task, prompt = artefact.asked, artefact.prompt.prompt
     if task.loss == "nll":
         raise SpecError("task.loss: nll scores a text that is given; there is nothing to predict")
-    await backend.check(task.label_words, form_of(task, artefact.prompt.prompt))
+    await backend.check(task.label_words, form_of(task, prompt))
     if not any_model and artefact.model not in (None, backend.fingerprint):
         raise SpecError(
             f"model: is {backend.fingerprint!r}, the prompt was tuned for {artefact.model!r}"
         )
-    size = batch_size or artefact.evaluation.batch_size
+    size = artefact.evaluation.batch_size
     batches = [examples[at : at + size] for at in range(0, len(examples), size)]
-    queries = [query_for(task, artefact.prompt.prompt, batch, backend=backend) for batch in batches]
-    answers = await score_all(backend, queries)
+    queries = [backends.query_for(task, prompt, batch, backend=backend) for batch in batches]
+    answers = await backends.score_all(backend, queries)
     pairs = zip(queries, answers, strict=True)
-    rows = [row for query, answer in pairs for row in rows_of(query, answer)]
+    rows = [row for query, answer in pairs for row in backends.rows_of(query, answer)]
     usage = (answer.usage.without_queries() for answer in answers)
-    return _labelled(task, rows, sum(usage, Usage(queries=len(queries))))
+    return Labelled(
+        [_prediction(task, row) for row in rows], sum(usage, Usage(queries=len(queries)))
+    )
 
 
-def _labelled(task: TaskSpec, rows: Sequence[LogProbs | str | None], usage: Usage) -> Labelled:
-    names = list(task.labels)
-    labels: list[str | None] = []
-    scores: list[dict[str, float] | None] = []
-    texts: list[str | None] = []
-    for row in rows:
-        texts.append(row if isinstance(row, str) else None)
-        if row is None or isinstance(row, str):
-            labels.append(None)
-            scores.append(None)
-            continue
-        index = predicted(task, row)
-        labels.append(names[index] if index >= 0 else None)
-        scores.append(dict(zip(names, biased(task, row), strict=True)))
-    return Labelled(labels=tuple(labels), scores=tuple(scores), texts=tuple(texts), usage=usage)
+def _prediction(task: TaskSpec, row: LogProbs | str | None) -> Prediction:
+    if row is None or isinstance(row, str):
+        return Prediction(text=row)
+    labels, index = list(task.labels), predicted(task, row)
+    scores = dict(zip(labels, biased(task, row), strict=True))
+    return Prediction(label=labels[index] if index >= 0 else None, scores=scores)

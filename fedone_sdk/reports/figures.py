@@ -1,4 +1,4 @@
-"""Figures as SVG: panels of lines, error bars, bands and levels; and the curves of a run."""
+"""Figures as SVG: panels with lines, error bars and bands; and the curves of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SMOOTHING = 0.1
 _INK, _BLUE, _GREY, _GREEN = "#1c2430", "#2563a8", "#6b7280", "#1b7f5c"
 
 _DARK = {_INK: "#e6e9ee", _BLUE: "#7db2ea", _GREY: "#a5aebb", _GREEN: "#5fcf9f"}
-"""Replacements of colours in dark mode."""
+"""Colours in dark mode."""
 
 _STYLE: Any = {
     "font.size": 11.0,
@@ -36,14 +36,14 @@ _STYLE: Any = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Points of one kind.
+    """A line of points.
 
     Attributes:
-        error: How far their error bars reach, below and above.
+        error: Lengths of the error bars below and above the points.
         band: Whether the errors are a band instead of bars.
-        label: In the legend; empty leaves the line out of it.
-        style: Marker and line, as matplotlib writes them.
-        color: As matplotlib names it; None is the next one.
+        label: In the legend; empty for no entry.
+        style: Marker and line, a format string of matplotlib.
+        color: A colour of matplotlib; None for the next one of its cycle.
         faint: Whether the line is thin and transparent.
     """
 
@@ -59,13 +59,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A pair of axes with their names `x` and `y`.
+    """A pair of axes with the labels `x` and `y`.
 
     Attributes:
-        level: Height of a dotted horizontal line; None draws none.
-        level_label: Its name in the legend; empty leaves it out.
-        ticks: Labels of the horizontal axis by their places; None leaves them to matplotlib.
-        log: The axes with a logarithmic scale, of ``xy``.
+        level: Height of a dotted horizontal line; None for no line.
+        level_label: In the legend; empty for no entry.
+        ticks: Labels of the horizontal axis by position; None for matplotlib's choice.
+        log: The axes with a logarithmic scale: ``x``, ``y`` or ``xy``.
     """
 
     lines: Sequence[Line]
@@ -90,9 +90,9 @@ def svg_of(
 
     Args:
         panels: Row by row.
-        columns: Panels of a row; None puts all of them in one.
+        columns: Panels per row; None for one row.
         size: Width and height of a panel, inches.
-        shared_legend: Whether all panels have one legend, below them.
+        shared_legend: Whether all panels share one legend, below them.
         style: Settings of matplotlib.
     """
     import matplotlib
@@ -106,14 +106,14 @@ def svg_of(
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(size[0] * width, size[1] * rows), layout="constrained")
         FigureCanvasSVG(figure)
-        places = figure.subplots(rows, width, squeeze=False).flat
-        for axes in places[len(panels) :]:
+        grid = figure.subplots(rows, width, squeeze=False).flat
+        for axes in grid[len(panels) :]:
             axes.set_axis_off()
-        for axes, panel in zip(places, panels, strict=False):
+        for axes, panel in zip(grid, panels, strict=False):
             _draw(axes, panel)
             if not shared_legend and axes.get_legend_handles_labels()[0]:
                 axes.legend(fontsize="small", frameon=False)
-        handles, labels = places[len(panels) - 1].get_legend_handles_labels()
+        handles, labels = grid[len(panels) - 1].get_legend_handles_labels()
         if shared_legend and handles:
             figure.legend(
                 handles,
@@ -131,23 +131,23 @@ def svg_of(
 
 def _draw(axes: Axes, panel: Panel) -> None:
     for line in panel.lines:
-        look: dict[str, Any] = {"label": line.label or None}
+        options: dict[str, Any] = {"label": line.label or None}
         if line.color:
-            look["color"] = line.color
+            options["color"] = line.color
         if line.faint:
-            look |= {"alpha": 0.3, "linewidth": 0.8}
-        if line.error is None or line.band:
-            (drawn,) = axes.plot(line.x, line.y, line.style, markersize=4, **look)
-        else:
-            axes.errorbar(line.x, line.y, line.error, fmt=line.style, capsize=2, **look)
-        if line.error is not None and line.band:
+            options |= {"alpha": 0.3, "linewidth": 0.8}
+        if line.error is not None and not line.band:
+            axes.errorbar(line.x, line.y, line.error, fmt=line.style, capsize=2, **options)
+            continue
+        (curve,) = axes.plot(line.x, line.y, line.style, markersize=4, **options)
+        if line.error is not None:
             low = [value - error for value, error in zip(line.y, line.error[0], strict=True)]
             high = [value + error for value, error in zip(line.y, line.error[1], strict=True)]
-            axes.fill_between(line.x, low, high, color=drawn.get_color(), alpha=0.2, lw=0)
+            axes.fill_between(line.x, low, high, color=curve.get_color(), alpha=0.2, lw=0)
     if panel.level is not None:
         axes.axhline(panel.level, color=_GREY, linestyle=":", label=panel.level_label or None)
     axes.set(xlabel=panel.x, ylabel=panel.y)
-    # A metric's name is arbitrary, and XML does not allow all characters.
+    # XML does not allow all characters that the name of a metric may contain.
     title = "".join(char if char.isprintable() else " " for char in panel.title)
     axes.set_title(title, parse_math=False)
     axes.grid(alpha=0.25)
@@ -191,7 +191,7 @@ def _both_modes(text: str) -> str:
 
 
 def _metric_panel(run: ReportedRun) -> Panel:
-    """Return the metric of all prompts on the rows that the curve is measured on."""
+    """Return the panel of the metric, on the rows on which the curve is measured."""
     metric, queries = run.result.metric, run.queries
     points = {
         spent: entry.metric
@@ -204,14 +204,14 @@ def _metric_panel(run: ReportedRun) -> Panel:
     lines = []
     if points:
         lines.append(
-            Line(x=[*points], y=[*points.values()], style=".-", color=_BLUE, label="along the way")
+            Line(x=[*points], y=[*points.values()], style=".-", color=_BLUE, label="during the run")
         )
     end = queries[-1] if queries else 0
-    named: tuple[tuple[Which, float, str, str], ...] = (
+    ends_of_curve: tuple[tuple[Which, float, str, str], ...] = (
         ("before", 0, _GREY, "untrained"),
-        ("after", end, _GREEN, "tuned, with its 95 %"),
+        ("after", end, _GREEN, "tuned, with 95 % interval"),
     )
-    for which, x, color, label in named:
+    for which, x, color, label in ends_of_curve:
         value, ends = _on_rows(run, which, rows, getattr(metric, which))
         if value is None:
             continue
@@ -230,15 +230,15 @@ def _on_rows(
     run: ReportedRun,
     which: Which,
     rows: Sequence[int],
-    whole: float | None,
+    default: float | None,
     *,
     biased: bool = False,
 ) -> tuple[float | None, tuple[float, float] | None]:
-    """Return the metric of a prompt on some rows and its interval; else `whole`, its metric."""
+    """Return the metric of a prompt on some rows, and its interval; `default` without outcomes."""
     outcomes, task, verdict = run.outcomes.get(which), run.spec.task, run.result.verdict
     if outcomes is not None and biased:
         plain = no_prompt_biased(task, outcomes, None if verdict is None else verdict.bias)
         outcomes = plain and plain.outcomes
-    if outcomes is None or not rows or whole is None or ":" in task.metric:
-        return whole, None
+    if outcomes is None or not rows or default is None or ":" in task.metric:
+        return default, None
     return measured(task, outcomes.on(rows))

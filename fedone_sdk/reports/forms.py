@@ -1,4 +1,4 @@
-"""Forms of a prompt: plain text, the model's input, a Python program, MLflow's registry."""
+"""Forms of a prompt: the model's input, a Python program, and MLflow's registry."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import string
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from pprint import pformat
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -25,11 +26,12 @@ _TOP = 20
 
 
 def _messages(
-    task: TaskSpec, prompt: TextPrompt, plain: Callable[[str], str], field: str
+    task: TaskSpec, prompt: TextPrompt, escape: Callable[[str], str], field: str
 ) -> list[dict[str, str]]:
+    """Return the messages with the prompt; `escape` changes fixed text, `field` is a field."""
     texts = placed(task, prompt)
 
-    def filled(template: str) -> str:
+    def fill(template: str) -> str:
         parts, fields = [""], []
         for text, name, cut, _ in string.Formatter().parse(template):
             parts[-1] += text
@@ -38,18 +40,17 @@ def _messages(
             elif name is not None:
                 fields.append(field % {"name": name, "cut": cut and f":{cut}"})
                 parts.append("")
-        pairs = zip(map(plain, parts), [*fields, ""], strict=True)
-        return "".join(each for pair in pairs for each in pair)
+        pairs = zip(map(escape, parts), [*fields, ""], strict=True)
+        return "".join(chain.from_iterable(pairs))
 
-    said = [(role or "user", filled(text)) for role, text in task.messages]
-    return [{"role": role, "content": text} for role, text in said if text or role == "user"]
+    messages = [(role or "user", fill(text)) for role, text in task.messages]
+    return [{"role": role, "content": text} for role, text in messages if text or role == "user"]
 
 
-def ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
-    """Return the task's messages with the prompt inserted, and fields for ``str.format``.
+def _ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
+    """Return the task's messages with the prompt, for ``str.format``; braces in it are doubled.
 
-    A template becomes one user message. System and assistant messages without content are omitted.
-    Braces in the prompt are doubled.
+    A template becomes a user message. Empty system and assistant messages are omitted.
     """
     return _messages(
         task, prompt, lambda text: text.replace("{", "{{").replace("}", "}}"), "{%(name)s%(cut)s}"
@@ -57,11 +58,8 @@ def ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
 
 
 def ready_text(task: TaskSpec, prompt: TextPrompt) -> str:
-    """Return the task's template with the prompt inserted; for a chat its messages, as JSON.
-
-    Braces in the prompt are doubled for ``str.format``.
-    """
-    messages = ready_messages(task, prompt)
+    """Return the task's template with the prompt, for ``str.format``; a chat as JSON messages."""
+    messages = _ready_messages(task, prompt)
     if task.template is not None:
         return messages[0]["content"]
     return json.dumps(messages, indent=2, ensure_ascii=False) + "\n"
@@ -70,26 +68,26 @@ def ready_text(task: TaskSpec, prompt: TextPrompt) -> str:
 def mlflow_prompt(artefact: PromptArtefact) -> dict[str, Any]:
     """Return the arguments of ``mlflow.genai.register_prompt``.
 
-    The template has ``{{name}}`` for a text field. MLflow sends only the text: it neither cuts a
-    text at the template's length nor applies a label bias, which is in the tags.
+    The template has ``{{name}}`` for a text field. MLflow neither cuts the text to the template's
+    length nor applies the label bias, which is in the tags.
 
     Raises:
         SpecError: A text contains what MLflow parses as a variable or a statement.
     """
 
-    def plain(text: str) -> str:
+    def check(text: str) -> str:
         for mark in ("{{", "{%"):
             if mark in text:
-                raise SpecError(f"the prompt holds {mark!r}, which MLflow does not keep as text")
+                raise SpecError(f"the prompt contains {mark!r}, which MLflow would interpret")
         return text
 
-    messages = _messages(artefact.asked, artefact.prompt.prompt, plain, "{{%(name)s}}")
+    messages = _messages(artefact.asked, artefact.prompt.prompt, check, "{{%(name)s}}")
     metric, task, bias = artefact.evaluation.metric, artefact.asked, artefact.prompt.bias
     words = {label: word.strip() for label, word in task.labels.items()}
-    said = f"FedOne run {artefact.run_id}, {artefact.rounds} rounds"
+    commit_message = f"FedOne run {artefact.run_id}, {artefact.rounds} rounds"
     if metric.after is not None:
         before = "" if metric.no_prompt is None else f"{metric.no_prompt:.3f} -> "
-        said = f"{said}: {metric.name} {before}{metric.after:.3f}"
+        commit_message += f": {metric.name} {before}{metric.after:.3f}"
     facts = {
         "run_id": artefact.run_id,
         "sha256": artefact.sha256,
@@ -107,7 +105,7 @@ def mlflow_prompt(artefact: PromptArtefact) -> dict[str, Any]:
     return {
         "name": artefact.name,
         "template": messages if artefact.task.template is None else messages[0]["content"],
-        "commit_message": said,
+        "commit_message": commit_message,
         "tags": {
             f"fedone.{name}": str(value) for name, value in facts.items() if value is not None
         },
@@ -117,34 +115,34 @@ def mlflow_prompt(artefact: PromptArtefact) -> dict[str, Any]:
 def program_of(
     task: TaskSpec, prompt: PromptReport, backend: BackendSpec, model: str | None = None
 ) -> tuple[str, str]:
-    """Return a Python program that asks the model for which the prompt was tuned.
+    """Return a Python program that uses the prompt, and a note on its restrictions.
 
-    For a server with OpenAI's API it uses the `openai` client, for other models the SDK. Its
-    requests equal those of the run. Without the SDK it does not truncate texts that are too long
-    for the model.
+    For a server with OpenAI's API the program uses the `openai` client, for other models the SDK.
+    Its requests equal those of the run, but the `openai` client does not truncate texts that are
+    too long for the model. Without a program, the note has the reason.
     """
     if prompt.labels is not None:
         task = task.with_labels(prompt.labels)
     if task.loss == "nll":
         return "", "The task scores given texts, so there is nothing to predict."
     if model is not None and model.partition(":")[0] != backend.kind:
-        return "", f"The backend does not describe how to call the model that scored, {model}."
-    messages = ready_messages(task, prompt.prompt)
+        return "", f"The backend section does not describe the model of the run, {model}."
+    messages = _ready_messages(task, prompt.prompt)
     parse = string.Formatter().parse
     masked = any(name == "mask" for one in messages for _, name, *_ in parse(one["content"]))
     if backend.kind not in ("openai", "vllm") or masked:
         return _sdk_program(task, backend, prompt), ""
     notes = []
     if backend.log_probs is not True:
-        notes.append("The run restricted answers to label words by a JSON schema; this does not.")
+        notes.append("The run restricted answers by a JSON schema; this program does not.")
     if messages[-1]["role"] == "assistant":
         notes.append(
-            "The last message begins the answer: llama.cpp's server continues it, vLLM with "
-            "continue_final_message; most services do not."
+            "The last message begins the answer. llama.cpp's server continues it, vLLM does with "
+            "continue_final_message, and most services do not."
         )
     url = backend.base_url
     host = urlsplit(url or "").netloc
-    ours = url is None or host == "openai.com" or host.endswith(".openai.com")
+    is_openai = url is None or host == "openai.com" or host.endswith(".openai.com")
     chat = task.chat is not None
     if backend.kind == "vllm":
         url = url if url is None or url.endswith("/v1") else f"{url}/v1"
@@ -160,7 +158,7 @@ def program_of(
         key=backend.api_key_env,
         chat=chat,
         top=_TOP if backend.log_probs and not task.generates else 0,
-        max_name="max_completion_tokens" if ours else "max_tokens",
+        max_name="max_completion_tokens" if is_openai else "max_tokens",
         max_tokens=task.max_written or 64,
         effort=backend.reasoning_effort,
         stop=list(task.stop),
@@ -170,14 +168,14 @@ def program_of(
 
 
 def _sdk_program(task: TaskSpec, backend: BackendSpec, prompt: PromptReport) -> str:
-    asked = task.with_bias(prompt.bias) if prompt.bias else task
+    biased = task.with_bias(prompt.bias) if prompt.bias else task
     unused = {"description"} | ({"score"} if task.answer_schema is None else set())
     settings = backend.model_dump(mode="json", exclude_defaults=True, exclude={"cache"})
     text = prompt.prompt
     return _rendered(
         "snippet_sdk.py.j2",
         settings={**settings, "kind": backend.kind},
-        task=asked.model_dump(mode="json", exclude_defaults=True, exclude=unused),
+        task=biased.model_dump(mode="json", exclude_defaults=True, exclude=unused),
         prompt=text if isinstance(text, str) else None,
         filling=None if isinstance(text, str) else text,
         generates=task.generates,

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import fedone_sdk
 from fedone_sdk.budget import Usage
 from fedone_sdk.evaluation.intervals import confusion
-from fedone_sdk.evaluation.results import Results, header_of, row_of
+from fedone_sdk.evaluation.results import Results
 from fedone_sdk.messages import COMPARED, RunResult
 from fedone_sdk.metrics import metric_text
 from fedone_sdk.reports.figures import Line, Panel, curves_svg, svg_of
@@ -55,17 +55,27 @@ def html_report(
 ) -> str:
     """Return the report of a run as one HTML page.
 
-    Args:
-        run: The run.
-        retune: The comparison of `fedone retune`.
-        artefact: The file of the recommended prompt.
-        backend: The file of the new model.
+    After `fedone retune`, `artefact` and `backend` are the files of the recommended prompt and of
+    the new model.
     """
+    spec, verdict = run.spec, run.result.verdict
+    if spec.backend.kind == "own":
+        # The program would import the object that the export names.
+        program, note = "", "The model is a custom object, which a report does not name."
+    else:
+        program, note = program_of(spec.task, run.result.prompt, spec.backend, run.result.model)
     return _page(
         "report.html.j2",
         curves_svg(run) if run.result.history else (),
         run=run,
-        report=contents_of(run),
+        began=f"{datetime.fromtimestamp(run.created_at, UTC):%Y-%m-%d %H:%M UTC}",
+        bias_note=_BIAS_NOTES.get("" if verdict is None else verdict.bias_from or "", ""),
+        confusion=confusion_of(run),
+        costs=costs_of(run),
+        clients=clients_of(run),
+        max_clients=MAX_CLIENTS,
+        program=program,
+        note=note,
         retune=retune,
         artefact=artefact and str(artefact),
         backend=backend and str(backend),
@@ -73,8 +83,8 @@ def html_report(
     )
 
 
-MOST_CLIENTS = 30
-"""Maximum number of clients with a row."""
+MAX_CLIENTS = 30
+"""Maximum number of clients in the report's table."""
 
 _BIAS_NOTES: Mapping[str, str] = {
     "training": "The label bias of no prompt was fitted on the training losses of the run.",
@@ -84,55 +94,8 @@ _BIAS_NOTES: Mapping[str, str] = {
 """By `Verdict.bias_from`."""
 
 
-class Contents(NamedTuple):
-    """What a report shows beyond the run's result and description.
-
-    Attributes:
-        columns: Predicted labels of the confusion matrix; empty without labels.
-        confusion: Rows of the matrix: a true label, and the count of each predicted label.
-        costs: Rows of the cost table: name, amount spent, cap.
-        clients: Name, number of rounds, share of the rounds and mean loss of the clients with most
-            rounds.
-        others: Number of clients that are not in `clients`.
-        program: A program that uses the prompt; may be empty.
-        note: A restriction of the program, or the reason why it is empty.
-    """
-
-    columns: list[str]
-    confusion: list[tuple[str, list[int]]]
-    costs: list[tuple[str, str, str]]
-    clients: list[tuple[str, int, float, float]]
-    others: int
-    bias_note: str
-    program: str
-    note: str
-    began: str
-
-
-def contents_of(run: ReportedRun) -> Contents:
-    """Compute the contents of a run's report."""
-    result, spec, verdict = run.result, run.spec, run.result.verdict
-    columns, rows = _confusion(run)
-    clients = _clients(run)
-    if spec.backend.kind == "own":
-        # The program would import the object that the export names.
-        program, note = "", "The model is a custom object, which a report does not name."
-    else:
-        program, note = program_of(spec.task, result.prompt, spec.backend, result.model)
-    return Contents(
-        columns=columns,
-        confusion=rows,
-        costs=_costs(run),
-        clients=clients[:MOST_CLIENTS],
-        others=len(clients[MOST_CLIENTS:]),
-        bias_note=_BIAS_NOTES.get("" if verdict is None else verdict.bias_from or "", ""),
-        program=program,
-        note=note,
-        began=f"{datetime.fromtimestamp(run.created_at, UTC):%Y-%m-%d %H:%M UTC}",
-    )
-
-
-def _confusion(run: ReportedRun) -> tuple[list[str], list[tuple[str, list[int]]]]:
+def confusion_of(run: ReportedRun) -> tuple[list[str], list[tuple[str, list[int]]]]:
+    """Return predicted labels, and true labels with the counts of each; empty without labels."""
     after, labels = run.outcomes.get("after"), list(run.spec.task.labels)
     if after is None or not after.targets:
         return [], []
@@ -159,7 +122,8 @@ def _other_models(result: RunResult) -> list[tuple[str, str, str]]:
     return lines
 
 
-def _costs(run: ReportedRun) -> list[tuple[str, str, str]]:
+def costs_of(run: ReportedRun) -> list[tuple[str, str, str]]:
+    """Return the rows of the cost table: name, amount spent, cap."""
     result = run.result
     spent, caps, evaluation = result.spent, result.cap, result.evaluation
     lines = [
@@ -192,7 +156,8 @@ def _costs(run: ReportedRun) -> list[tuple[str, str, str]]:
     return texts
 
 
-def _clients(run: ReportedRun) -> list[tuple[str, int, float, float]]:
+def clients_of(run: ReportedRun) -> list[tuple[str, int, float, float]]:
+    """Return each client's name, rounds, share of the rounds and mean loss, most rounds first."""
     losses_of = defaultdict[str, list[float]](list)
     for entry in run.result.history:
         for name in entry.client_id.split(","):
@@ -217,8 +182,8 @@ def comparison_html(results: Results, command: str | None = None) -> str:
         "comparison.html.j2",
         [comparison_svg(results)] if any(one.trials for one in results.standings) else (),
         results=results,
-        header=header_of(results),
-        rows=[row_of(results, standing) for standing in results.standings],
+        header=results.header,
+        rows=[standing.row() for standing in results.standings],
         command=command,
     )
 

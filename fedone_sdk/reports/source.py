@@ -1,4 +1,4 @@
-"""A run to report on, from its export."""
+"""A run for reports, read from its export."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -22,12 +23,12 @@ _MAX_BYTES = 1 << 28
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun:
-    """The available data of a run.
+    """The data of a run for reports.
 
     Attributes:
         created_at: Seconds since the epoch.
         untrained: The prompt before the first round.
-        outcomes: The measurements of whole dev splits, example by example.
+        outcomes: The newest measurement of each prompt on the whole dev split.
     """
 
     result: RunResult
@@ -40,25 +41,22 @@ class ReportedRun:
     @cached_property
     def queries(self) -> list[int]:
         """Training queries spent by the end of each round of the history."""
-        total, spent = 0, []
-        for entry in self.result.history:
-            total += entry.queries
-            spent.append(total)
-        return spent
+        return list(accumulate(entry.queries for entry in self.result.history))
 
 
 def read_export(data: bytes) -> ReportedRun:
     """Return a run from its export.
 
     Raises:
-        ResultError: They are damaged, cut, or no export.
+        ResultError: The data is damaged, truncated, or not an export.
     """
     try:
         run, *log, result = [json.loads(line) for line in data.splitlines()]
         if (run.pop("kind"), result.pop("kind")) != ("run", "result"):
-            raise ResultError("its first line must be a run, and its last line a result")
+            raise ResultError(
+                "the first line of an export must be a run, and its last line a result"
+            )
         report = RunResult.model_validate_json(json.dumps(result))
-        # The newest measurement of each prompt, if it agrees with the result.
         outcomes = newest_outcomes(
             LogEntry(kind=one.pop("kind"), body=json.dumps(one)) for one in log
         )
@@ -68,16 +66,16 @@ def read_export(data: bytes) -> ReportedRun:
             vocabulary=Vocabulary.parse(json.dumps(run["candidates"])),
             created_at=run["created_at"],
             untrained=PromptReport.model_validate(run["untrained"]),
-            outcomes={
-                which: one
-                for which, one in outcomes.items()
+            outcomes={  # Only of prompts with a metric in the result.
+                which: outcome
+                for which, outcome in outcomes.items()
                 if getattr(report.metric, "after" if which == "cheapest" else which) is not None
             },
         )
     except ValidationError as exc:
-        raise ResultError(f"it is no export of a run: {first_error(exc)}") from exc
+        raise ResultError(f"damaged, or not an export of a run: {first_error(exc)}") from exc
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
-        raise ResultError("it is no export of a run") from exc
+        raise ResultError("damaged, or not an export of a run (fedone runs export)") from exc
 
 
 def read_run(path: Path) -> ReportedRun:
@@ -89,4 +87,4 @@ def read_run(path: Path) -> ReportedRun:
     try:
         return read_export(data)
     except ResultError as exc:
-        raise ResultError(f"{path}: must be an export (fedone runs export); {exc}") from exc
+        raise ResultError(f"{path}: {exc}") from exc

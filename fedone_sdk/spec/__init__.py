@@ -8,7 +8,7 @@ from fedone_sdk.imports import lazy
 
 # Submodules are imported on first use, because an edge device uses few of them.
 if TYPE_CHECKING:
-    from fedone_sdk.spec.backends import BackendKind, BackendSpec, LimitsSpec, PricesSpec, RetrySpec
+    from fedone_sdk.spec.backends import BackendSpec, LimitsSpec, PricesSpec, RetrySpec
     from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
     from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
     from fedone_sdk.spec.run import RunSpec, load_backend
@@ -28,7 +28,6 @@ else:
     __getattr__, __dir__ = lazy(globals(), "base sections backends prompt run")
 
 __all__ = [
-    "BackendKind",
     "BackendSpec",
     "CalibrationSpec",
     "DataSpec",

@@ -74,9 +74,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "vllm": {"base_url": "http://127.0.0.1:8000"},
     "openai": {"api_key_env": "OPENAI_API_KEY", "max_input_tokens": 1024},
 }
-_REQUIRED = {
-    **dict.fromkeys(("llama_cpp", "transformers", "vllm", "openai"), "model"),
-    "own": "object",
+_REQUIRED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("llama_cpp", "transformers", "openai"), ("model",)),
+    "vllm": ("model", "base_url"),
+    "own": ("object",),
 }
 
 
@@ -166,11 +167,9 @@ class BackendSpec(Spec):
             ):
                 known = ", ".join(sorted(allowed))
                 raise ValueError(f"{name}: is no key of kind {self.kind} (allowed: {known})")
-        required = _REQUIRED.get(self.kind)
-        if required is not None and getattr(self, required) is None:
-            raise ValueError(f"{required}: is required")
-        if self.kind == "vllm" and self.base_url is None:
-            raise ValueError("base_url: is required")
+        for name in _REQUIRED.get(self.kind, ()):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name}: is required")
         if self.api == "completions" and self.log_probs is not True:
             raise ValueError("log_probs: must be true for api completions")
         return self

@@ -112,19 +112,17 @@ class SlotSpec(Spec):
 class ProposerSpec(Spec):
     """A model that writes new candidates for a slot during the run.
 
-    With ``scores`` the server sends the run's model the task's description and templates, the label
-    names, and the best and worst candidates with their mean losses, but no device's text.
+    With ``scores`` the server sends it the task's description and templates, the label names, and
+    the best and worst candidates with their mean losses, but no device's text.
 
     With ``reflection`` a device that allows it (`WorkPolicy.reflect`) sends a model the answers to
     a prompt on its own rows, and proposes the model's text if it has a lower loss on these rows. It
-    uses a model of its own, or the run's by the gateway, which then sees the rows and their labels.
-    In every fourth proposal the run's model merges the best candidates of different clients.
-
-    The run's budget pays for the run's model.
+    uses a model of its own, or `backend` through the gateway, which then sees rows and labels.
+    Every fourth proposal is a merge of the best candidates of different clients by `backend`.
 
     Attributes:
-        backend: The model, which must generate text. With ``reflection``, null leaves the writing
-            to models on devices.
+        backend: The model, which must generate text, and which the run's budget pays for. With
+            ``reflection``, null leaves the writing to models on devices.
         slot: Its slot; null is the first one with built-in instructions, else the first text slot.
         every: Rounds between two proposals.
     """
@@ -342,8 +340,7 @@ def _candidates(
     elif isinstance(source, OwnSource):
         candidates = _own_candidates(source, task, texts, base_dir)
     elif isinstance(source, demonstrations.DemonstrationsSource):
-        path = source.file if source.file.startswith("hf:") else base_dir / source.file
-        rows = load_examples(path)
+        rows = load_examples(source.file, folder=base_dir)
         candidates = demonstrations.demonstration_candidates(
             task, slot.name, rows, slots=slots, shots=source.shots, blocks=source.blocks
         )

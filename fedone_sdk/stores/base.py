@@ -1,4 +1,4 @@
-"""The store protocol, its records, and what stores share."""
+"""The store protocol, its records, and code that stores share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from fedone_sdk.errors import FedOneError
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 _PAGE_BYTES = 1 << 20
 """Approximate size of a page of the log, bytes."""
-_FIRST, _MOST = 16, 1024
+_FIRST_PAGE, _LARGEST_PAGE = 16, 1024
 """Number of entries of the first page, and maximum of any page."""
 
 NO_CREDENTIAL = "retired: "
@@ -115,11 +115,9 @@ class ClientRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A client that waits for work; stored so that a restart does not change the draws.
+    """A client that waits for work until a time; stored so that a restart does not change draws.
 
-    Attributes:
-        run_id: The only run that it works for; None is any.
-        until: Expiry.
+    It works only for the run with `run_id`; None is any run.
     """
 
     client_index: int
@@ -130,11 +128,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHead:
-    """A `RunRecord` without its large parts.
+    """A `RunRecord` without its large parts; `version` is the number of commits.
 
-    Attributes:
-        document: The state without its arrays, JSON.
-        version: Number of commits.
+    `document` is the state without its arrays, JSON.
     """
 
     run_id: str
@@ -156,8 +152,7 @@ class RunRecord(RunHead):
 class ClosedWork:
     """A closed assignment, stored to answer repeated and late updates.
 
-    Attributes:
-        outcome: ``accepted``, or why it ended without an update.
+    `outcome` is ``accepted``, or the reason why it ended without an update.
     """
 
     assignment_id: str
@@ -170,11 +165,7 @@ class ClosedWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """An entry of a run's log; `body` is JSON.
-
-    Attributes:
-        version: The run's version after its commit; set by the store.
-    """
+    """An entry of a run's log; `body` is JSON, and the store sets `version`, that of its commit."""
 
     kind: str
     body: str
@@ -183,11 +174,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMemory:
-    """A method memory of a client or the server.
-
-    Attributes:
-        round: Number of finished rounds. A rollback to this round or a later one keeps the memory.
-    """
+    """A method's memory of a client or the server, after `round` rounds."""
 
     client_index: int
     round: int
@@ -201,7 +188,6 @@ class Commit:
     Attributes:
         document: The new state without its arrays.
         arrays: The new arrays; None if unchanged.
-        log: Entries to append, in order.
         memories: Memories, each of which replaces that of its client and round.
         back_to: Round of a rollback: memories of later rounds are deleted. None for no rollback.
         signal: Signal to publish after the commit; lost if the process exits in between.
@@ -252,10 +238,10 @@ class Store(Protocol):
         """Revoke a token permanently; None if it does not exist."""
 
     async def enrol(self, client: ClientRecord, token_sha256: str, now: float) -> ClientRecord:
-        """Enrol a client under the next index; concurrent calls never share one.
+        """Enrol a client under the next index, with the token's name and runs.
 
-        The client gets the token's name and runs, and the token loses a use. If a client with the
-        same ``enrolment_sha256`` exists, only its credential is replaced.
+        The token loses a use. If a client with the same ``enrolment_sha256`` exists, only its
+        credential is replaced.
 
         Raises:
             TokenRefused: The token is unknown, used up, expired or revoked; or the client exists,
@@ -292,7 +278,7 @@ class Store(Protocol):
     async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
         """Add or replace a waiting client, and publish `signals` in the same transaction.
 
-        It is durable no later than any later commit.
+        The change is durable at the latest with the next commit.
         """
 
     async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
@@ -337,31 +323,25 @@ class Store(Protocol):
     ) -> list[LogEntry]:
         """Return a run's log in order, of all kinds or one, from versions larger than `after`.
 
-        About `limit` entries at most: the result ends with all entries of a commit. See
-        `log_pages`.
+        At most about `limit` entries: the last commit is complete. See `log_pages`.
         """
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
         """Delete a run's log with its memories, its closed work, or both; the run stays."""
 
     async def delete_run(self, run_id: str, version: int, now: float) -> None:
-        """Delete a run at `version` with all its data permanently.
+        """Delete a run at `version` permanently, with all its data; errors as for `commit`.
 
         Its id stays reserved: a new run of this name would spend its budget again.
-
-        Raises:
-            VersionConflict: The run has another version; nothing was changed.
-            KeyError: The run does not exist.
         """
 
     async def deleted(self, run_id: str) -> float | None:
-        """Return when this run was deleted, seconds since the epoch; None if it was not."""
+        """Return the time of deletion of a run; None if it was not deleted."""
 
     # Replicas
 
-    @property
-    def shared(self) -> bool:
-        """Whether other processes may serve the same runs."""
+    shared: ClassVar[bool]
+    """Whether other processes may serve the same runs."""
 
     @property
     def replica(self) -> str:
@@ -381,19 +361,16 @@ class Store(Protocol):
 
 
 class SingleProcess:
-    """The replica methods of a store that only one process uses."""
+    """The replica methods of a store of one process."""
+
+    shared: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._replica = uuid.uuid4().hex
-
-    @property
-    def shared(self) -> bool:
-        """Always False."""
-        return False
+        self._new_replica()
 
     @property
     def replica(self) -> str:
-        """Id of this process; new at every `open`."""
+        """As `Store.replica`."""
         return self._replica
 
     async def now(self) -> float:
@@ -426,12 +403,12 @@ async def log_pages(
 
     The last page may include entries that are appended during the iteration.
     """
-    limit = _FIRST
+    limit = _FIRST_PAGE
     while page := await store.log(run_id, kind, after, limit):
         yield page
         after = page[-1].version
         mean = max(sum(len(entry.body) for entry in page) // len(page), 1)
-        limit = min(max(_PAGE_BYTES // mean, 1), _MOST)
+        limit = min(max(_PAGE_BYTES // mean, 1), _LARGEST_PAGE)
 
 
 async def run_shielded(work: Coroutine[Any, Any, T]) -> T:

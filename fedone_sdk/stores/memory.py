@@ -12,17 +12,16 @@ from fedone_sdk.stores import base
 
 
 class MemoryStore(base.SingleProcess, base.Store):
-    """A `Store` of dictionaries, for one process.
+    """A `Store` of dictionaries, whose content survives `close` to simulate restarts.
 
-    No method awaits, so each is atomic on the event loop. The content survives `close`, so that
-    tests can simulate a restart.
+    No method awaits, so each is atomic on the event loop.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._tokens: dict[str, base.TokenRecord] = {}
         self._clients: list[base.ClientRecord] = []
-        # Indices for lookups: simulations enrol thousands of clients.
+        # Indices, because simulations enrol thousands of clients.
         self._by_name: dict[str, int] = {}
         self._by_enrolment: dict[str, int] = {}
         self._by_credential: dict[str, int] = {}
@@ -32,8 +31,7 @@ class MemoryStore(base.SingleProcess, base.Store):
         self._logs: dict[str, list[base.LogEntry]] = {}
         # Run id -> client and round -> value.
         self._memories: dict[str, dict[tuple[int, int], bytes]] = {}
-        # Run id -> last version, time of deletion.
-        self._deleted: dict[str, tuple[int, float]] = {}
+        self._deleted: dict[str, float] = {}
 
     async def open(self) -> None:
         """Simulate the start of a process."""
@@ -242,7 +240,7 @@ class MemoryStore(base.SingleProcess, base.Store):
             raise base.VersionConflict(f"run {run_id!r} is at version {run.version}, not {version}")
         await self.trim(run_id, log=True, closed=True)
         del self._runs[run_id], self._logs[run_id], self._memories[run_id]
-        self._deleted[run_id] = version, now
+        self._deleted[run_id] = now
 
     async def deleted(self, run_id: str) -> float | None:
-        return self._deleted[run_id][1] if run_id in self._deleted else None
+        return self._deleted.get(run_id)

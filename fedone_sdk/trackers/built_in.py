@@ -12,8 +12,7 @@ from fedone_sdk.trackers.tracker import TrackedRun, summary_of
 class MlflowTracker:
     """Writes to ``MLFLOW_TRACKING_URI``, in the experiment ``MLFLOW_EXPERIMENT_NAME`` (``fedone``).
 
-    MLflow's other variables apply too. Its usage telemetry is off, unless
-    ``MLFLOW_DISABLE_TELEMETRY`` is set.
+    MLflow's usage telemetry is off, unless ``MLFLOW_DISABLE_TELEMETRY`` is set.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -31,7 +30,7 @@ class MlflowTracker:
             self._client.log_batch(self._id, params=params[at : at + 100])
 
     def round(self, report: RoundReport, queries: int) -> None:
-        """Log its mean loss."""
+        """Log the round's mean loss."""
         self._client.log_metric(self._id, "mean_loss", report.mean_loss, step=queries)
 
     def metric(self, name: str, value: float, queries: int) -> None:
@@ -46,26 +45,22 @@ class MlflowTracker:
         for name, value in summary_of(result).items():
             self._client.log_metric(self._id, name, value, step=result.spent.queries)
         self._client.log_text(self._id, result.prompt.text, "prompt.txt")
-        # With the label bias and the label words that belong to it.
+        # With the prompt's label bias and label words.
         self._client.log_dict(self._id, result.prompt.model_dump(mode="json"), "prompt.json")
         self._client.log_dict(self._id, result.model_dump(mode="json"), "result.json")
         ends = {"failed": "FAILED", "stopped": "KILLED"}
         self._client.set_terminated(self._id, status=ends.get(result.status, "FINISHED"))
 
     def _experiment(self) -> str:
-        given = os.environ.get("MLFLOW_EXPERIMENT_ID")
-        if given:
-            return given
+        if experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+            return experiment_id
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedone")
         experiment = self._client.get_experiment_by_name(name)
         return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 
 
 class TensorboardTracker:
-    """Writes to the folder ``TENSORBOARD_LOGDIR``.
-
-    By default the folder is ``runs/DATE_HOST-NAME``, SummaryWriter's own default.
-    """
+    """Writes to the folder ``TENSORBOARD_LOGDIR``, by default ``runs/DATE_HOST-NAME``."""
 
     def __init__(self, run: TrackedRun) -> None:
         from tensorboardX import SummaryWriter
@@ -77,7 +72,7 @@ class TensorboardTracker:
         self._writer.add_text("run", f"    run_id: {run.run_id}\n{table}", 0)
 
     def round(self, report: RoundReport, queries: int) -> None:
-        """Log its mean loss."""
+        """Log the round's mean loss."""
         self._writer.add_scalar("train/mean_loss", report.mean_loss, queries)
 
     def metric(self, name: str, value: float, queries: int) -> None:
@@ -107,22 +102,21 @@ class WandbTracker:
         import wandb
 
         mode: Any = os.environ.get("WANDB_MODE", "offline")
-
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedone"),
             name=run.name,
             config={**run.params, "run_id": run.run_id},
             mode=mode,
-            # The command's console output is not recorded.
+            # The console output is not recorded.
             settings=wandb.Settings(console="off", silent=True),
         )
 
     def round(self, report: RoundReport, queries: int) -> None:
-        """Log its mean loss."""
+        """Log the round's mean loss."""
         self._run.log({"mean_loss": report.mean_loss, "round": report.round, "queries": queries})
 
     def metric(self, name: str, value: float, queries: int) -> None:
-        """Log a point of the curve, over ``measured_at``, because it comes some rounds late."""
+        """Log a point of the curve over ``measured_at``, because it arrives some rounds late."""
         self._run.log({f"dev_{name}": value, "measured_at": queries})
 
     def end(self, result: RunResult | None) -> None:
@@ -130,12 +124,6 @@ class WandbTracker:
         if result is None:
             self._run.finish(exit_code=1)
             return
-        self._run.summary.update(
-            {
-                **summary_of(result),
-                "prompt": result.prompt.text,
-                "prompt_bias": result.prompt.bias,
-                "status": result.status,
-            }
-        )
+        prompt = {"prompt": result.prompt.text, "prompt_bias": result.prompt.bias}
+        self._run.summary.update({**summary_of(result), **prompt, "status": result.status})
         self._run.finish(exit_code=int(result.status == "failed"))

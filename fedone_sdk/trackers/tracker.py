@@ -1,4 +1,4 @@
-"""Trackers: the protocol, their lookup by name, and the isolated delivery of a run's events."""
+"""Trackers: the protocol, their lookup by name, and the delivery of a run's events to them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ GROUP = "fedone.trackers"
 """The entry point group of trackers."""
 
 _PACKAGES = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
-"""The packages that built-in trackers need; each has an extra of its name."""
+"""Packages of the built-in trackers, by the name of tracker and extra."""
 
-_MOST_CHARS = 500
-"""Longest text of a parameter: the smallest limit of the trackers."""
+_MAX_CHARS = 500
+"""Maximum length of a parameter: MLflow's limit, which is the smallest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,31 +41,30 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Receives events of one run, on one thread. Its exceptions end the tracking, not the run."""
+    """Receives the events of one run, on one thread. An exception ends tracking, not the run."""
 
     def round(self, report: RoundReport, queries: int) -> None:
         """Record a finished round."""
         ...
 
     def metric(self, name: str, value: float, queries: int) -> None:
-        """Record an evaluation of the deployable prompt on the dev split."""
+        """Record a measurement of the deployable prompt on the dev split."""
         ...
 
     def end(self, result: RunResult | None) -> None:
-        """Record the end of the run; the last call."""
+        """Record the end of the run; None if it was aborted. It is the last call."""
         ...
 
 
 TrackerFactory = Callable[[TrackedRun], Tracker]
-"""Creates the tracker of a run: the object that an entry point names."""
+"""Creates the tracker of a run; an entry point names such an object."""
 
 
 def find_tracker(name: str) -> TrackerFactory:
     """Load a tracker by the name of its entry point."""
     trackers = {point.name: point for point in entry_points(group=GROUP)}
     if name not in trackers:
-        known = ", ".join(sorted(trackers)) or "none"
-        raise ArgumentError(f"--tracker: {name!r} is not one of {known}")
+        raise ArgumentError(f"--tracker: {name!r} is not one of {', '.join(sorted(trackers))}")
     if name in _PACKAGES and find_spec(_PACKAGES[name]) is None:
         raise MissingExtraError(f"--tracker {name}", extra=name)
     try:
@@ -77,7 +76,7 @@ def find_tracker(name: str) -> TrackerFactory:
 
 
 def summary_of(result: RunResult) -> dict[str, float]:
-    """Return metric, cost and time by name, without those that are not measured or priced."""
+    """Return metric, cost and time by name; unknown numbers are omitted."""
     metric = result.metric
     numbers = {
         **{f"{metric.name}_{at}": getattr(metric, at) for at in ("no_prompt", "before", "after")},
@@ -87,16 +86,13 @@ def summary_of(result: RunResult) -> dict[str, float]:
         "cache_hits": result.cache.hits,
         "wall_s": result.wall_s,
     }
-    unknown = () if result.priced else ("spent_usd",)
-    return {
-        name: float(value)
-        for name, value in numbers.items()
-        if value is not None and name not in unknown
-    }
+    if not result.priced:
+        del numbers["spent_usd"]
+    return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
 def params_of(spec: RunSpec) -> dict[str, str | int | float | bool]:
-    """Return a run's spec, flat and with short values; null and empty values are omitted."""
+    """Return a run's spec with flat keys and short values; null and empty values are omitted."""
     return dict(_flat("", spec.model_dump(mode="json", exclude={"name"})))
 
 
@@ -108,35 +104,32 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str | int | float | bo
         yield prefix, value
     elif value:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        yield prefix, text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 3]}..."
+        yield prefix, text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 3]}..."
 
 
 _log = structlog.get_logger(__name__)
 
 _PATIENCE_S = 60.0
-"""Longest wait for trackers to finish writing after a run, seconds."""
+"""Longest wait for a tracker to finish writing after a run, seconds."""
 
-_USER = re.compile(r"(?<=://)[^/@\s]+@")
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 class Tracking:
     """Sends the events of one run to trackers.
 
-    Each tracker has its own thread, so a slow one delays nothing. A tracker that raises is logged
-    and gets no more events. Use it with ``with``: leaving waits until all events are written.
+    Each tracker has a thread, so that a slow tracker delays nothing else. A tracker that raises is
+    logged and gets no more events. Leaving the ``with`` block waits until all events are written.
 
-    It is a `watch` callback of `simulate`, which supplies the rounds; otherwise call `add`.
+    It is a `watch` callback of `simulate`. Without `simulate`, call `begin`, `add` and `end`.
     """
 
-    def __init__(
-        self, trackers: Mapping[str, TrackerFactory], *, patience_s: float = _PATIENCE_S
-    ) -> None:
+    def __init__(self, trackers: Mapping[str, TrackerFactory]) -> None:
         self._trackers = trackers
-        self._patience_s = patience_s
         self._workers: list[_Worker] = []
         self._metric = "metric"
         self._spent = 0
-        # Training queries up to the end of each round that was sent.
+        # Training queries by the end of each round that was sent.
         self._queries: dict[int, int] = {}
         self._measured: set[int] = set()
         self._result: RunResult | None = None
@@ -146,11 +139,11 @@ class Tracking:
 
     def __exit__(self, *_: object) -> None:
         result = self._result
-        self._tell(lambda tracker: tracker.end(result))
+        self._send(lambda tracker: tracker.end(result))
         for worker in self._workers:
-            worker.tell(None)
+            worker.send(None)
         for worker in self._workers:
-            worker.wait(self._patience_s)
+            worker.wait()
 
     def __call__(self, run: ServedRun, change: Change | None) -> None:
         """Send new events of a run."""
@@ -158,7 +151,7 @@ class Tracking:
             params = params_of(run.spec)
             tracked = TrackedRun(run_id=run.run_id, name=run.spec.name, params=params)
             self.begin(tracked, metric=run.spec.task.metric)
-        if change is not None and change.back_to is not None:  # Later rounds run again.
+        if change is not None and change.back_to is not None:  # The later rounds are repeated.
             self._queries = {n: q for n, q in self._queries.items() if n < change.back_to}
             self._measured = {n for n in self._measured if n < change.back_to}
         elif change is None or change.finished is not None:
@@ -179,55 +172,55 @@ class Tracking:
             worker.start()
 
     def add(self, report: RoundReport) -> None:
-        """Send a round if it is new, and its metric once it is known."""
+        """Send a round and its metric, unless they were sent before."""
         if report.round not in self._queries:
             self._spent += report.queries
             self._queries[report.round] = spent = self._spent
-            self._tell(lambda tracker: tracker.round(report, spent))
+            self._send(lambda tracker: tracker.round(report, spent))
         if report.metric is not None and report.round not in self._measured:
             self._measured.add(report.round)
             value, queries = report.metric, self._queries[report.round]
-            self._tell(lambda tracker: tracker.metric(self._metric, value, queries))
+            self._send(lambda tracker: tracker.metric(self._metric, value, queries))
 
     def end(self, result: RunResult) -> None:
-        """Set the run's result, which is sent on leaving."""
+        """Set the run's result, which is sent on exit."""
         for report in result.history:
             self.add(report)
         self._result = result
 
-    def _tell(self, call: Callable[[Tracker], None]) -> None:
+    def _send(self, call: Callable[[Tracker], None]) -> None:
         for worker in self._workers:
-            worker.tell(call)
+            worker.send(call)
 
 
 class _Worker(Thread):
     def __init__(self, tracker: str, factory: TrackerFactory, run: TrackedRun) -> None:
-        # A daemon: a tracker that blocks must not keep the process alive.
+        # A daemon thread, because a tracker that blocks must not keep the process alive.
         super().__init__(name=f"tracker {tracker}", daemon=True)
         self._tracker, self._factory, self._tracked = tracker, factory, run
         self._calls: SimpleQueue[Callable[[Tracker], None] | None] = SimpleQueue()
         self._failed = False
 
-    def tell(self, call: Callable[[Tracker], None] | None) -> None:
-        """Queue a call; None is the last one."""
-        if not self._failed:  # otherwise its queue is no longer read
+    def send(self, call: Callable[[Tracker], None] | None) -> None:
+        """Queue a call; None ends the thread."""
+        if not self._failed:  # A failed worker does not read its queue.
             self._calls.put(call)
 
-    def wait(self, seconds: float) -> None:
-        """Wait until the queue is empty."""
-        self.join(seconds)
+    def wait(self) -> None:
+        """Wait until the thread has ended."""
+        self.join(_PATIENCE_S)
         if self.is_alive():
-            _log.warning("a tracker has not finished", tracker=self._tracker, waited_s=seconds)
+            _log.warning("a tracker has not finished", tracker=self._tracker, waited_s=_PATIENCE_S)
 
     def run(self) -> None:
-        """Create the tracker, and pass it the calls."""
+        """Create the tracker, and call it."""
         try:
             tracker = self._factory(self._tracked)
             while (call := self._calls.get()) is not None:
                 call(tracker)
         except Exception as exc:
             self._failed = True
-            reason = _USER.sub("***@", " ".join(f"{type(exc).__name__}: {exc}".split()))
+            reason = _CREDENTIALS.sub("***@", " ".join(f"{type(exc).__name__}: {exc}".split()))
             _log.warning(
                 "a tracker failed; the run continues without it",
                 tracker=self._tracker,

@@ -192,7 +192,7 @@ def test_plan_without_a_probe(fedone: Fedone, folder: Path) -> None:
     [
         ("queries: 40", "queries: 3", "budget: cannot pay one round of 4 queries"),
         ("queries: 40", "queries: 30", "budget: pays 7 of 10 rounds"),
-        ("batch_size: 4", "batch_size: 8", "method.batch_size: 8 asked"),
+        ("batch_size: 4", "batch_size: 8", "method.batch_size: is 8, but"),
         ("budget: {queries: 40}", "", "budget: no cap is set"),
     ],
 )
@@ -270,7 +270,7 @@ def test_a_mistake_is_one_line(
         (["tune", "run.yaml", "--cap", -1], "arguments: budget.queries: input should be greater"),
         (
             ["score", "run.yaml", "--bias", "0,101"],
-            "arguments: --bias: needs 2 numbers with commas, each from -100 to 100",
+            "arguments: --bias: needs 2 numbers from -100 to 100, separated by commas",
         ),
         (
             ["client", "--server", "x", "--data", "dev.jsonl"],

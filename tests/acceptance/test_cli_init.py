@@ -183,8 +183,8 @@ def test_four_questions_at_most(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--label", "kind"], "--label: 'kind' is no column; likely: Sentiment, device"),
-        (["--text", "Sentiment"], "--text: 'Sentiment' does not hold any"),
+        (["--label", "kind"], "--label: 'kind' is not a column; likely: Sentiment, device"),
+        (["--text", "Sentiment"], "--text: 'Sentiment' has no texts"),
         (["-o", "nowhere/run.yaml"], "--output: there is no folder nowhere"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_file_that_fails_costs_none_of_the_others(
     def fail(*_: object, **__: object) -> None:
         raise SpecError("--json: the disk is full", source="arguments")
 
-    monkeypatch.setattr("fedone_sdk.cli._output.write_file", fail)
+    monkeypatch.setattr("fedone_sdk.cli._output.Output.write_json", fail)
     command = ("tune", "run.yaml", "--artefact", "prompt.json")
     code, out, err = fedone(*command, "--json", "r.json")
     assert code == 2
@@ -198,9 +198,9 @@ def test_only_the_runs_export_replaces_an_export(
     for body, problem in (
         (
             b"\n".join(before.splitlines()[:-1]),
-            "its first line must be a run, and its last line a result",
+            "the first line of an export must be a run, and its last line a result",
         ),
-        (other.read_bytes(), "holds run 'other', not 'tiny'"),
+        (other.read_bytes(), "sent run 'other' instead of 'tiny'"),
     ):
         with answering(body) as url:
             for form in "run", "prompt":

@@ -276,7 +276,7 @@ def test_methods_are_compared_after_a_yes(fedone: Fedone, folder: Path, provider
     assert lines[1] == "  at most 48 training queries, and 48 on the dev split"
     assert lines[3].startswith("  at most ")
     assert "USD 0.0000" not in lines[3]
-    assert lines[-1].startswith("arguments: --yes: is required to begin")
+    assert lines[-1].startswith("arguments: --yes: is required")
     assert provider.answered == 0
 
     assert fedone(*compare, "--yes", "--json", folder / "c.json").code == 0

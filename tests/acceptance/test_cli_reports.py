@@ -82,7 +82,7 @@ def test_score_measures_an_artefact(fedone: Fedone, folder: Path) -> None:
     assert found["prompt"] == made.prompt.text
     assert found["metric"]["value"] == pytest.approx(result_in("result.json").metric.after)
     code, _, err = fedone("score", "run.yaml", "--artefact", "prompt.json", "--prompt", "x")
-    assert (code, err) == (2, "arguments: --prompt: does not go with --artefact\n")
+    assert (code, err) == (2, "arguments: --prompt: cannot be combined with --artefact\n")
 
 
 def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
@@ -95,14 +95,14 @@ def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
     ("arguments", "problem"),
     [
         (["prompt", "use", "none.json"], "none.json: No such file or directory"),
-        (["prompt", "use", "dev.jsonl"], "dev.jsonl: is no JSON"),
-        (["prompt", "use", "result.json"], "result.json: is no prompt artefact"),
-        (["report", "run.yaml"], "run.yaml: must be an export (fedone runs export); it"),
+        (["prompt", "use", "dev.jsonl"], "dev.jsonl: is not JSON"),
+        (["prompt", "use", "result.json"], "result.json: is not a prompt artefact"),
+        (["report", "run.yaml"], "run.yaml: damaged, or not an export of a run"),
         (
             ["prompt", "use", "prompt.json", "--backend", "run.yaml"],
             "arguments: --data: is required to use a model",
         ),
-        (["prompt", "use", "prompt.json", "--data", "bad.txt"], "bad.txt: line 1 is no JSON"),
+        (["prompt", "use", "prompt.json", "--data", "bad.txt"], "bad.txt: line 1 is not JSON"),
         (
             ["prompt", "use", "prompt.json", "--data", "other.jsonl"],
             "other.jsonl: example 1 has no text 'text'",
@@ -157,8 +157,8 @@ def test_use_labels_texts(fedone: Fedone, folder: Path) -> None:
     ("lines", "problem"),
     [
         (b"fine\n\xff\n", "line 2 is not UTF-8 text"),
-        (b'fine\n{"a": ' + b"[" * 100_000, "line 2 is no JSON: maximum recursion depth exceeded"),
-        (b'fine\n{"text": "\\ud800"}\n', "example 2: 'text' is no valid Unicode text"),
+        (b'fine\n{"a": ' + b"[" * 100_000, "line 2 is not JSON: maximum recursion depth exceeded"),
+        (b'fine\n{"text": "\\ud800"}\n', "example 2: 'text' is not valid Unicode"),
     ],
     ids=["bytes", "nested", "surrogate"],
 )

@@ -86,7 +86,7 @@ def test_a_raised_cap_lets_the_run_go_on(
     assert code == 0
     assert "raising queries 8 -> 12 after round 2" in err
     # The run called "whole" has asked it all before.
-    assert "continued after round 2; 16 answers free, paid for before" in err
+    assert "continued after round 2; 16 answers from the cache" in err
     assert "token" not in err
     assert "12 of 12" in out
     assert (result_in("r.json").cap.queries, result_in("r.json").spent.queries) == (12, 12)
@@ -136,7 +136,7 @@ def test_no_store_keeps_nothing(tune: Fedone, folder: Path) -> None:
     assert "kept in" not in err
     assert not (folder / ".fedone").exists()
     line = the_line(tune("--no-store", "--fresh"))
-    assert line == "arguments: --fresh: does not go with --no-store"
+    assert line == "arguments: --fresh: cannot be combined with --no-store"
 
 
 def test_fresh_removes_no_other_run(tune: Fedone, folder: Path) -> None:
@@ -144,7 +144,7 @@ def test_fresh_removes_no_other_run(tune: Fedone, folder: Path) -> None:
     Path("run.yaml").write_text(RUN.replace("name: tiny", "name: other"))
     assert tune("--store", "run.db").code == 0
     line = the_line(tune("--store", "run.db", "--fresh"))
-    assert line.startswith("arguments: --fresh: run.db holds other runs, too (tiny)")
+    assert line.startswith("arguments: --fresh: run.db also has other runs (tiny)")
     assert "the run had ended before" in tune("--store", "run.db").err
 
 
@@ -163,7 +163,7 @@ async def test_two_processes_do_not_tune_one_run(folder: Path) -> None:
     from fedone_sdk.stores import SqlStore
 
     run = RunFile.load(folder / "run.yaml")
-    state = RunState.next_to(run.path, "tiny")
+    state = RunState.of(run.path, "tiny")
     state.make()
     store = SqlStore.sqlite(state.store)
     await store.open()

@@ -165,7 +165,7 @@ def test_the_same_command_continues(compare: Fedone) -> None:
     assert kept().items() >= first.items()
     # Another method needs only its own trials.
     _, _, err = compare("--seeds", 2, "--methods", "thompson,bdpl")
-    assert "2 of 4 trials to run, 2 are there already" in err
+    assert "2 of 4 trials to run, 2 are kept" in err
     # Another description has none yet.
     Path("run.yaml").write_text(RUN.replace("length: 2", "length: 1"))
     _, _, err = compare("--seeds", 1, "--methods", "random")
@@ -196,7 +196,7 @@ def test_a_process_that_ends_costs_no_trial(
         _, err = process.communicate()
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert b"the same command continues from there" in err
+        assert b"the same command continues" in err
     before = kept()
     assert 2 <= len(before) < 10
 
@@ -265,7 +265,7 @@ def test_mistakes_are_one_line(compare: Fedone, arguments: list[object], message
         (
             "budget: {queries: 16}",
             "budget: {queries: 16, requests: 8}",
-            "thompson, seed 0: its caps leave nothing to measure the tuned prompt",
+            "thompson, seed 0: the caps on requests, tokens or money were used up",
         ),
     ],
 )

@@ -138,10 +138,7 @@ async def test_a_posted_run_imports_nothing(
     ("written", "said"),
     [
         ("fedone_test_own:Nothing", "backend.object: cannot import 'fedone_test_own:Nothing'"),
-        (
-            "builtins:dict",
-            "backend.object: builtins:dict returned a dict, which is not an LLMBackend",
-        ),
+        ("builtins:dict", "backend.object: builtins:dict returned a dict, which is not an"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(

@@ -153,7 +153,7 @@ def test_score_measures_slots(fedone: Fedone, folder: Path) -> None:
     assert json.loads(Path("s.json").read_text())["prompt"] == " It was"
     for arguments, message in [
         (("--prompt", "x"), "--prompt: the task has slots"),
-        (("--slot", "ending=x"), "--slot: 'ending' is no slot; allowed: instruction,"),
+        (("--slot", "ending=x"), "--slot: 'ending' is not a slot; allowed: instruction,"),
         (("--slot", "labels=a"), "--slot: labels needs 2 words"),
     ]:
         refused = fedone("score", "run.yaml", *arguments)

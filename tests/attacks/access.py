@@ -230,8 +230,8 @@ async def _neighbour_locks_out(folder: Path) -> str:
             await server.call("GET", "/v1/runs", token="a wrong token")
         credentials[0] = rotated["credential"]
         statuses = [(await server.call("GET", "/v1/runs", token=credentials[0]))[0]]
-        for changed in (1, None):  # By another replica, or one replica has ended.
-            await access.reload(changed)
+        for reloading in access.reload(1), access.reload_all():  # As a replica changes, or ends.
+            await reloading
             for credential in credentials:
                 statuses.append((await server.call("GET", "/v1/runs", token=credential))[0])
     if set(statuses) != {200}:

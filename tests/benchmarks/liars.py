@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from fedone_sdk import OnnxBackend, RunSpec, assets
 from fedone_sdk.algorithms import Space, method_from_spec
 from fedone_sdk.backends import Answer, LLMBackend, Query
-from fedone_sdk.backends.asking import query_for
+from fedone_sdk.backends.queries import query_for
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import Transport
 from fedone_sdk.local import Federation, simulate

@@ -166,7 +166,7 @@ class Federation:
 
     def holder(self, client: int) -> Holder:
         """Return what the server knows of a client's rows."""
-        return Holder(client, whole=len(self.shards[client]) <= self.batch_size)
+        return Holder(client, all_rows=len(self.shards[client]) <= self.batch_size)
 
     def mini_batch(self, round_number: int) -> list[int]:
         """Return the rows of a round."""

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from fedone_sdk import TaskSpec
-from fedone_sdk.backends.asking import query_for
 from fedone_sdk.backends.base import LLMBackend, Query
+from fedone_sdk.backends.queries import query_for
 from tests.benchmarks.slot_cells import Cell, Place, Row, drawn
 
 Combination = tuple[int, ...]

@@ -271,8 +271,11 @@ class TestServerTrouble:
                 assert len(tries) == 3
             assert (await enrol(store, 0)).index == 2
 
-    async def test_more_work_than_connections(self, url: str) -> None:
-        async with opened(url, num_connections=2) as store:
+    async def test_more_work_than_connections(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "_NUM_CONNECTIONS", 2)
+        async with opened(url) as store:
             for number in range(40):
                 await store.add_run(replace(RUN, run_id=str(number)))
             async with asyncio.timeout(20):

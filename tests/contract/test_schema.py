@@ -76,7 +76,7 @@ class TestPostgres:
             assert await store.schema() == schema.HEAD
 
     async def test_stores_that_open_together(self, postgres: Cluster, database: str) -> None:
-        stores = [SqlStore.at(postgres.url(database), num_connections=2) for _ in range(8)]
+        stores = [SqlStore.at(postgres.url(database)) for _ in range(8)]
         await asyncio.gather(*(store.open() for store in stores))
         await stores[0].add_run(RUN)
         assert await stores[7].run("run-1") == RUN

@@ -123,7 +123,7 @@ class TestFile:
     async def test_a_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A small write may still succeed there, and a commit may not."""
         async with opened(tmp_path / "store.db") as store:
-            monkeypatch.setattr(sqlite, "_LEAST_FREE", 2**60)
+            monkeypatch.setattr(sqlite, "_MIN_FREE", 2**60)
             with pytest.raises(StoreUnavailable, match="the disk is full"):
                 await store.ping()
 
@@ -185,7 +185,9 @@ class TestOneServer:
                         await SqlStore.sqlite(other).open()
         (tmp_path / "hard.db").hardlink_to(path)
         for name in ("store.db", "link.db", "hard.db"):
-            with pytest.raises(FedOneError, match=r"\.db cannot be used: it has another name"):
+            with pytest.raises(
+                FedOneError, match=r"\.db cannot be used: it has a second hard link"
+            ):
                 await SqlStore.sqlite(tmp_path / name).open()
 
     async def test_a_tool_may_read_meanwhile(self, tmp_path: Path) -> None:

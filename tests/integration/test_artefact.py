@@ -65,7 +65,8 @@ async def test_a_prompt_is_used_on_a_row(tmp_path: Path) -> None:
     backend = ScriptedBackend()
     found = await prompt.predict(row, backend)
     many = await label_examples(backend, prompt, [row, row])
-    assert (found.label, found.scores, found.text) == (many.labels[0], many.scores[0], None)
+    assert many.predictions == [found, found]
+    assert found.text is None
     with pytest.raises(SpecError, match="the prompt was tuned for"):
         await prompt.predict(row, ScriptedBackend(fingerprint="another"))
 
@@ -88,11 +89,11 @@ async def test_an_export_is_lines_of_json_with_the_rounds_and_the_result(tmp_pat
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("{", "is no JSON"),
-        ("[]", "is no prompt artefact"),
+        ("{", "is not JSON"),
+        ("[]", "is not a prompt artefact"),
         (
             '{"format": "fedone-prompt", "version": 1}',
-            "sha256: is another one: the file was changed",
+            "sha256: differs from the contents; the file was changed",
         ),
     ],
 )
@@ -109,13 +110,13 @@ async def test_a_damaged_artefact_is_not_used(tmp_path: Path) -> None:
         (tmp_path / "p.json").write_text(artefact.dump().replace(old, new))
         with pytest.raises(SpecError) as raised:
             load_prompt(tmp_path / "p.json")
-        assert raised.value.problems == ["sha256: is another one: the file was changed"]
+        assert raised.value.problems == ["sha256: differs from the contents; the file was changed"]
 
 
 @pytest.mark.parametrize("content", [b'{"run_id": "r"}', b"\x1f\x8bnonsense", b"[]", b"", b"1\n2"])
 def test_files_that_are_no_run(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(ResultError, match=r"x: must be an export .*; it"):
+    with pytest.raises(ResultError, match=r"x: damaged, or not an export of a run"):
         read_run(tmp_path / "x")
     with pytest.raises(ResultError, match="No such file"):
         read_run(tmp_path / "nothing")
@@ -148,7 +149,7 @@ async def test_the_arguments_of_mlflow_say_where_a_prompt_comes_from() -> None:
 @pytest.mark.parametrize("text", ["a {{b", "a {% b"])
 async def test_what_mlflow_would_read_as_its_own_is_refused(text: str) -> None:
     artefact = await artefact_with(prompt=PromptReport(text=text, tokens=(text,)))
-    with pytest.raises(SpecError, match="which MLflow does not keep as text"):
+    with pytest.raises(SpecError, match="which MLflow would interpret"):
         mlflow_prompt(artefact)
 
 
@@ -166,11 +167,12 @@ async def test_labels_are_those_of_the_measurement() -> None:
     artefact = artefact_of(done.run)
     dev = ROWS[12:]
     texts = [{"text": row["text"]} for row in dev]
-    found = await label_examples(ScriptedBackend(), artefact, texts, batch_size=5)
-    right = [label == str(row["label"]) for label, row in zip(found.labels, dev, strict=True)]
+    found = await label_examples(ScriptedBackend(), artefact, texts)
+    answers = zip(found.predictions, dev, strict=True)
+    right = [one.label == str(row["label"]) for one, row in answers]
     assert sum(right) / len(right) == pytest.approx(done.result.metric.after)
-    assert found.usage.requests == 3
-    assert all(scores is not None and set(scores) == {"0", "1"} for scores in found.scores)
+    assert found.usage.requests == -(-len(dev) // artefact.evaluation.batch_size)
+    assert all(set(one.scores or ()) == {"0", "1"} for one in found.predictions)
 
 
 async def test_the_label_bias_is_in_the_labels() -> None:
@@ -178,7 +180,7 @@ async def test_the_label_bias_is_in_the_labels() -> None:
     prompt = artefact.prompt.model_copy(update={"bias": (0.0, 100.0)})
     artefact = artefact.model_copy(update={"prompt": prompt})
     found = await label_examples(ScriptedBackend(), artefact, ROWS[:6])
-    assert set(found.labels) == {"1"}
+    assert {one.label for one in found.predictions} == {"1"}
 
 
 async def test_what_the_model_did_not_say() -> None:
@@ -186,8 +188,8 @@ async def test_what_the_model_did_not_say() -> None:
     rows = iter([None, (LOG_ZERO, LOG_ZERO), (-1.0, -2.0)])
     backend = ScriptedBackend(lambda inputs, words: next(rows))
     found = await label_examples(backend, artefact, ROWS[:3])
-    assert found.labels == (None, None, "0")
-    assert found.scores[0] is None
+    assert [one.label for one in found.predictions] == [None, None, "0"]
+    assert found.predictions[0].scores is None
 
 
 async def test_another_model_is_refused_unless_it_is_wanted() -> None:
@@ -197,15 +199,15 @@ async def test_another_model_is_refused_unless_it_is_wanted() -> None:
         await label_examples(other, artefact, ROWS[:1])
     assert other.asked == []
     found = await label_examples(other, artefact, ROWS[:1], any_model=True)
-    assert len(found.labels) == 1
+    assert len(found.predictions) == 1
 
 
 async def test_texts_that_are_written() -> None:
     task = TaskSpec(template="{prompt} {text}", loss="score", max_tokens=3)
     artefact = await artefact_with(task=task)
     found = await label_examples(ScriptedBackend(), artefact, ROWS[:2])
-    assert all(text is not None and len(text.split()) == 3 for text in found.texts)
-    assert found.labels == (None, None)
+    assert [len((one.text or "").split()) for one in found.predictions] == [3, 3]
+    assert [one.label for one in found.predictions] == [None, None]
     with pytest.raises(SpecError, match="nll scores a text that is given"):
         await label_examples(
             ScriptedBackend(),

@@ -13,7 +13,7 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.client.session import StopSignal
-from fedone_sdk.client.work import cuts
+from fedone_sdk.client.work import request_ranges
 from fedone_sdk.errors import MessageError, ProblemError, TransportError
 from fedone_sdk.messages import Decline, Receipt, RunResult, Score, Scores
 from fedone_sdk.spec import RunSpec
@@ -51,12 +51,12 @@ def result_of(service: Service) -> RunResult:
 
 
 def test_the_parts_of_a_step() -> None:
-    assert cuts(20, 16) == [range(20)]
-    assert cuts(20, 32) == [range(10), range(10, 20)]
-    assert cuts(3, 100_000) == [range(1), range(1, 2), range(2, 3)]
+    assert request_ranges(20, 16) == [range(20)]
+    assert request_ranges(20, 32) == [range(10), range(10, 20)]
+    assert request_ranges(3, 100_000) == [range(1), range(1, 2), range(2, 3)]
     for num_prompts in range(1, 70):
         for num_examples in (1, 7, 100, 512, 1024):
-            parts = cuts(num_prompts, num_examples)
+            parts = request_ranges(num_prompts, num_examples)
             assert [place for part in parts for place in part] == list(range(num_prompts))
             assert all(len(part) * num_examples <= 2 * 512 or len(part) == 1 for part in parts)
 
@@ -168,7 +168,7 @@ async def test_a_server_that_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> N
         transport = Busy(service)
         async with client_of(service, None, transport=transport) as client:
             assert (await client.run_once()).outcome == "offline"
-            assert len(backend.asked) == len(cuts(NUM_SAMPLES, BATCH_SIZE)[0])
+            assert len(backend.asked) == len(request_ranges(NUM_SAMPLES, BATCH_SIZE)[0])
             transport.busy = False
             await client.run_forever()
         assert result_of(service).status == "completed"

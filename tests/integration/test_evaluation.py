@@ -17,7 +17,7 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendUnavailable
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import artefact_of, read_export
-from fedone_sdk.reports.pages import contents_of
+from fedone_sdk.reports.pages import costs_of
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered
@@ -122,7 +122,7 @@ async def test_a_price_that_is_not_known_is_null() -> None:
         reported = read_export(await exported_run(store, "run"))
         assert reported.result == result
         assert json.loads(artefact_of(reported).dump())["ledger"]["spent"]["usd"] == usd
-        costs = {name: spent for name, spent, _ in contents_of(reported).costs}
+        costs = {name: spent for name, spent, _ in costs_of(reported)}
         assert costs["US dollars"] == ("unknown" if usd is None else "0.0000")
 
 

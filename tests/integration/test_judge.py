@@ -182,10 +182,7 @@ async def test_half_a_surrogate_pair_ends_no_run() -> None:
     [
         ({"rubric": "x"}, "task.score.judge.backend: "),
         ({**JUDGE, "rubrik": "x"}, "task.score.judge.rubrik: "),
-        (
-            {**JUDGE, "backend": {"kind": "onnx"}},
-            "task.score.judge.backend: .* does not generate text",
-        ),
+        ({**JUDGE, "backend": {"kind": "onnx"}}, "score.judge.backend: .* does not generate text"),
         ({**JUDGE, "backend": {"kind": "openai"}}, "task.score.judge.backend.*model: is required"),
     ],
 )

@@ -407,10 +407,7 @@ class TestBrokenClients:
         model = ScriptedBackend(answers=["labels"])
         async with bench_of(spec_of("nll"), None) as bench:
             output = await bench.unfit(backend=model)
-        assert (
-            "needs log-probabilities of reference texts, which this backend does not return"
-            in output
-        )
+        assert "needs log-probabilities of reference texts, which this backend does not" in output
 
     @pytest.mark.parametrize("answer", [None, 3, "", "x" * 20_001])
     async def test_examples_without_a_fit_reference_are_left_out(self, answer: object) -> None:

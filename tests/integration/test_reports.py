@@ -19,12 +19,12 @@ import pytest
 from fedone_sdk.backends import OpenAIBackend, query_for
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.messages import PromptReport
-from fedone_sdk.reports import artefact_of, label_examples, read_export
+from fedone_sdk.reports import artefact_of, read_export
 from fedone_sdk.reports.forms import program_of
-from fedone_sdk.reports.pages import MOST_CLIENTS, contents_of, html_report
+from fedone_sdk.reports.pages import MAX_CLIENTS, clients_of, confusion_of, costs_of, html_report
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.spec import BackendSpec, RunSpec
-from fedone_sdk.trackers import params_of
+from fedone_sdk.trackers.tracker import params_of
 from tests.fake_openai import FakeOpenAI, Script
 from tests.integration.tuned import ROWS, SPEC, small, tuned
 
@@ -111,7 +111,7 @@ async def test_a_report_has_the_results_of_the_run() -> None:
 
 async def test_its_numbers_are_those_of_the_run() -> None:
     done = await small()
-    contents = contents_of(done.run)
+    _, confusion = confusion_of(done.run)
     metric = done.result.metric
     lines = {line.name: line for line in done.result.standings}
     assert list(lines) == ["chance", "no_prompt", "no_prompt_biased", "untrained", "tuned"]
@@ -121,12 +121,13 @@ async def test_its_numbers_are_those_of_the_run() -> None:
         assert gain is not None
         assert lines[name].value == pytest.approx(value)
         assert gain.value == pytest.approx(metric.after - (value or 0))
-    counts = [count for _, row in contents.confusion for count in row]
-    right = sum(row[index] for index, (_, row) in enumerate(contents.confusion))
+    counts = [count for _, row in confusion for count in row]
+    right = sum(row[index] for index, (_, row) in enumerate(confusion))
     assert (sum(counts), right / sum(counts)) == (12, pytest.approx(metric.after))
-    assert ("Training queries", "32", "48") in contents.costs
-    assert sum(rounds for _, rounds, _, _ in contents.clients) == done.result.rounds
-    assert sum(share for _, _, share, _ in contents.clients) == pytest.approx(1.0)
+    assert ("Training queries", "32", "48") in costs_of(done.run)
+    clients = clients_of(done.run)
+    assert sum(rounds for _, rounds, _, _ in clients) == done.result.rounds
+    assert sum(share for _, _, share, _ in clients) == pytest.approx(1.0)
 
 
 async def test_the_page_needs_nothing_else() -> None:
@@ -171,11 +172,9 @@ async def test_many_clients_are_counted() -> None:
         for number in range(50)
     )
     run = replace(done.run, result=done.result.model_copy(update={"history": history}))
-    contents = contents_of(run)
-    assert len(contents.clients) == MOST_CLIENTS
-    assert contents.clients[0][:2] == ("one", 50)
-    assert contents.others == 51 - MOST_CLIENTS
-    assert f"{contents.others} more" in Page(html_report(run)).text
+    assert clients_of(run)[0][:2] == ("one", 50)
+    text = Page(html_report(run)).text
+    assert f"{51 - MAX_CLIENTS} more clients" in text
 
 
 async def test_a_task_without_labels() -> None:
@@ -183,7 +182,7 @@ async def test_a_task_without_labels() -> None:
         task={"template": "{prompt} {text}", "loss": "score", "max_tokens": 4, "score": "a:b"}
     )
     run = done.run
-    assert not contents_of(run).confusion
+    assert confusion_of(run) == ([], [])
     line = run.result.standings[-1]
     assert (line.name, line.value, line.interval) == ("tuned", 0.5, (0.5, 0.5))
     assert "less is better" in Page(html_report(run)).text
@@ -270,20 +269,18 @@ async def test_the_programs_give_the_labels_of_the_sdk(
         async with OpenAIBackend(
             "fake-1", base_url=server.base_url, api="chat" if api == "chat" else "completions"
         ) as model:
-            found = await label_examples(
-                model, artefact, [{"text": text} for text in texts], batch_size=1
-            )
+            labels = [(await artefact.predict({"text": text}, model)).label for text in texts]
         before = len(server.received)
         sent = sorted(json.dumps(row.body.get("messages", row.body.get("prompt")))
                       for row in server.received)  # fmt: skip
         program, note = program_of(spec.task, prompt, spec.backend)
         assert note == ""
-        assert await run_program(program, texts, tmp_path) == list(found.labels)
+        assert await run_program(program, texts, tmp_path) == labels
         assert sent == sorted(
             json.dumps(row.body.get("messages", row.body.get("prompt")))
             for row in server.received[before:]
         )
-        assert len(set(found.labels)) == 2
+        assert len(set(labels)) == 2
 
 
 async def test_the_programs_where_the_model_shows_no_log_probabilities(tmp_path: Path) -> None:
@@ -357,10 +354,8 @@ async def test_the_program_of_a_local_model_queries_that_model(
         update={"task": spec.task, "prompt": prompt, "model": None}
     )
     async with build_backend(spec.backend) as model:
-        found = await label_examples(
-            model, artefact, [{"text": text} for text in texts], batch_size=1
-        )
-    assert await run_program(program, texts, tmp_path) == list(found.labels)
+        labels = [(await artefact.predict({"text": text}, model)).label for text in texts]
+    assert await run_program(program, texts, tmp_path) == labels
 
 
 async def test_the_charts_suit_a_phone_and_the_dark() -> None:

@@ -216,7 +216,7 @@ def test_a_proposer_needs_a_pool() -> None:
         ({"slots": [SLOTS[3]]}, "needs one besides labels"),
         ({"slots": [{"name": "mask", "candidates": ["a", "b"]}]}, "must not be prompt or mask"),
         ({"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]}, "is for the slot labels"),
-        ({"slots": [SLOTS[0], SLOTS[2]]}, r"needs the slot \{closing\} exactly once"),
+        ({"slots": [SLOTS[0], SLOTS[2]]}, r"needs \{closing\} exactly once"),
     ],
 )
 def test_impossible_slots(prompt: dict[str, Any], message: str) -> None:

@@ -14,7 +14,8 @@ from fedone_sdk.errors import MissingExtraError, SpecError
 from fedone_sdk.messages import RoundReport, RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
-from fedone_sdk.trackers import TrackedRun, Tracking, find_tracker, params_of, tracker
+from fedone_sdk.trackers import TrackedRun, Tracking, find_tracker, tracker
+from fedone_sdk.trackers.tracker import params_of
 from tests.integration.tuned import SPEC, small, tuned
 
 
@@ -100,7 +101,8 @@ async def test_a_failing_tracker_is_logged_once_and_the_run_continues() -> None:
     assert (len(whole.rounds), whole.ended) == (8, 1)
 
 
-async def test_a_hanging_tracker_does_not_block() -> None:
+async def test_a_hanging_tracker_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker, "_PATIENCE_S", 0.01)
     hold, entered = threading.Event(), threading.Event()
 
     class Hangs(Noted):
@@ -110,7 +112,7 @@ async def test_a_hanging_tracker_does_not_block() -> None:
 
     made: list[Noted] = []
     with capture_logs() as logs:
-        with Tracking({"hangs": noting(made, Hangs)}, patience_s=0.01) as tracking:
+        with Tracking({"hangs": noting(made, Hangs)}) as tracking:
             done = await tuned(watch=tracking)
             tracking.end(done.result)
         assert [line["tracker"] for line in logs if "has not finished" in line["event"]] == [

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fedone_sdk.backends import LLMBackend, Query
-from fedone_sdk.backends.asking import ask_each, score_all
 from fedone_sdk.backends.build import build_backend
+from fedone_sdk.backends.queries import ask_each, score_all
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
 from fedone_sdk.errors import BackendBlocked, LabelsNotShown
 from fedone_sdk.spec import BackendSpec

@@ -14,8 +14,8 @@ from fedone_sdk.errors import ProblemError
 from fedone_sdk.testing import ManualClock
 
 
-def limiter_of(**limits: Any) -> Limiter:
-    return Limiter(NO_LIMITS.model_copy(update=limits), now=ManualClock().now)
+def limiter_of(clock: ManualClock | None = None, **limits: Any) -> Limiter:
+    return Limiter(NO_LIMITS.model_copy(update=limits), now=(clock or ManualClock()).now)
 
 
 class TestBuckets:
@@ -114,8 +114,7 @@ class TestLimiter:
     def test_failures_of_one_who_must_wait_already_do_not_add_up(self) -> None:
         """Else a device that shares an address with a broken one would be blocked for days."""
         clock = ManualClock()
-        limits = NO_LIMITS.model_copy(update={"failures_per_minute_per_ip": 60.0})
-        limiter = Limiter(limits, now=clock.now)
+        limiter = limiter_of(clock, failures_per_minute_per_ip=60.0)
         for _ in range(10_000):
             limiter.failed("a")
         with pytest.raises(ProblemError) as caught:

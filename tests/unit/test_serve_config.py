@@ -70,7 +70,7 @@ class TestPrecedence:
         assert (config.listen, config.runs) == ("127.0.0.1:1", ("run.yaml",))
         assert config.log.level == "debug"
         assert (config.drain_s, config.log.requests) == (20, "debug")
-        assert not config.retention.active  # Nothing is ever removed unless it is asked for.
+        assert not any(config.retention.model_dump().values())  # Nothing is removed by default.
 
     def test_the_environment_has_the_last_word(self, file: Path, monkeypatch: Set) -> None:
         monkeypatch.setenv("FEDONE_LISTEN", "0.0.0.0:2")
@@ -176,6 +176,11 @@ class TestMistakes:
             ServeConfig.load(file)
         assert str(caught.value).startswith(f"{file}: {message}")
         assert SECRET not in str(caught.value)
+
+    def test_disabled_metrics_have_no_port(self, file: Path) -> None:
+        metrics = "metrics: {enabled: false, listen: 127.0.0.1:9090}"
+        file.write_text(f"auth: {{enrolment_tokens: [a]}}\n{metrics}\n")
+        assert ServeConfig.load(file).metrics.address is None
 
 
 class TestStore:

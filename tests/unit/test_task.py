@@ -343,7 +343,7 @@ def test_generation_has_no_labels_and_is_measured_by_its_loss(loss: str) -> None
         ({"template": "{prompt} {text} {mask}"}, r"loss nll takes no \{mask\}"),
         ({"template": "{prompt} {label}"}, "must not contain the label field"),
         ({"template": "{prompt} {answer}", "label_field": "answer"}, "must not contain the label"),
-        ({"score": "a:b"}, "score: goes with loss score"),
+        ({"score": "a:b"}, "score: needs loss score"),
         ({"loss": "score", "score": "a:b.c"}, "score"),
         ({"loss": "score", "score": "/a/b.py:c"}, "score"),
         ({"loss": "score", "max_tokens": 4097}, "max_tokens"),

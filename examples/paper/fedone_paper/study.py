@@ -111,7 +111,7 @@ def run_study(
         missing = session.find(new)
         if not settings.only_report:
             session.run(missing)
-    if not session.found:
+    if not session.records:
         return Finished(None, (), session.failures)
     report, base = study.report(settings, session.results), out / study.name
     document = {
@@ -120,10 +120,10 @@ def run_study(
         "command": command,
         "version": fedone_sdk.__version__,
         "quick": settings.quick,
-        "trials": {key: asdict(record) for key, record in session.found.items()},
+        "trials": {key: asdict(record) for key, record in session.records.items()},
         "failed": session.failures,
     }
-    made = _made(command, [*session.found.values()], session.failures)
+    made = _made(command, [*session.records.values()], session.failures)
     warning = f"{declared()['quick']}\n\n" if settings.quick else ""
     written = {
         base / f"{study.name}.md": f"# {study.title}\n\n{warning}{report.markdown.rstrip()}{made}",

@@ -24,7 +24,7 @@ export type Message =
 export interface Enrol {
   name?: string | null;
   /**
-   * A secret of at least 16 random bytes that the device generates once, base64url. A repeated request with the same nonce returns the same client with a new credential.
+   * At least 16 random bytes that the device generates once, base64url, secret. A second request with the same nonce returns the same client with a new credential.
    */
   nonce?: string | null;
 }
@@ -52,11 +52,11 @@ export interface Claim {
    */
   run_id?: string | null;
   /**
-   * Whether the client queries its own model even if the server has one. The server does not meter it.
+   * Whether the client queries a model of its own, even if the server has one.
    */
   own_model?: boolean;
   /**
-   * Whether the client's data or settings may have changed since it declined work as unfit, so that it may be drawn again.
+   * Whether the client's data or settings may have changed since it declined work as unfit, so that it can be drawn again.
    */
   changed?: boolean;
 }
@@ -76,7 +76,7 @@ export interface AlphaAssignment {
    */
   leased_queries: number;
   /**
-   * Number of candidates added since the run started. A client with fewer fetches the task again, and the missing candidates.
+   * Number of candidates added since the run started. A client with an older version fetches the task and the missing candidates.
    */
   vocabulary_version?: number;
   exchange: "alpha";
@@ -132,7 +132,7 @@ export interface LossesAssignment {
   biases?: Tensor | null;
   minibatch_seed: number;
   /**
-   * Whether a proposal is welcome. The lease then has one more query, for its trial.
+   * Whether the client may propose a candidate. The lease then includes one query for its trial.
    */
   reflect?: boolean;
 }
@@ -151,7 +151,7 @@ export interface Renewal {
 export interface RunTask {
   task: TaskSpec;
   /**
-   * `TaskSpec.crc32`; a client that computes another number has misread the task, and declines its work.
+   * `TaskSpec.crc32`; a client that computes another number declines the work.
    */
   task_crc32: number;
   method: GradientSpec | SearchSpec | OwnMethodSpec;
@@ -181,7 +181,7 @@ export interface RunTask {
    */
   gateway: boolean;
   /**
-   * Fingerprint of the run's model. A client whose own model is another one declines as unfit.
+   * Fingerprint of the run's model. A client with another model of its own declines as unfit.
    */
   model?: string | null;
   /**
@@ -284,11 +284,11 @@ export interface Label {
  */
 export interface Description {
   /**
-   * An example's kind, a singular noun without an article: `movie review`.
+   * Kind of example, a singular noun without an article: `movie review`.
    */
   text?: string;
   /**
-   * What its label describes, a noun without an article: `sentiment`.
+   * Meaning of its label, a noun without an article: `sentiment`.
    */
   aspect?: string;
   /**
@@ -422,15 +422,15 @@ export interface CalibrationSpec {
   kind?: "auto" | "none" | "labels";
 }
 /**
- * What devices need to propose candidates.
+ * How devices propose candidates.
  */
 export interface Reflection {
   /**
-   * The slot that they are for.
+   * The slot that the candidates are for.
    */
   slot: string;
   /**
-   * Whether the run's model writes (`POST /v1/reflect`).
+   * Whether the run's model writes them (`POST /v1/reflect`).
    */
   gateway: boolean;
 }
@@ -487,17 +487,17 @@ export interface Score {
    */
   prompts?: Tensor | null;
   /**
-   * Text fields of the B examples of the mini-batch. Labels are not sent.
+   * Text fields of the B examples of the mini-batch, without labels.
    */
   examples: {
     [k: string]: string;
   }[];
   /**
-   * The B reference texts, only for loss `nll`, which needs them.
+   * The B reference texts for loss `nll`; otherwise empty.
    */
   references?: string[];
   /**
-   * Instead of `prompts`: one prompt, the parent with this text in its slot.
+   * Instead of `prompts`: scores one prompt, the parent with this text in its slot.
    */
   proposal?: Proposal | null;
 }
@@ -506,7 +506,7 @@ export interface Score {
  */
 export interface Proposal {
   /**
-   * Row of the assignment's prompts: the prompt that it improves.
+   * The prompt that it improves, as a row of the assignment's prompts.
    */
   parent: number;
   /**
@@ -542,27 +542,21 @@ export interface Reflect {
    */
   parent: number;
   /**
-   * Of the parent, with their labels in the feedback.
+   * The parent's answers to examples, with their labels in the feedback.
    */
   cases: Judged[];
 }
 /**
- * An example and how the model's answer to it was judged.
+ * The text fields of an example; the expected and the given answer with its loss.
  */
 export interface Judged {
-  /**
-   * Its text fields.
-   */
   example: {
     [k: string]: string;
   };
-  /**
-   * What was expected, what was answered, and the loss.
-   */
   feedback: string;
 }
 /**
- * The model's answer, as it wrote it.
+ * The model's unchanged answer.
  */
 export interface Reflected {
   text: string;
@@ -577,7 +571,7 @@ export interface LossesUpdate {
   model: string;
   exchange: "losses";
   /**
-   * One mean loss per prompt of the assignment, in its order, at its label bias if the assignment has `biases`.
+   * The mean loss of each prompt of the assignment, at the prompt's label bias if the assignment has `biases`.
    */
   losses: number[];
   /**
@@ -589,7 +583,7 @@ export interface LossesUpdate {
    */
   class_counts?: number[];
   /**
-   * What the device wrote, for an assignment with `reflect`.
+   * The candidate that the device wrote, for an assignment with `reflect`.
    */
   proposal?: Proposal | null;
 }
@@ -611,7 +605,7 @@ export interface Scored {
   vetoed?: number;
 }
 /**
- * An amount in the five units.
+ * Amounts of use of a model.
  */
 export interface Usage {
   /**
@@ -642,7 +636,7 @@ export interface Decline {
   reason: string;
   usage?: Usage;
   /**
-   * Whether the client is unfit for all work of this run, because of its data, settings or installed packages. It gets no more offers until a claim with `changed`.
+   * Whether the client is unfit for all work of this run, because of its data, settings or installed packages. It gets no more of this work until a claim with `changed`.
    */
   unfit?: boolean;
 }

@@ -85,7 +85,7 @@ async def claim(context: RequestContext) -> web.Response:
 )
 async def update(context: RequestContext) -> web.Response:
     """Send an update. The same body again gets the same receipt."""
-    assignment_id = context.path["assignment_id"]
+    assignment_id = context.parameters["assignment_id"]
     await context.service.work.check_known(context.client, assignment_id)
     body = await context.body()
     message = await context.message(messages.UPDATE.validate_python, body)
@@ -106,7 +106,7 @@ def _sha256(body: bytes) -> str:
 )
 async def renew(context: RequestContext) -> web.Response:
     """Give a device a full new deadline."""
-    assignment_id = context.path["assignment_id"]
+    assignment_id = context.parameters["assignment_id"]
     return answer(await context.service.work.renew(context.client, assignment_id))
 
 
@@ -123,7 +123,7 @@ def _size(array: messages.Tensor | None) -> int:
 )
 async def decline(context: RequestContext) -> web.Response:
     """Decline an assignment."""
-    assignment_id = context.path["assignment_id"]
+    assignment_id = context.parameters["assignment_id"]
     message = await context.message(messages.Decline.model_validate)
     await context.service.work.decline(context.client, assignment_id, message)
     response = web.Response(status=204)

@@ -91,8 +91,8 @@ class RequestContext:
         return self.request.app[SERVICE]
 
     @property
-    def path(self) -> Mapping[str, str]:
-        """The path parameters."""
+    def parameters(self) -> Mapping[str, str]:
+        """The parameters in the path."""
         return self.request.match_info
 
     @property
@@ -133,8 +133,8 @@ class RequestContext:
             bind_contextvars(client_id=self.caller.client_id)
             request.app[LIMITER].clients.admit(self.caller.index)
             await service.wait_until_admitting()
-            if "assignment_id" in self.path:
-                self.set_run(work=(self.caller, self.path["assignment_id"]))
+            if "assignment_id" in self.parameters:
+                self.set_run(work=(self.caller, self.parameters["assignment_id"]))
 
     def may_see(self, run_id: str) -> bool:
         """Whether the caller may access a run."""
@@ -142,7 +142,7 @@ class RequestContext:
 
     async def find_run(self) -> ServedRun:
         """Return the run of the path; ``not_found`` if it is unknown or hidden from the caller."""
-        run_id = self.path["run_id"]
+        run_id = self.parameters["run_id"]
         if not self.may_see(run_id):
             raise ProblemError("not_found", f"there is no run {run_id!r}")
         run = await self.service.registry.run(run_id)
@@ -189,16 +189,14 @@ class RequestContext:
             return default
         is_number = text.isascii() and text.isdigit() and len(text) <= 10
         if not (is_number and least <= int(text) <= most):
-            raise ProblemError(
-                "invalid_message", f"{name}: must be from {least} to {most}, not {text!r:.40}"
-            )
+            raise _invalid(f"{name}: must be from {least} to {most}, not {text!r:.40}")
         return int(text)
 
     def query_flag(self, name: str, *, default: bool) -> bool:
         """Return a boolean of the query; ``invalid_message`` if it is not ``true`` or ``false``."""
         text = self.request.query.get(name, str(default).lower())
         if text not in ("true", "false"):
-            raise ProblemError("invalid_message", f"{name}: must be true or false")
+            raise _invalid(f"{name}: must be true or false")
         return text == "true"
 
     async def body(self) -> bytes:
@@ -234,9 +232,7 @@ class RequestContext:
         try:
             message = await in_thread_if_large(len(text), lambda: validate(load_json(text)))
         except ValidationError as exc:
-            raise ProblemError("invalid_message", first_error(exc)) from None
-        except ValueError as exc:
-            raise ProblemError("invalid_message", str(exc)) from None
+            raise _invalid(first_error(exc)) from None
         if isinstance(self.caller, ClientRecord):
             await self.service.access.check_active(self.caller)
         return message
@@ -385,7 +381,7 @@ async def _read_body(request: web.Request, max_bytes: int) -> bytes:
             "request_timeout", f"the body did not arrive within {_READ_TIMEOUT_S:g} s"
         ) from None
     except (web.RequestPayloadError, ConnectionError):
-        raise ProblemError("invalid_message", "the body is incomplete or damaged") from None
+        raise _invalid("the body is incomplete or damaged") from None
     return bytes(body)
 
 
@@ -393,38 +389,36 @@ def load_json(body: bytes) -> Any:
     """Return the document of a body, which is parsed only here.
 
     Raises:
-        ValueError: The document is not JSON in UTF-8, is nested too deeply, has too many parts, a
-            duplicate key, or NaN or Infinity.
+        ProblemError: ``invalid_message``: the document is not JSON in UTF-8, is nested too deeply,
+            has too many parts, a duplicate key, or NaN or Infinity.
     """
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_PARTS:
-        raise ValueError(f"more than {MAX_PARTS} commas, lists and objects")
+        raise _invalid(f"more than {MAX_PARTS} commas, lists and objects")
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as exc:
-        raise ValueError("the body is not UTF-8") from exc
+        raise _invalid("the body is not UTF-8") from exc
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
-    except _Refused:
-        raise
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except RecursionError as exc:
-        raise ValueError("lists and objects are nested too deeply") from exc
+        raise _invalid("lists and objects are nested too deeply") from exc
     except ValueError as exc:
-        raise ValueError("Invalid JSON") from exc
-
-
-class _Refused(ValueError):
-    pass
+        raise _invalid("Invalid JSON") from exc
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) < len(pairs):
-        raise _Refused("an object has the same key twice")
+        raise _invalid("an object has the same key twice")
     return document
 
 
-def _no_number(_name: str) -> NoReturn:
-    raise _Refused("NaN and Infinity are not JSON numbers")
+def _refuse_constant(_name: str) -> NoReturn:
+    raise _invalid("NaN and Infinity are not JSON numbers")
+
+
+def _invalid(detail: str) -> ProblemError:
+    return ProblemError("invalid_message", detail)
 
 
 def _too_large(limit: int) -> ProblemError:

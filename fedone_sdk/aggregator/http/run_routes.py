@@ -41,11 +41,11 @@ _POSTABLE = (ListVocabulary, instructions.InstructionsSource, label_sets.LabelsS
 """Sources of candidates that read no files and no training texts."""
 
 _RESUMING = ("run_conflict", "backend_blocked", "backend_unavailable")
-_MOST_TOKENS, _TOKENS = 32, 8
+_MAX_TOKENS, _DEFAULT_TOKENS = 32, 8
 """Number of tokens per position: at most, and by default."""
 
 _KEEPALIVE_S = 15.0
-"""Comment that prevents proxies from closing an idle stream."""
+"""Interval of comments that keep proxies from closing an idle stream, seconds."""
 
 
 @route(
@@ -166,18 +166,18 @@ async def events(context: RequestContext) -> web.StreamResponse:
     A round is sent again once its metric is known. A stream without `end` was interrupted; a new
     connection gets all rounds again.
     """
-    watched = await context.find_run()
+    run = await context.find_run()
     response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
     response.content_type = "text/event-stream"
-    with Feed(watched, context.service.listeners) as feed:
+    with Feed(run, context.service.listeners) as feed:
         await response.prepare(context.request)
         while not context.service.draining:
             for report in feed.take():
                 await _event(response, "round", report)
             if feed.has_more:
                 continue
-            if not watched.state.running:
-                await _event(response, "end", _result(context, watched))
+            if not run.state.running:
+                await _event(response, "end", _result(context, run))
                 return response
             try:
                 async with asyncio.timeout(_KEEPALIVE_S):
@@ -194,17 +194,17 @@ async def _event(response: web.StreamResponse, name: str, message: messages.Mess
 @route("POST /v1/runs/{run_id}/stop", "operator", messages.RunResult, problems=("run_conflict",))
 async def stop(context: RequestContext) -> web.Response:
     """Stop a run and keep its result."""
-    stopped = await context.find_run()
-    await context.service.stop_run(stopped)
-    return answer(stopped.result())
+    run = await context.find_run()
+    await context.service.stop_run(run)
+    return answer(run.result())
 
 
 @route("POST /v1/runs/{run_id}/resume", "operator", messages.RunResult, problems=_RESUMING)
 async def resume(context: RequestContext) -> web.Response:
     """Resume a stopped or paused run, with the current model."""
-    resumed = await context.find_run()
-    await context.service.resume_run(resumed)
-    return answer(resumed.result())
+    run = await context.find_run()
+    await context.service.resume_run(run)
+    return answer(run.result())
 
 
 @route(
@@ -219,10 +219,10 @@ async def raise_caps(context: RequestContext) -> web.Response:
 
     Omitted caps stay the same. Caps can only be raised, so the same body again has no effect.
     """
-    raised = await context.find_run()
+    run = await context.find_run()
     caps = await context.message(Budget.model_validate)
-    await context.service.raise_caps(raised, caps)
-    return answer(raised.result())
+    await context.service.raise_caps(run, caps)
+    return answer(run.result())
 
 
 @route(
@@ -252,10 +252,10 @@ async def delete_run(context: RequestContext) -> web.Response:
 )
 async def roll_back(context: RequestContext) -> web.Response:
     """Roll a run back to an earlier round. Spending of later rounds stays counted."""
-    rolled = await context.find_run()
+    run = await context.find_run()
     message = await context.message(messages.RollBack.model_validate)
-    await context.service.roll_back(rolled, message.to_round, message.reason)
-    return answer(rolled.result())
+    await context.service.roll_back(run, message.to_round, message.reason)
+    return answer(run.result())
 
 
 @route(
@@ -267,10 +267,10 @@ async def roll_back(context: RequestContext) -> web.Response:
 )
 async def quarantine(context: RequestContext) -> web.Response:
     """Put a client of a run in quarantine: it gets no seats and its open work is discarded."""
-    watched = await context.find_run()
+    run = await context.find_run()
     message = await context.message(messages.Quarantine.model_validate)
-    client_id = context.path["client_id"]
-    await context.service.quarantine(watched, client_id, message.reason)
+    client_id = context.parameters["client_id"]
+    await context.service.quarantine(run, client_id, message.reason)
     return web.Response(status=204)
 
 
@@ -282,7 +282,7 @@ async def quarantine(context: RequestContext) -> web.Response:
 )
 async def release(context: RequestContext) -> web.Response:
     """Release a client from quarantine."""
-    client_id = context.path["client_id"]
+    client_id = context.parameters["client_id"]
     await context.service.lift_quarantine(await context.find_run(), client_id)
     return web.Response(status=204)
 
@@ -320,11 +320,11 @@ async def seats(context: RequestContext) -> web.Response:
     "GET /v1/runs/{run_id}/probabilities",
     "viewer",
     messages.TokenProbabilities,
-    query={"top": {"type": "integer", "minimum": 1, "maximum": _MOST_TOKENS}},
+    query={"top": {"type": "integer", "minimum": 1, "maximum": _MAX_TOKENS}},
 )
 async def probabilities(context: RequestContext) -> web.Response:
     """Return the most probable tokens of each position of a run."""
-    top = context.query_number("top", _TOKENS, least=1, most=_MOST_TOKENS)
+    top = context.query_number("top", _DEFAULT_TOKENS, least=1, most=_MAX_TOKENS)
     run = await context.find_run()
     state = run.state
     # Up to four million numbers.

@@ -147,7 +147,7 @@ async def about(context: RequestContext) -> web.StreamResponse:
 )
 async def dashboard_file(context: RequestContext) -> web.StreamResponse:
     """Return a file of the dashboard."""
-    name = context.path["page_file"]
+    name = context.parameters["page_file"]
     if name not in FILES:
         raise ProblemError("not_found", f"the dashboard has no file {name!r}")
     return _file_response(FILES[name])
@@ -239,7 +239,7 @@ async def tokens(context: RequestContext) -> web.Response:
 @access("DELETE /v1/enrolment-tokens/{token_name}", "admin", messages.TokenInfo)
 async def revoke_token(context: RequestContext) -> web.Response:
     """Revoke an enrolment token permanently. Devices that enrolled with it stay."""
-    name = context.path["token_name"]
+    name = context.parameters["token_name"]
     token = await context.service.access.revoke_token(name)
     return answer(_shown(token))
 
@@ -270,7 +270,7 @@ async def clients(context: RequestContext) -> web.Response:
 @access("POST /v1/clients/{client_id}/revoke", "admin", messages.ClientInfo)
 async def revoke_client(context: RequestContext) -> web.Response:
     """Revoke a client permanently. Its open work passes to other clients."""
-    client_id = context.path["client_id"]
+    client_id = context.parameters["client_id"]
     return answer(_shown_client(await context.service.access.revoke_client(client_id)))
 
 

@@ -18,8 +18,8 @@ from fedone_sdk.aggregator.rounds.run_state import RunState
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, prediction_queries
-from fedone_sdk.backends.asking import texts_of
 from fedone_sdk.backends.judge import Judge
+from fedone_sdk.backends.queries import texts_of
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.evaluation.outcomes import Outcomes, curve_examples
 from fedone_sdk.evaluation.verdict import measured, no_prompt_biased, preference
@@ -150,27 +150,19 @@ class Evaluation(calls.Companion):
         if getattr(self._run.state.metric, which) is not None:
             return
         result = await self._measure(shown, self._examples)
-        if result is not None:
-            # Stored before the metric: a prompt with a metric is not measured again.
-            metric, prediction = result
-            outcomes = Outcomes.of(which, prediction)
-            await calls.persist(self._run, partial(self._run.record_outcomes, outcomes))
-            verdict = biased = None
-            if which == "no_prompt":
-                biased = await in_thread(self._biased, outcomes)
-            if which == "after":
-                await self._measure_cheapest()
-                verdict = await self._verdict(shown)
-            recorded = partial(
-                self._run.apply,
-                record_metric,
-                which=which,
-                value=metric,
-                biased=biased,
-                at=at,
-                verdict=verdict,
-            )
-            await calls.persist(self._run, recorded)
+        if result is None:
+            return
+        # Stored before the metric: a prompt with a metric is not measured again.
+        metric, prediction = result
+        outcomes = Outcomes.of(which, prediction)
+        await calls.persist(self._run, partial(self._run.record_outcomes, outcomes))
+        record = partial(self._run.apply, record_metric, which=which, value=metric)
+        if which == "no_prompt":
+            record = partial(record, biased=await in_thread(self._biased, outcomes))
+        elif which == "after":
+            await self._measure_cheapest()
+            record = partial(record, at=at, verdict=await self._verdict(shown))
+        await calls.persist(self._run, record)
 
     def _biased(self, bare: Outcomes) -> float | None:
         task = self._run.spec.task
@@ -178,7 +170,7 @@ class Evaluation(calls.Companion):
         return None if plain is None else measured(task, plain.outcomes, self._metric)[0]
 
     async def _measure_cheapest(self) -> None:
-        """Measure a prompt that costs less at every call and may be as good, if there is one."""
+        """Measure the shortest prompt that may be as good, if it is another one."""
         short = await in_thread(self._run.cheapest)
         result = short and await self._measure(_ShownPrompt(*short), self._examples)
         if result:
@@ -199,13 +191,13 @@ class Evaluation(calls.Companion):
         return verdict
 
     async def _preferred(self, judge: Judge, tuned: _ShownPrompt) -> Preference | None:
-        """Compare the tuned prompt's texts with those of no prompt; known answers cost nothing."""
+        """Compare the tuned prompt's texts with those of no prompt; cached answers cost nothing."""
         try:
-            ones, others = [
-                texts_of(*(await self._answered(one, self._examples))[1:])
-                for one in (tuned, _ShownPrompt())
+            ours, bare = [
+                texts_of(*(await self._answered(shown, self._examples))[1:])
+                for shown in (tuned, _ShownPrompt())
             ]
-            return preference(await judge.preferences(ones, others, self._examples), ones, others)
+            return preference(await judge.preferences(ours, bare, self._examples), ours, bare)
         except errors.FedOneError as exc:
             _log.warning("no comparison in pairs", run_id=self._run.run_id, reason=str(exc))
             return None
@@ -244,10 +236,8 @@ class Evaluation(calls.Companion):
         run, task = self._run, self._run.spec.task
         if shown.bias is not None:
             task = task.with_bias(shown.bias)
-        if shown.prompt is None:
-            prompt = no_prompt(task, run.vocabulary)
-        else:
-            prompt = run.shown(shown.prompt)
+        indices = shown.prompt
+        prompt = no_prompt(task, run.vocabulary) if indices is None else run.shown(indices)
         size = run.spec.method.batch_size
         queries = prediction_queries(self._backend, task, prompt, examples, size)
         answers = await calls.query_as_evaluation(run, self._backend, queries)

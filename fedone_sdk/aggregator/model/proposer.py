@@ -1,4 +1,4 @@
-"""The proposer: a model that writes new candidates during a run, also from devices' cases."""
+"""The proposer: a model that writes new candidates during a run, alone or from devices' cases."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from fedone_sdk.spec.prompt import ProposerSpec
 _log = structlog.get_logger(__name__)
 
 
-class Asked(NamedTuple):
-    """A query for new candidates, their largest number, and the candidates that they merge."""
+class _Request(NamedTuple):
+    """A query for at most `limit` new candidates, which merge `parents`."""
 
     query: Query
-    most: int
+    limit: int
     parents: tuple[int, ...] = ()
 
 
 class Proposer(Companion):
     """Generates new candidates every few rounds.
 
-    Its prompt has the task's description, templates and label words, and candidates with their mean
-    losses: aggregates, which are noised in private runs. The run continues after a failed proposal.
+    The model sees the task's description, templates and label words, and candidates with their mean
+    losses over clients, which are noised in private runs. A failed proposal does not stop the run.
 
     Args:
         run: A run with a proposer.
@@ -81,20 +81,20 @@ class Proposer(Companion):
     async def _propose(self) -> None:
         run = self._run
         try:
-            asked = await self._next()
-            if asked is None:
+            request = await self._next()
+            if request is None:
                 return
-            written = await self._write(asked.query)
+            written = await self._write(request.query)
             texts = proposals.read_proposals(
                 written,
                 known=run.vocabulary.candidates_of(self._slot),
-                count=asked.most,
+                count=request.limit,
                 labels=run.spec.task.labels,
             )
             texts = tuple([text for text in texts if not await self._model.special_tokens(text)])
             dropped = len(proposals.texts_in(written)) - len(texts)
             await run.apply(
-                propose, slot=self._slot, texts=texts, dropped=dropped, parents=asked.parents
+                propose, slot=self._slot, texts=texts, dropped=dropped, parents=request.parents
             )
             _log.info("candidates proposed", run_id=run.run_id, slot=self._slot, count=len(texts))
         except FedOneError as exc:
@@ -103,17 +103,13 @@ class Proposer(Companion):
             # A bug in a backend: the run continues.
             _log.error("the proposer failed", traceback=traceback.format_exc())
 
-    async def _next(self) -> Asked | None:
-        """Return what the model is asked now."""
+    async def _next(self) -> _Request | None:
         task, count = self._run.spec.task, self._spec.count
         messages = proposals.proposal_messages(task, self._slot, self._scored(), count=count)
-        return Asked(written_query(messages, self._spec.max_tokens), count)
+        return _Request(written_query(messages, self._spec.max_tokens), count)
 
     async def _write(self, query: Query) -> str:
-        """Return the model's text, and count the call.
-
-        It is charged to evaluation, but not counted as an evaluation query.
-        """
+        """Return the model's text, and count the call; it is no evaluation query."""
         failure: str | None = None
         try:
             (answer,) = await query_as_evaluation(
@@ -134,13 +130,11 @@ class Proposer(Companion):
         labels = tuple(run.spec.task.labels)
         for text, loss, classes in zip(candidates, rated.losses, rated.by_class, strict=True):
             if math.isfinite(loss):
-                by_class = (
-                    dict(zip(labels, classes.tolist(), strict=True))
-                    if len(classes) == len(labels) and np.isfinite(classes).all()
-                    else {}
-                )
+                losses = {}
+                if len(classes) == len(labels) and np.isfinite(classes).all():
+                    losses = dict(zip(labels, classes.tolist(), strict=True))
                 yield proposals.ScoredCandidate(
-                    text=text, mean_loss=float(loss), class_losses=by_class
+                    text=text, mean_loss=float(loss), class_losses=losses
                 )
 
 
@@ -155,15 +149,15 @@ async def is_proposable(run: ServedRun, text: str, model: LLMBackend | None) -> 
 
 
 class Reflections(Proposer):
-    """Lets the run's proposer write candidates when devices ask it to, and merges the best ones.
+    """Writes candidates on request of devices, and merges the best ones.
 
     Each call is charged to the run and is no query. The answer to an assignment is kept until the
-    assignment is closed, so that a repeated request pays nothing.
+    assignment is closed, so that a repeated request costs nothing.
     """
 
     def __init__(self, run: ServedRun, backend: LLMBackend, *, model: LLMBackend | None) -> None:
         super().__init__(run, backend, model=model)
-        self._calls: dict[str, asyncio.Task[Reflected]] = {}  # By assignment.
+        self._calls: dict[str, asyncio.Task[Reflected]] = {}  # by assignment
 
     def on_change(self, change: Change) -> None:
         """Drop the answers to assignments that are closed; start a merge, if one is due."""
@@ -178,7 +172,7 @@ class Reflections(Proposer):
         state = self._run.state
         return state.round - state.merged_at >= self._spec.merge_every
 
-    async def _next(self) -> Asked | None:
+    async def _next(self) -> _Request | None:
         """Return the query that merges the best candidates of different clusters of clients."""
         run = self._run
         parents = await run.apply(begin_merge)
@@ -187,7 +181,7 @@ class Reflections(Proposer):
         if len(texts) < 2:
             return None
         messages = reflection.merge_messages(run.spec.task, self._slot, texts)
-        return Asked(written_query(messages, self._spec.max_tokens), 1, parents)
+        return _Request(written_query(messages, self._spec.max_tokens), 1, parents)
 
     async def reflect(self, seat: Seat, message: Reflect) -> Reflected:
         """Let the model write a candidate from a device's cases, once per assignment.
@@ -205,7 +199,7 @@ class Reflections(Proposer):
         if call is None:
             call = self._begin(self._written(seat, message))
             self._calls[message.assignment_id] = call
-        return await asyncio.shield(call)  # Paid for, and kept.
+        return await asyncio.shield(call)  # The answer is paid for, and kept for a retry.
 
     async def _written(self, seat: Seat, message: Reflect) -> Reflected:
         run = self._run

@@ -1,4 +1,4 @@
-"""Losses by class about the assigned label biases, which clients report under calibration."""
+"""Losses per class at the assigned label biases, as clients report them under calibration."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fedone_sdk.messages.tensor import from_wire
 _ROUNDING = 1e-5
 """Tolerance for float32 and for another summation order; for losses, relative to the loss."""
 
-
 _MOST_STDS = 3.0
-"""Standard deviations of noise that a probability keeps."""
+"""Noised probabilities are clipped to [0, 1] widened by this many standard deviations."""
 
 
 class ByClass(NamedTuple):
-    """What a client reports of one local step, in wire form.
+    """A client's report of one local step, in wire form.
 
     Attributes:
-        means: Float32, shape (I, K, 2 + C), as in `ClassLosses`.
-        counts: Examples of each class, shape (C,); under privacy with noise.
+        means: Float32, shape (I, K, 2 + C), as in `ClassLosses`: the mean loss, the trace of the
+            covariance of the label probabilities, and their means.
+        counts: Number of examples of each class, shape (C,); noised under privacy.
         scored: Number of scored examples.
     """
 
@@ -35,20 +35,19 @@ class ByClass(NamedTuple):
     scored: int
 
     def check(self, losses: Sequence[float], *, groups: int, private: bool) -> None:
-        """Check the shape, and that some log-probabilities have these numbers.
+        """Check the shape, and that log-probabilities exist that give these numbers.
 
         By Jensen's inequality the trace is at most 1 - sum_k p_k^2, and e^-loss at most
         sum_k min(p_k, t_k), with the mean probabilities p and the shares t of the true labels.
-        Under privacy, noise may break that; the losses are those of the update all the same, and
-        the unknown trace is 1.
+        With noise neither needs to hold: only the losses, and that the trace is 1, are checked.
 
         Args:
             losses: The mean losses of the update.
-            groups: K.
+            groups: K, the number of classes, or 1 for all examples together.
             private: Whether the numbers have noise.
 
         Raises:
-            ValueError: No log-probabilities have these numbers.
+            ValueError: No log-probabilities can give these numbers.
         """
         means, shape = self.means, (len(losses), groups, 2 + len(self.counts))
         if means.dtype != "float32" or means.shape != shape:
@@ -69,50 +68,55 @@ class ByClass(NamedTuple):
                 f"class_counts: must be whole numbers that add up to {self.scored}, the scored "
                 "examples"
             )
-        examples, targets = self._groups(groups)
-        if values[:, examples == 0].any():
+        counts, targets = self._groups(groups)
+        if values[:, counts == 0].any():
             raise ValueError("by_class: must be 0 for a class without examples")
-        if _contradict(values[..., 0] @ examples / self.scored, losses):
+        if _contradict(values[..., 0] @ counts / self.scored, losses):
             raise ValueError("by_class: contradicts losses")
-        values, targets = values[:, examples > 0], targets[examples > 0]
+        values, targets = values[:, counts > 0], targets[counts > 0]
         loss, trace, probabilities = values[..., 0], values[..., 1], values[..., 2:]
-        true = np.minimum(probabilities, targets).sum(axis=-1)
-        most = 1.0 - (probabilities**2).sum(axis=-1)
+        max_likelihood = np.minimum(probabilities, targets).sum(axis=-1)
+        max_trace = 1.0 - (probabilities**2).sum(axis=-1)
         possible = (
             (probabilities >= -_ROUNDING).all()
             and (np.abs(probabilities.sum(axis=-1) - 1.0) <= _ROUNDING).all()
-            and ((trace >= -_ROUNDING) & (trace <= most + _ROUNDING)).all()
-            and (np.exp(-loss) <= true + _ROUNDING).all()
+            and ((trace >= -_ROUNDING) & (trace <= max_trace + _ROUNDING)).all()
+            and (np.exp(-loss) <= max_likelihood + _ROUNDING).all()
         )
         if not possible:
-            raise ValueError("by_class: is not the losses of any log-probabilities")
+            raise ValueError("by_class: no log-probabilities can give these numbers")
 
     def class_losses(
         self,
         biases: NDArray[np.floating[Any]],
-        highest: float | None,
+        loss_clip: float | None,
         *,
         groups: int,
         noise: float | None,
     ) -> ClassLosses:
-        """Return the method's input, with losses clipped to [0, `highest`]; None does not clip.
+        """Return the method's input.
 
-        With noise a mini-batch weighs as much as one example, however many it has: the noise of the
-        mean probabilities is about as large as their spread over examples. Probabilities and shares
-        of labels are clipped to [0, 1] and 3 standard deviations, so that no update decides the
-        bias of its prompts. `noise` is that of a mean probability, under privacy.
+        With noise a mini-batch counts as one example, because the noise of its mean probabilities
+        is about as large as their spread over examples. The clipping of noised probabilities keeps
+        one update from determining the bias of its prompts.
+
+        Args:
+            biases: Label bias of each prompt.
+            loss_clip: Losses are clipped to [0, `loss_clip`]; None does not clip.
+            groups: As for `check`.
+            noise: Standard deviation of the noise of a mean probability; None without privacy.
         """
-        examples, targets = self._groups(groups)
+        counts, targets = self._groups(groups)
         means = from_wire(self.means).astype(np.float64)
         if noise is not None:
-            examples = np.ones_like(examples)
+            counts = np.ones_like(counts)
             low, high = -_MOST_STDS * noise, 1.0 + _MOST_STDS * noise
             means[..., 2:], targets = means[..., 2:].clip(low, high), targets.clip(low, high)
-        losses = ClassLosses(means=means, counts=examples, targets=targets, biases=biases)
-        return losses.clipped(highest)
+        losses = ClassLosses(means=means, counts=counts, targets=targets, biases=biases)
+        return losses.clipped(loss_clip)
 
     def _groups(self, groups: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the examples of each group, and the shares of the true labels in it."""
+        """Return the number of examples of each group, and the shares of the true labels in it."""
         counts = np.array(self.counts, dtype=np.float64)
         if groups == 1:
             return np.array([self.scored]), counts[None] / self.scored
@@ -121,5 +125,6 @@ class ByClass(NamedTuple):
 
 def _contradict(means: NDArray[np.float64], losses: Sequence[float]) -> bool:
     """Whether mean losses differ from those of the update by more than rounding."""
-    given = np.array(losses)
-    return bool((np.abs(means - given) > _ROUNDING * np.maximum(1.0, np.abs(given))).any())
+    expected = np.array(losses)
+    tolerance = _ROUNDING * np.maximum(1.0, np.abs(expected))
+    return bool((np.abs(means - expected) > tolerance).any())

@@ -33,8 +33,8 @@ def end_early(
 ) -> Result[None]:
     """End a run during a round: close open work and aggregate the local steps already paid for.
 
-    A round without any finished step is discarded. After a resume it repeats the same draw, so
-    that clients answer the same queries from their caches.
+    A round without any finished step is discarded. After a resume it has the same draw, so that
+    clients answer the same queries from their caches.
     """
     result = _release_all(machine, state, f"the run ended as {status}")
     finished_first = sorted(result.state.seats, key=lambda seat: seat.phase != "done")
@@ -150,11 +150,11 @@ def charge_lost_replicas(
 ) -> Result[None]:
     """Charge pending calls of replicas that are not in `alive` in full.
 
-    `down` means that no replica served the run for a while: deadlines start again.
+    `down` means that no replica served the run for a while: deadlines restart.
     """
     state = charge_lost(state, alive)
     if down:
-        # By the clock of this start: an earlier one may have been set since.
+        # The machine's clock may have been set since the strikes were stored.
         latest = now + machine.LONGEST_ASIDE_S
         strikes = {
             client: known._replace(until=min(known.until, latest))
@@ -170,20 +170,20 @@ def pause(
 ) -> Result[None]:
     """Pause a run until an operator resumes it; open work is kept.
 
-    `reason` is for operators. `summary` is without the provider's text, for viewers; None is
+    `reason` is for operators. `summary` is without the provider's text, for viewers; None equals
     `reason`.
     """
-    shown = summary or reason
-    if state.paused:  # Adds the new reason for the operator who resumes the run.
-        known = state.reason or ""
-        full, shown = _joined(known, reason), _joined(state.summary or known, shown)
+    summary = summary or reason
+    if state.paused:  # The operator who resumes the run sees both reasons.
+        before = state.reason or ""
+        reason, summary = _joined(before, reason), _joined(state.summary or before, summary)
     elif state.running:
         state = state.end("stopped", None, now)
-        full, shown = f"paused: {reason}", f"paused: {shown}"
+        reason, summary = f"paused: {reason}", f"paused: {summary}"
     else:
         return Result(state=state)
-    short = None if shown == full else shown
-    return Result(state=replace(state, paused=True, reason=full, summary=short))
+    different = None if summary == reason else summary
+    return Result(state=replace(state, paused=True, reason=reason, summary=different))
 
 
 def _joined(known: str, new: str) -> str:
@@ -248,20 +248,17 @@ def record_metric(
     at: tuple[int, int] | None = None,
     verdict: Verdict | None = None,
 ) -> Result[None]:
-    """Record the dev metric of a prompt; of ``no_prompt`` also the one with its own label bias.
+    """Record the dev metric of a prompt.
 
-    For ``after``, `at` is the round and the number of rollbacks when the prompt was current.
+    `biased` is the metric of no prompt with a label bias. For ``after``, `at` is the round and the
+    number of rollbacks when the prompt was current.
     """
-    here = (state.round, state.rollbacks)
-    if which == "after" and (state.running or at not in (None, here)):
+    now_at = (state.round, state.rollbacks)
+    if which == "after" and (state.running or at not in (None, now_at)):
         return Result(state=state)  # The run has continued: this is not its final prompt.
-    changes: dict[str, float] = {which: value}
-    if biased is not None:
-        changes["no_prompt_biased"] = biased
-    metric = state.metric.model_copy(update=changes)
-    if which != "after":
-        return Result(state=replace(state, metric=metric))
-    return Result(state=replace(state, metric=metric, verdict=verdict))
+    changes = {which: value} | ({} if biased is None else {"no_prompt_biased": biased})
+    state = replace(state, metric=state.metric.model_copy(update=changes))
+    return Result(state=replace(state, verdict=verdict) if which == "after" else state)
 
 
 def count_call(
@@ -284,10 +281,10 @@ def propose(
     dropped: int = 0,
     parents: tuple[int, ...] = (),
 ) -> Result[None]:
-    """Queue new candidates for a slot until the round ends; drawn prompts stay the same.
+    """Queue new candidates for a slot until the round ends, because drawn prompts stay the same.
 
-    `dropped` is the number of other texts, which were not fit, `parents` the candidates that a text
-    merges.
+    `dropped` is the number of texts that cannot be candidates; `parents` are the candidates that a
+    text merges.
     """
     proposer = machine.spec.prompt.proposer
     if proposer is None or slot != machine.spec.prompt.proposed_slot:
@@ -315,17 +312,14 @@ def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tu
     due = proposer is not None and state.round - state.merged_at >= proposer.merge_every
     if not due or not state.running:
         return Result(state=state, reply=())
-    found = clusters(state.method.memory, machine.proposed_position)
-    width = max(2, math.isqrt(found.total()))
-    merged = {parent for one in state.lineage if one.client is None for parent in one.parents}
-    best = tuple(
-        candidate
-        for candidate, count in found.most_common()
-        if count > 1 and candidate not in merged
-    )[:width]
+    num_clients = clusters(state.method.memory, machine.proposed_position)
+    merges = [origin for origin in state.lineage if origin.client is None]
+    merged = {parent for merge in merges for parent in merge.parents}
+    best = [c for c, count in num_clients.most_common() if count > 1 and c not in merged]
+    best = best[: max(2, math.isqrt(num_clients.total()))]
     if len(best) < 2:
         return Result(state=state, reply=())
-    return Result(state=replace(state, merged_at=state.round), reply=best)
+    return Result(state=replace(state, merged_at=state.round), reply=tuple(best))
 
 
 def close_seat(machine: RoundMachine, state: RunState, seat: Seat, now: float) -> Result[None]:
@@ -364,13 +358,9 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         banned = _banned(machine, machine.defence, state, defence, verdicts)
         quarantined = quarantined.union(banned)
         record["defence"] = [
-            {
-                "slot": seat.slot,
-                "scale": one.scale,
-                "outlier": one.outlier,
-                "agreement": one.agreement,
-            }
-            for seat, one in zip(seats, verdicts, strict=True)
+            {"slot": seat.slot}
+            | {name: getattr(verdict, name) for name in ("scale", "outlier", "agreement")}
+            for seat, verdict in zip(seats, verdicts, strict=True)
         ]
         record["quarantined"] = [{"client": c, "reason": why} for c, why in banned.items()]
     memories = {seat.client: seat.local.memory for seat in done if seat.local is not None}
@@ -392,8 +382,8 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         cap = None if state.account.cap is None else state.account.cap.queries
         most = machine.planned_queries if cap is None else cap
         left = most - state.account.spent.queries if over_itself else 0
-        unused = f"the search ended by itself; {left:,} of {most:,} queries are left"
-        state = state.end("completed", unused if left > 0 else None, now)
+        reason = f"the search ended by itself; {left:,} of {most:,} queries are left"
+        state = state.end("completed", reason if left > 0 else None, now)
     return Result(
         state=state,
         finished=FinishedRound(
@@ -484,14 +474,8 @@ def _aggregate(
 
 
 def _seat_record(machine: RoundMachine, seat: Seat) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "slot": seat.slot,
-        "client": seat.client,
-        "num_samples": seat.num_samples,
-        "weight": seat.weight,
-        "queries": seat.queries,
-        "mean_loss": seat.mean_loss,
-    }
+    names = "slot", "client", "num_samples", "weight", "queries", "mean_loss"
+    record: dict[str, Any] = {name: getattr(seat, name) for name in names}
     if machine.losses_exchange:
         record["losses"] = [list(losses) for losses in seat.losses]
     return record

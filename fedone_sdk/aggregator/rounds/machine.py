@@ -57,11 +57,10 @@ _SLOW_SIZE = 1 << 16
 
 @dataclass(eq=False)
 class RoundMachine:
-    """The fixed parts of a run, on which its handlers decide.
+    """The fixed parts of a run, by which its handlers decide.
 
-    A handler is a pure function ``(machine, state, now, **data) -> Result`` in the module of its
-    concern; `now` is in seconds since the epoch. The service commits the state of its result with
-    log, closed work and memories.
+    A handler is a pure function ``(machine, state, now, **data) -> Result`` of this package; `now`
+    is in seconds since the epoch.
 
     Args:
         vocab_size: N, including candidates that may be added during the run.
@@ -79,24 +78,19 @@ class RoundMachine:
     """
 
     CLAIM_TIMEOUT_S: ClassVar = 10.0
-    """Seconds that a selected client has to claim its work.
-
-    Clients that are drawn hold a long poll, so that a claim takes a round trip and a reconnection.
-    """
+    """Seconds that a drawn client has to claim its work: a round trip and a reconnection."""
 
     MAX_RENEWALS: ClassVar = 10
-    """Renewals of an assignment: a device that never ends holds a seat for 11 deadlines."""
+    """Renewals of an assignment: a device that never finishes keeps a seat for 11 deadlines."""
 
     MAX_LOST: ClassVar = 50
-    """Lost assignments in a row after which the run ends as failed, once no waiting client is left
-    that has not lost one in this round.
-
-    Each may cost its lease: a run whose model never answers ends before its caps do.
-    """
+    """Lost assignments in a row after which the run fails, once each waiting client has lost one in
+    this round. Each may cost its lease: a run whose model never answers fails before its caps are
+    spent."""
 
     MAX_STRIKES: ClassVar = 3
-    """Losses of a client, less its updates, from which it is set aside: for one deadline, and twice
-    as long with each further loss, up to a day."""
+    """Lost seats of a client, minus its updates, from which it is set aside: for one deadline, and
+    twice as long with each further one, up to a day."""
 
     LONGEST_ASIDE_S: ClassVar = 86_400.0
 
@@ -148,7 +142,7 @@ class RoundMachine:
         # Cache: the assignment, the gateway and the update use the same prompts of a seat.
         self.drawn: dict[tuple[int, ...], tuple[State, Candidates]] = {}
         self.defence = _defence_of(spec, self.method)
-        self.releases = Releases.of(spec)
+        self.releases = None if spec.privacy is None else Releases(spec, spec.privacy)
         noised = spec.privacy is not None and spec.privacy.target == "losses"
         # Devices clip before they add noise. Clipping again would bias the mean.
         self.loss_clip = None if noised else spec.defence.loss_clip
@@ -225,12 +219,9 @@ class RoundMachine:
             return method
         return method.evolve(alpha=self.method.project(space.admitted(method.alpha)))
 
-    def scores_whole(self, held: int) -> bool:
-        """Whether each mini-batch of a client with `held` rows has all of them.
-
-        Under privacy that is not known, and a repeated answer has new noise.
-        """
-        return self.spec.privacy is None and held <= self.spec.method.batch_size
+    def scores_whole(self, num_rows: int) -> bool:
+        """Whether each mini-batch of a client has all its rows; under privacy it is not known."""
+        return self.spec.privacy is None and num_rows <= self.spec.method.batch_size
 
     @property
     def remembers_clients(self) -> bool:
@@ -287,16 +278,13 @@ class RoundMachine:
         """Return the state with a plan for its current caps.
 
         A plan changes the prompts that are drawn, so it stays the same once a round has assigned
-        work.
+        work. A new plan cancels the successive halving of the old one.
         """
         started = any(seat.phase != "offered" or seat.step for seat in state.seats)
-        if started or not self.spec.method.pools:
-            return state
         cap = state.account.cap
-        return self.with_plan(state, self.planned_under(cap)) if self.more_asks(cap) else state
-
-    def with_plan(self, state: RunState, planned: int | None) -> RunState:
-        """Return the state with another plan; a halving of the old plan is cancelled."""
+        if started or not self.spec.method.pools or not self.more_asks(cap):
+            return state
+        planned = self.planned_under(cap)
         if planned == state.planned:
             return state
         return replace(state, planned=planned, method=self.method.search_on(state.method))
@@ -387,17 +375,17 @@ class RoundMachine:
 
     def _of_others(self, state: RunState, client: int, drawn: Candidates) -> Candidates:
         """Return prompts with each candidate that the client wrote replaced by its parent."""
-        own = [origin for origin in state.lineage if origin.client == client]
-        if not own:
+        written_by_client = [origin for origin in state.lineage if origin.client == client]
+        if not written_by_client:
             return drawn
         texts = [text for _, text in state.proposed]
         prompts, position = drawn.prompts.copy(), self.proposed_position
         sizes = [size for repeat, size, _ in self.layout for _ in range(repeat)]
         first = sizes[position] - len(texts)
-        for origin in reversed(own):  # A parent may be the client's, too.
+        for origin in reversed(written_by_client):  # The client may have written a parent, too.
             if origin.text in texts:
-                written = prompts[:, position] == first + texts.index(origin.text)
-                prompts[written, position] = origin.parents[0]
+                affected = prompts[:, position] == first + texts.index(origin.text)
+                prompts[affected, position] = origin.parents[0]
         return replace(drawn, prompts=prompts)
 
     @property
@@ -428,10 +416,6 @@ class RoundMachine:
         # With replacement a client may hold two seats of a round: the slot separates their seeds.
         position = seat.slot * self.spec.method.local_steps + step
         return self.seed_of(state, purpose, seat.client, position)
-
-    def selection_seed(self, state: RunState) -> int:
-        """Return the seed of the next draw of clients."""
-        return self.seed_of(state, "selection", 0, state.fills)
 
     def seed_of(self, state: RunState, purpose: str, client: int, position: int) -> int:
         """Return the seed of a draw of the current round.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cache
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_type_hints
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -24,7 +24,8 @@ D = TypeVar("D")
 _NOTHING: Any = None
 
 MOST_UNFIT = 1000
-"""Maximal number of unfit clients, and of clients with strikes, in a state: it is often written."""
+"""Maximal number of unfit clients, and of clients with strikes, in a state, which each commit
+writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +39,15 @@ class Seat:
         own_model: Whether the client queries its own model.
         num_samples: I of the assignment.
         num_steps: E of the assignment.
-        reflects: Whether its lease pays for the trial of a proposal.
+        reflects: Whether the lease pays for the trial of a proposal.
         calls: Ids of the gateway requests whose queries are counted.
         sent: Upper bounds of pending gateway calls, by attempt, without queries.
         used: Queries sent to the gateway, and the cost of finished calls.
         queries: Queries settled in earlier steps of the seat.
         local: The client's method state; None if it equals the round's.
         losses: Losses per local step.
-        by_class: Losses by class per local step, in runs with label calibration.
-        whole: Whether each mini-batch has all rows of the client, as it held them at the offer.
+        by_class: Losses per class and local step, in runs with label calibration.
+        whole: Whether each mini-batch has all rows that the client had at the offer.
     """
 
     slot: int
@@ -78,7 +79,7 @@ class Seat:
 
     @property
     def num_queries(self) -> int:
-        """Number of queries of its prompts, without the trial of a proposal."""
+        """Number of queries of the prompts, without the trial of a proposal."""
         return self.num_samples * self.num_steps
 
     @property
@@ -102,14 +103,14 @@ class Seat:
 
 
 class Strikes(NamedTuple):
-    """Seats that a client lost; with too many of them it is set aside.
+    """Strikes of a client for lost seats; with too many of them it is set aside.
 
     Attributes:
-        recent: The costliest seat that it lost since the run's last update: 1, and 1 per renewal,
-            up to `RoundMachine.MAX_STRIKES`. The others do not count, because the model may have
-            been unavailable.
-        proven: Earlier such losses, less its updates.
-        until: Until when it is set aside, seconds since the epoch.
+        recent: Strikes for the costliest seat lost since the run's last update: 1, and 1 per
+            renewal, up to `RoundMachine.MAX_STRIKES`. Other lost seats do not count, because the
+            model may have been unavailable.
+        proven: Earlier strikes, minus the client's updates.
+        until: Until when the client is set aside, seconds since the epoch.
     """
 
     recent: int = 0
@@ -121,9 +122,9 @@ class Lineage(NamedTuple):
     """The origin of a proposed candidate.
 
     Attributes:
-        client: Enrolment index of its author, whose losses do not count for it; None if the server
-            merged it.
-        parents: Indices of the candidates that it improves or merges, in the same slot.
+        client: Enrolment index of the author, who does not score the candidate; None for a merge by
+            the server.
+        parents: Indices of the candidates that the text improves or merges, in the same slot.
     """
 
     text: str
@@ -131,7 +132,7 @@ class Lineage(NamedTuple):
     parents: tuple[int, ...]
 
     def line(self, round_number: int, slot: str) -> tuple[str, dict[str, Any]]:
-        """Return the line of the log about it."""
+        """Return its line of the log: kind and body."""
         return "proposal", {"round": round_number, "slot": slot, **self._asdict()}
 
 
@@ -146,20 +147,19 @@ class RunState:
         round: Number of rounds done, and index of the current round.
         account: Caps, spending and leases of training, and of evaluation except for its queries.
         lost: Assignments without a result since the last accepted update.
-        last_lost: Why the last one was lost, for viewers and for operators.
-        strikes: Losses of clients, by enrolment index.
+        last_lost: Why the last assignment was lost, for viewers and for operators.
+        strikes: By enrolment index.
         fills: Number of draws of clients in this round; part of the draw's seed.
         rollbacks: Number of rollbacks; part of all seeds.
-        releases: Number of noised releases per client, by enrolment index.
-        models: Models that the provider has reported, with the ``system_fingerprint`` of what
-            serves them; a new model pauses the run.
+        releases: Number of noised releases by enrolment index.
+        models: Models that the provider has reported, each with its ``system_fingerprint``; a new
+            model pauses the run.
         verdict: Whether tuning improved the metric, after the final evaluation.
         proposed: Candidates added since the start, each with its slot.
         waiting: Candidates that are added at the end of the round.
-        lineage: The origins of those that devices wrote or the server merged.
+        lineage: Origins of the candidates that devices wrote or the server merged.
         merged_at: The round of the last merge.
-        proposer: What the run's proposer did so far.
-        judge: What the judge of the generated texts cost.
+        judge: The cost of the judge of generated texts.
         planned: Number of queries that the method plans with after caps were raised; None derives
             it from the spec.
     """
@@ -199,7 +199,7 @@ class RunState:
 
     @property
     def added(self) -> tuple[str, ...]:
-        """The texts of the candidates that were added since the start, and of those that wait."""
+        """The texts of `proposed` and `waiting`."""
         return tuple(text for _, text in (*self.proposed, *self.waiting))
 
     @property
@@ -225,10 +225,7 @@ class RunState:
 
     @property
     def timed_seats(self) -> tuple[Seat, ...]:
-        """The seats whose deadline applies.
-
-        The offers of a client that works on another seat do not expire before that work ends.
-        """
+        """Seats whose deadline applies: an offer waits for the client's work on another seat."""
         at_work = {seat.client for seat in self.seats if seat.phase == "working"}
         return tuple(
             seat
@@ -286,8 +283,8 @@ class Closed:
     """An assignment that has ended, which is stored to answer late and repeated updates.
 
     Attributes:
-        said: Own words of its client or of an operator about the reason.
-        receipt: Of its update; None if it ended without one.
+        said: The client's or the operator's own words about the reason.
+        receipt: Receipt of the update; None without one.
     """
 
     assignment_id: str
@@ -338,14 +335,6 @@ class Result(Generic[T]):
             log=(*self.log, *later.log),
             memories={**self.memories, **later.memories},
         )
-
-    def replying(self, reply: R) -> Result[R]:
-        """Return the result with another reply."""
-        return replace(cast(Result[R], self), reply=reply)
-
-    def changed(self, **changes: Any) -> Result[T]:
-        """Return the result with changes of its state."""
-        return replace(self, state=replace(self.state, **changes))
 
 
 def offers(before: RunState, after: RunState) -> tuple[int, ...]:

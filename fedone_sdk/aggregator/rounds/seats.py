@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from fedone_sdk.aggregator.rounds.lifecycle import close_seat, end_early
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, open_seat
-from fedone_sdk.aggregator.rounds.privacy import count_releases, may_take_seat
 from fedone_sdk.aggregator.rounds.run_state import MOST_UNFIT, Result, RunState, Seat, Strikes
 from fedone_sdk.aggregator.rounds.spending import release
 from fedone_sdk.algorithms import Memory, State, select, stream
@@ -30,21 +29,21 @@ def fill(
     available: Mapping[int, int],
     enrolled: int | None = None,
 ) -> Result[None]:
-    """Offer vacant seats to available clients; end the run if none can ever be filled.
+    """Offer vacant seats to available clients; end the run if no seat can ever be filled.
 
     `available` maps the enrolment indices of the clients that may be drawn to their number of
-    examples. `enrolled` counts all clients, connected or not; None is unknown.
+    examples. `enrolled` is the number of all clients, connected or not; None is unknown.
     """
     if not machine.needs_seating(state):
         return Result(state=state)
     if machine.is_exhausted(state):
         return end_early(machine, state, "budget_exhausted", _no_answer_reason(state), now)
     if _is_failing(machine, state, available, now):
-        short, full = state.last_lost
-        return end_early(machine, state, "failed", full, now, summary=short)
+        summary, reason = state.last_lost
+        return end_early(machine, state, "failed", reason, now, summary=summary)
     if last := _last_unfit(machine, state):
-        why = "no client fits"
-        return end_early(machine, state, "failed", f"{why}; last: {last}", now, summary=why)
+        summary = "no client fits"
+        return end_early(machine, state, "failed", f"{summary}; last: {last}", now, summary=summary)
     if enrolled is not None and (spent := _num_exhausted(machine, state, enrolled)):
         reason = (
             f"privacy.max_epsilon: {spent} devices have reached it, and no other is available; "
@@ -52,14 +51,15 @@ def fill(
         )
         return end_early(machine, state, "stopped", reason, now)
     # Filters only when needed: thousands of clients may be available.
-    if state.quarantined or state.unfit or state.strikes or machine.releases is not None:
+    releases = machine.releases
+    if state.quarantined or state.unfit or state.strikes or releases is not None:
         available = {
-            client: held
-            for client, held in available.items()
+            client: num_examples
+            for client, num_examples in available.items()
             if client not in state.quarantined
             and client not in state.unfit
             and not state.is_aside(client, now)
-            and may_take_seat(machine.releases, state.releases, client)
+            and (releases is None or releases.has_room(state.releases.get(client, 0)))
         }
     return Result(state=_drawn(machine, state, available, now))
 
@@ -110,16 +110,17 @@ def _drawn(
     uniform = part.selection == "uniform"
     if uniform and state.seats:
         seated = {seat.client for seat in state.seats}
-        available = {c: held for c, held in available.items() if c not in seated}
+        available = {c: count for c, count in available.items() if c not in seated}
     # A client that gave a seat up is drawn again only if no other is available.
     pool = available
     if state.passed:
-        fresh = {client: held for client, held in available.items() if client not in state.passed}
-        pool = fresh or available
+        others = {c: count for c, count in available.items() if c not in state.passed}
+        pool = others or available
     count = min(vacant, len(pool)) if uniform else vacant
     if not count or not pool:
         return state
-    chosen = select(pool, count, rng=stream(machine.selection_seed(state)), kind=part.selection)
+    rng = stream(machine.seed_of(state, "selection", 0, state.fills))
+    chosen = select(pool, count, rng=rng, kind=part.selection)
     taken = {seat.slot for seat in state.seats}
     slots = [slot for slot in range(len(taken) + vacant) if slot not in taken]
     due = now + machine.CLAIM_TIMEOUT_S
@@ -191,10 +192,11 @@ def assign(
             local=seat.local or _saved_local(machine, state, client, memory or {}),
         )
         lease = worst + machine.worst_query * reflects
+        releases = machine.releases
         state = state.with_seat(
             seat,
             account=state.account.reserve(assignment_id, lease),
-            releases=count_releases(machine.releases, state.releases, seat),
+            releases=releases.counted(state.releases, seat) if releases else state.releases,
             started_at=now if state.started_at is None else state.started_at,
         )
     elif own_model and not seat.own_model:  # The client restarted with a model.
@@ -305,9 +307,9 @@ def vacate(
     said: str | None = None,
     unfit: bool = False,
 ) -> Result[None]:
-    """Take a seat from its client, who says why in `said`, and charge its lease.
+    """Take a seat from its client, whose own words are `said`, and charge its lease.
 
-    An unfit client gets no other seat of the run. It declines before it queries a model, so this
+    An unfit client gets no other seat of the run. It declines before it queries a model, which
     costs nothing and does not count towards `RoundMachine.MAX_LOST`.
     """
     was_working, renewals = seat.phase == "working" and not unfit, seat.renewals
@@ -316,12 +318,12 @@ def vacate(
     strikes = state.strikes.get(seat.client, Strikes())
     cost = min(1 + renewals, machine.MAX_STRIKES)
     strikes = strikes._replace(recent=max(strikes.recent, cost))
-    short = f"last: {reason}"
-    full = short if said is None else f"{short}: {said}"
+    summary = f"last: {reason}"
+    full = summary if said is None else f"{summary}: {said}"
     state = replace(
         state,
         lost=state.lost + was_working,
-        last_lost=(short, full) if was_working else state.last_lost,
+        last_lost=(summary, full) if was_working else state.last_lost,
         strikes=_newest({**state.strikes, seat.client: strikes}),
         passed=state.passed | {seat.client},
     )
@@ -347,7 +349,7 @@ def _newest(clients: Mapping[int, T]) -> dict[int, T]:
 
 
 def count_update(machine: RoundMachine, state: RunState, client: int, now: float) -> Result[None]:
-    """Count a client's update for it, and a loss since the last one against each of the others."""
+    """Count an update for its client, and seats lost since the last one against other clients."""
     strikes, log = {}, []
     for other, known in state.strikes.items():
         if other == client:
@@ -403,7 +405,8 @@ def quarantine(
             why = "the client was quarantined"
             seat, released = release(machine, result.state, seat, why, None, said=reason)
             result = result.then(replace(released, state=released.state.without_seat(seat)))
-    return result.changed(quarantined=state.quarantined | {client})
+    quarantined = state.quarantined | {client}
+    return replace(result, state=replace(result.state, quarantined=quarantined))
 
 
 def lift_quarantine(

@@ -52,11 +52,13 @@ def lease_cost(
     """Return the cost of a seat's open lease, which ends with an update if `answered`.
 
     Gateway calls are metered by the server; pending calls count with their upper bound. For a
-    client with its own model, an update costs the whole lease, or its report if the run trusts
-    it. The trial of a candidate costs nothing if the client reports none and sends no candidate: a
-    trial is then of no use to it. A decline costs its report: it gives no losses, so a low report
-    gains nothing. Without a report the client may have queried its model: the whole lease is
-    charged, unless the caps are on the gateway's model.
+    client with its own model:
+
+    - an update costs the whole lease, or its report if the run trusts reports; the trial of a
+      candidate costs nothing if the client neither reports one nor sends a candidate;
+    - a decline costs its report: it gives no losses, so that a low report gains nothing;
+    - without a report the client may have queried its model, and the whole lease is charged, unless
+      the caps are on the gateway's model.
     """
     lease = state.account.leases[seat.assignment_id or ""]
     queries = 0 if reported is None else reported.queries
@@ -87,8 +89,8 @@ def reserve_call(
 ) -> Result[None]:
     """Reserve the upper bound on the cost of a gateway call.
 
-    Repetitions of a request have its `call` id, and its queries count once. `attempt` is unique and
-    names the replica. `worst` comes on top of earlier reservations of the attempt.
+    Repetitions of a request have the same `call`, and its queries count once. `attempt` is unique
+    and names the replica. `worst` is added to earlier reservations of the attempt.
     """
     seat, lease = open_seat(state, assignment_id), state.account.leases[assignment_id]
     queries = new_queries(state, assignment_id, call, worst.queries)
@@ -123,8 +125,8 @@ def new_queries(
 ) -> int:
     """Return how many queries of a gateway call are new, or refuse them.
 
-    A repeated request costs money again, but is no new query. `pending` queries of other calls are
-    admitted, but not reserved yet.
+    A repeated request costs money again, but is no new query. `pending` is the number of queries of
+    other calls that are admitted, but not reserved yet.
     """
     seat = open_seat(state, assignment_id)
     if not state.running:

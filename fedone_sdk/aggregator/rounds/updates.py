@@ -36,10 +36,9 @@ def accept(
     seat = open_seat(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
-        why = "the device scores with another model"
-        lost = vacate(machine, state, seat, why, update.usage, now, said=other)
-        refused: Result[Receipt] = lost.replying(cast(Receipt, None))
-        return replace(refused, refusal=ProblemError("model_mismatch", other))
+        reason = "the device scores with another model"
+        lost = vacate(machine, state, seat, reason, update.usage, now, said=other)
+        return replace(cast(Result[Any], lost), refusal=ProblemError("model_mismatch", other))
     _check_scored(update)
     step = _step_result(machine, state, seat, update)
     tried = isinstance(update, LossesUpdate) and update.proposal is not None

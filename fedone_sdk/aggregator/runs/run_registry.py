@@ -1,4 +1,4 @@
-"""The runs of a store: those that this process serves, and the heads of the others."""
+"""The runs of a store: the served runs of this process, and the heads of the others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StoredRun:
 
     @classmethod
     def of(cls, head: RunHead) -> Self:
-        """Return the stored run of a head; a ``ValueError`` if the head is damaged."""
+        """Return the run of a stored head; a ``ValueError`` if the head is damaged."""
         document = json.loads(head.document)
         try:
             status, account = document["status"], document["account"]
@@ -84,7 +84,7 @@ class StoredRun:
 
     @classmethod
     def of_run(cls, run: RunView) -> Self:
-        """Return the head of a run in memory."""
+        """Return what remains of a run that leaves the memory."""
         state = run.state
         return cls(
             version=run.version,
@@ -102,13 +102,14 @@ class RunRegistry:
     """Loads runs on demand, and follows the runs that other replicas add and remove.
 
     Args:
-        new_run: Returns a run that is not loaded yet; a `SpecError` if it cannot be served.
+        new_run: Returns a run before its stored state is loaded; a `SpecError` if it cannot be
+            served.
         check_model: Checks that a run's model is available.
         keeps: Whether an ended run of this id must stay in memory.
 
     Attributes:
-        served: The served runs by id: live runs, and others that were requested.
-        stored: Heads of all other runs in the store, by id.
+        served: The live runs, and other runs that were requested, by id.
+        stored: All other runs in the store, by id.
     """
 
     store: Store
@@ -171,7 +172,7 @@ class RunRegistry:
         return run
 
     def _unload_ended(self) -> None:
-        """Replace the ended runs that were loaded first by their heads; a request loads them."""
+        """Keep only the ended runs that were loaded last; a request loads the others again."""
         ended = [
             run
             for run_id, run in self.served.items()
@@ -207,21 +208,19 @@ class RunRegistry:
                 await _check_same_model(run)
         except Exception:
             # A bug in a backend: the run pauses; only the log has the details.
-            _log.error(
-                "the model of a run could not be checked",
-                run_id=run.run_id,
-                traceback=traceback.format_exc(),
-            )
-            await run.pause("the model could not be checked; see the log")
+            lines, failed = traceback.format_exc(), "the model could not be checked"
+            _log.error(failed, run_id=run.run_id, traceback=lines)
+            await run.pause(f"{failed}; see the log")
         finally:
             self._checks.pop(run.run_id, None)
             run.model_checked.set()
 
     async def load_live(self) -> None:
         """Load all live runs and start the checks of their models."""
-        for run_id in [run_id for run_id, stored in self.stored.items() if stored.live]:
+        for run_id, stored in list(self.stored.items()):
             try:
-                await self.get_or_load(run_id)
+                if stored.live:
+                    await self.get_or_load(run_id)
             except StoreUnavailable:
                 raise
             except Exception as exc:
@@ -250,7 +249,7 @@ class RunRegistry:
         return await in_thread_if_large(size, _stored_runs, heads)
 
     async def refresh(self, *, lazily: bool = False) -> None:
-        """Load the changes of other replicas; `lazily` only those of runs that are not served."""
+        """Load the changes of other replicas; `lazily` only of runs that are not served here."""
         known = self.served.keys() | self.stored.keys()
         versions = await self.store.versions()
         for run_id in known - versions.keys():
@@ -288,21 +287,18 @@ class RunRegistry:
 async def _check_same_model(run: ServedRun) -> None:
     before, now = run.state.model, run.machine.gateway_model
     if before and now and before != now:
-        reason = (
-            f"the server's model is {now!r}, the run was scored by {before!r}; "
-            "resume the run to accept it"
-        )
+        models = f"the server's model is {now!r}, the run was scored by {before!r}"
+        reason = f"{models}; resume the run to accept it"
         if reason not in (run.state.reason or ""):
             await run.pause(reason)
             run.was_stopped = False  # A plain restart does not accept the new model.
 
 
 def _log_unreadable(run_id: str, exc: Exception) -> None:
-    """Log why a run cannot be read, such as one of a newer version; others are served."""
+    """Log why a run cannot be read, for example a newer version's; other runs are served."""
+    facts = {"traceback": "".join(traceback.format_exception(exc))}
     if isinstance(exc, SpecError):
         facts = {"reason": "; ".join(exc.problems)}
-    else:
-        facts = {"traceback": "".join(traceback.format_exception(exc))}
     _log.error("a run cannot be read", run_id=run_id, **facts)
 
 

@@ -37,12 +37,14 @@ _MAX_LOST = 200
 
 @dataclass(slots=True)
 class Counters:
-    """Counters of traffic and answers, saved with the next event.
+    """Counters of traffic and answers, stored with the next commit.
 
-    A crash, or a commit whose outcome is unknown, loses the newest.
+    A crash, or a commit whose outcome is unknown, loses the newest counts.
 
     Attributes:
-        censored: Number of those that are only upper bounds.
+        values: Number of log-probabilities.
+        censored: Number of log-probabilities that are only upper bounds.
+        unpriced: Number of requests without a known price.
     """
 
     communication: messages.Traffic = field(default_factory=messages.Traffic)
@@ -63,7 +65,6 @@ class Counters:
 
 
 _COUNTERS = TypeAdapter(Counters)
-
 
 _Line = tuple[LogEntry, Any]
 """A line of the log, and its content if the run keeps it in memory."""
@@ -137,7 +138,7 @@ class RunView:
 
     async def read(self, record: RunRecord, log: AsyncIterable[Iterable[LogEntry]]) -> None:
         """Replace the copy by a stored version; `log` has the pages that were not read yet."""
-        # All steps that can fail come before any change.
+        # Steps that can fail come before any change.
         lines: list[_Line] = []
         async for page in log:
             page = [entry for entry in page if entry.version <= record.version]
@@ -214,7 +215,7 @@ class RunView:
     def task(self) -> messages.RunTask:
         """Description of the run for clients."""
         method, task = self.spec.method, self.spec.task
-        # Devices use only the schema of the score, and the description if they reflect.
+        # A device needs the description only if it reflects, and the score only for its schema.
         unused = {} if self.spec.prompt.reflects else {"description": None}
         unused |= {"score": None} if task.answer_schema is None else {}
         return messages.RunTask(
@@ -269,10 +270,9 @@ class RunView:
     def result(self) -> messages.RunResult:
         """Return the current or final result of the run."""
         state, counters = self.state, self.counters
-        # What open work has sent to the gateway is spent, though its lease is not closed.
-        asked = sum(
-            (one.used + one.max_pending for one in state.seats if one.phase == "working"), NOTHING
-        )
+        # The calls of open work are spent, although its lease is not settled yet.
+        working = (seat for seat in state.seats if seat.phase == "working")
+        asked = sum((seat.used + seat.max_pending for seat in working), NOTHING)
         began = state.started_at
         until = state.ended_at if state.ended_at is not None else self._clock.now()
         return messages.RunResult(
@@ -315,23 +315,24 @@ class RunView:
         losses = standings(method.memory, position, len(texts)).losses
         deployed = texts[self.machine.method.prompt(method)[position]]
         children = defaultdict[str, list[Lineage]](list)
-        for one in reversed(lineage):
-            children[texts[one.parents[0]]].append(one)
-        written = {one.text for one in lineage}
-        ahead = [(one, 0) for one in reversed(lineage) if texts[one.parents[0]] not in written]
-        while ahead:
-            one, depth = ahead.pop()
-            ahead += [(child, depth + 1) for child in children[one.text]]
+        for origin in reversed(lineage):
+            children[texts[origin.parents[0]]].append(origin)
+        written = {origin.text for origin in lineage}
+        stack = [(root, 0) for root in reversed(lineage) if texts[root.parents[0]] not in written]
+        while stack:
+            origin, depth = stack.pop()
+            text, parents = origin.text, list(origin.parents)
+            stack += [(child, depth + 1) for child in children[text]]
             gain = math.nan
-            if one.text in texts:  # Else it waits for the end of the round.
-                gain = float(losses[list(one.parents)].min() - losses[texts.index(one.text)])
+            if text in texts:  # Else it waits for the end of the round.
+                gain = float(losses[parents].min() - losses[texts.index(text)])
             yield messages.Written(
-                text=one.text,
-                client=one.client,
-                parents=tuple(texts[parent] for parent in one.parents),
+                text=text,
+                client=origin.client,
+                parents=tuple(texts[parent] for parent in parents),
                 depth=depth,
                 gain=gain if math.isfinite(gain) else None,
-                won=one.text == deployed,
+                won=text == deployed,
             )
 
     def compute_verdict(

@@ -17,15 +17,11 @@ _MAX_LABELS = 128  # vLLM's maximum number of log-probabilities for causal model
 
 
 class MaskRequest(BaseModel):
-    """The field ``data`` of a request.
-
-    Attributes:
-        token_ids: Per input, its token ids, special tokens included, with exactly one mask.
-        label_token_ids: The tokens to score, at most 128.
-    """
+    """The field ``data`` of a request."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    # Per input, its token ids, special tokens included, with exactly one mask.
     token_ids: list[list[int]] = Field(min_length=1)
     label_token_ids: list[int] = Field(min_length=1, max_length=_MAX_LABELS)
 
@@ -35,9 +31,6 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
 
     vLLM answers the `ValueError` of an invalid request with status 400. An exception inside the
     engine would stop the server.
-
-    Raises:
-        ValueError: The server's model is not RoBERTa, or has no tokenizer.
     """
 
     def __init__(self, vllm_config: VllmConfig, renderer: Any) -> None:

@@ -85,12 +85,7 @@ class _MaskPooler(Pooler):
 @attn_type("encoder_only")
 @default_pooling_type(tok_pooling_type="STEP")
 class RobertaForMaskedLM(nn.Module):
-    """vLLM's RoBERTa encoder with the language model head.
-
-    Raises:
-        ValueError: The server's maximum length exceeds the model's positions, or chunked prefill
-            is enabled.
-    """
+    """vLLM's RoBERTa encoder with the language model head."""
 
     is_pooling_model = True
 

@@ -1,4 +1,4 @@
-"""Stores in SQL databases: SQLite files and PostgreSQL."""
+"""Stores in SQLite files and PostgreSQL."""
 
 from fedone_sdk.errors import MissingExtraError
 

@@ -1,7 +1,7 @@
 """A PostgreSQL database, which several replicas of an aggregator may share.
 
-A commit is one statement: one round trip and one transaction. The row of a run has the names of its
-last commits, which show whether a commit with a broken connection was stored.
+A commit is one statement: one round trip and one transaction. It has a random name. A run's row has
+the names of its last commits, which show whether a commit was stored when its connection broke.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 from sqlalchemy import Connection, event, select, text
@@ -32,17 +32,20 @@ _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+_NUM_CONNECTIONS = 16
+"""Size of the connection pool for statements."""
+
 _NAME_LENGTH = 8
 _NUM_NAMES = 128
-"""Number of commit names kept per run, to resolve commits with unknown outcome."""
+"""Number of commit names per run."""
 
 _SETTINGS = {
     "application_name": "fedone",
     # Required by the budget: an acknowledged commit survives a power failure.
     "synchronous_commit": "on",
-    # Compiling a statement would take longer than any of ours.
+    # Compilation would take longer than our statements.
     "jit": "off",
-    # Frees the locks of a host that disappears within about 15 s rather than hours.
+    # Releases the locks of an unreachable host within about 15 s instead of hours.
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "3",
     "tcp_keepalives_count": "3",
@@ -95,24 +98,22 @@ WITH moved AS (
 SELECT version FROM moved
 """)
 _NOTIFY = text(f"SELECT pg_notify('{CHANNEL}', s) FROM unnest(CAST(:signals AS text[])) AS s")
-# Transactions with NOTIFY commit one at a time, each until it is flushed. This one does not wait
-# for its flush, which precedes that of any later commit.
+# Transactions with NOTIFY commit one at a time, and each waits until it is flushed. This one does
+# not wait, because a flush of any later commit includes it.
 _ASYNC_COMMIT = text("SELECT set_config('synchronous_commit', 'off', true)")
 _MAX_SIGNALS = 256
 
 
 class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
-    """A store in a PostgreSQL database.
+    """A store in a PostgreSQL database: a pool of connections, and the session of this replica."""
 
-    Statements use a connection pool. The session is one more connection, which represents this
-    replica.
-    """
+    shared = True
 
-    def __init__(self, url: URL, **options: Any) -> None:
-        super().__init__(url, **options)
+    def __init__(self, url: URL, *, serving: bool = True) -> None:
+        super().__init__(url, serving=serving)
         self._server, self.where = _server_of(url)
-        self._slots = asyncio.Semaphore(self._num_connections)
-        # Constant, unlike the replica's id: own signals must be ignored.
+        self._slots = asyncio.Semaphore(_NUM_CONNECTIONS)
+        # Identifies this store's signals, which it ignores; the replica's id can change.
         self._sender = secrets.token_hex(8)
         self._engine: AsyncEngine | None = None
         self._session = Session(self._sender)
@@ -123,7 +124,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         if self._engine is not None:
             raise FedOneError(f"store {self.where} is open already")
         self._engine = self._make_engine(
-            self._num_connections + serving + 1,
+            _NUM_CONNECTIONS + serving + 1,  # a session, and signals
             # An upgrade may take long.
             timeout_s=None if upgrading else _STATEMENT_TIMEOUT_S,
         )
@@ -139,23 +140,22 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
 
     @asynccontextmanager
     async def _alone(self, *, empty: bool) -> AsyncIterator[Connection]:
-        # A server that starts waits for the lock with which it would create the tables.
-        engine = self._make_engine(1, timeout_s=None)
-        try:
-            with self._translate_errors():
-                async with engine.connect() as connection, connection.begin():
-                    await connection.execute(_NO_IDLE_TIMEOUT)
-                    if not await connection.scalar(_TRY_LOCK_MIGRATION):
-                        raise FedOneError(f"store {self.where} is in use by another process")
-                    await self._refuse_replicas(connection)
-                    if empty:
-                        await connection.run_sync(schema.prepare, upgrading=False)
-                    if connection.sync_connection is None:
-                        raise FedOneError(f"store {self.where} is closed")
-                    yield connection.sync_connection
-                    await self._refuse_replicas(connection)
-        finally:
-            await engine.dispose()
+        async with (
+            self._temporary_engine(1, timeout_s=None) as engine,
+            engine.connect() as connection,
+            connection.begin(),
+        ):
+            await connection.execute(_NO_IDLE_TIMEOUT)
+            # A starting server waits for this lock, which protects the creation of the tables.
+            if not await connection.scalar(_TRY_LOCK_MIGRATION):
+                raise FedOneError(f"store {self.where} is in use by another process")
+            await self._refuse_replicas(connection)
+            if empty:
+                await connection.run_sync(schema.prepare, upgrading=False)
+            if connection.sync_connection is None:
+                raise self._not_open()
+            yield connection.sync_connection
+            await self._refuse_replicas(connection)
 
     async def _refuse_replicas(self, connection: AsyncConnection) -> None:
         rows = await connection.execute(REPLICAS)
@@ -172,7 +172,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
             await engine.dispose()
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` with one snapshot per statement."""
+        """As `SqlStore._read`, with one snapshot per statement."""
 
         async def read() -> T:
             async with self._connection() as connection:
@@ -181,25 +181,18 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         return await self._with_retries(read)
 
     async def schema(self) -> str | None:
-        """Return the schema of the database."""
-        engine = self._make_engine(1, timeout_s=_STATEMENT_TIMEOUT_S)
-        try:
-            with self._translate_errors():
-                async with engine.connect() as connection:
-                    return await connection.run_sync(schema.current)
-        finally:
-            await engine.dispose()
+        """Return the schema of the database; None if it is empty."""
+        async with self._temporary_engine(1) as engine, engine.connect() as connection:
+            return await connection.run_sync(schema.current)
 
     async def check(self) -> str:
-        """Return what `open` would do; a server must be able to have a session."""
-        engine = self._make_engine(2, timeout_s=_STATEMENT_TIMEOUT_S)
+        """As `SqlStore.check`, after the test of a session."""
         session = Session(self._sender)
-        try:
-            with self._translate_errors():
+        async with self._temporary_engine(2) as engine:
+            try:
                 await session.open(engine)
-        finally:
-            await session.close()
-            await engine.dispose()
+            finally:
+                await session.close()
         return await super().check()
 
     async def ping(self) -> None:
@@ -213,7 +206,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         return await self._read(statements.now)
 
     async def _write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
-        """Run `work` and its signals in a transaction; retry if its outcome is unknown."""
+        """As `SqlStore._write`; repeats a transaction whose outcome is unknown."""
 
         async def write() -> T:
             async with self._connection("READ COMMITTED") as connection, connection.begin():
@@ -226,13 +219,13 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         return await self._with_retries(write)
 
     async def _erase(self) -> None:
-        """Do nothing: only the database's administrator can (``VACUUM FULL``)."""
+        """Do nothing: this needs an administrator (``VACUUM FULL``)."""
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
-        """Store an event's changes.
+        """As `Store.commit`; repeated after a broken connection.
 
-        After a broken connection the commit is repeated. If the first attempt was stored, the
-        repetition conflicts and the run's row has the commit's name.
+        If the first attempt was stored, the second one conflicts, and the run's row has the
+        commit's name.
         """
         check_run_of(commit.closed, run_id)
         name = secrets.token_urlsafe(_NAME_LENGTH * 6 // 8)
@@ -285,13 +278,8 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
                 self._send_task = asyncio.create_task(self._send_signals(), name="store signals")
 
     @property
-    def shared(self) -> bool:
-        """Always True."""
-        return True
-
-    @property
     def replica(self) -> str:
-        """Id of this process; a new session has a new id."""
+        """Id of this process among the replicas; new for every session."""
         return self._session.replica
 
     async def alive(self) -> frozenset[str]:
@@ -319,8 +307,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
     async def _send_signals(self) -> None:
         """Send the queued signals of commits.
 
-        Commits with NOTIFY would wait for the disk one after the other. Signals therefore have
-        separate transactions, which need not wait.
+        Signals are not sent by the commits, which would wait for the disk one after another.
         """
         try:
             while self._signals:
@@ -333,12 +320,12 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
 
     async def _notify(self, signals: Sequence[str]) -> None:
         if self._engine is None:
-            raise FedOneError(f"store {self.where} is not open")
+            raise self._not_open()
         engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         row = self._row_of(signals)
 
         async def notify() -> None:
-            # Bypasses the queue: the pool has a connection for it.
+            # Does not wait for `_slots`: the pool has a connection for signals.
             async with engine.connect() as connection:
                 await connection.execute(_NOTIFY, row)
 
@@ -363,16 +350,27 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         except ModuleNotFoundError as error:
             raise MissingExtraError("SqlStore", extra="server") from error
         event.listen(engine.sync_engine, "checkout", _refuse_closed)
-        event.listen(engine.sync_engine, "handle_error", _replace_refusing)
+        event.listen(engine.sync_engine, "handle_error", _replace_connections)
         return engine
 
     @asynccontextmanager
+    async def _temporary_engine(
+        self, num_connections: int, *, timeout_s: float | None = _STATEMENT_TIMEOUT_S
+    ) -> AsyncIterator[AsyncEngine]:
+        engine = self._make_engine(num_connections, timeout_s=timeout_s)
+        try:
+            with self._translate_errors():
+                yield engine
+        finally:
+            await engine.dispose()
+
+    @asynccontextmanager
     async def _connection(self, level: str = "AUTOCOMMIT") -> AsyncIterator[AsyncConnection]:
-        """Yield a connection, first come first served, with the given isolation level."""
+        """Yield a connection with an isolation level, in the order of the calls."""
         if self._engine is None:
-            raise FedOneError(f"store {self.where} is not open")
+            raise self._not_open()
         engine = self._engine.execution_options(isolation_level=level)
-        # The pool itself is not fair.
+        # The semaphore is fair, unlike the pool.
         async with self._slots, engine.connect() as connection:
             yield connection
 
@@ -386,11 +384,11 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         try:
             yield
         except Exception as error:
-            if not _is_of_the_database(error):
+            if not _is_database_error(error):
                 raise
             reason = error.orig if isinstance(error, DBAPIError) else error
-            words = one_line(reason) or type(reason).__name__
-            raise StoreUnavailable(f"store {self.where} cannot be used: {words}") from error
+            text = one_line(reason) or type(reason).__name__
+            raise StoreUnavailable(f"store {self.where} cannot be used: {text}") from error
 
 
 def _server_of(url: URL) -> tuple[URL, str]:
@@ -415,17 +413,16 @@ def _refuse_closed(
         raise DisconnectionError
 
 
-def _replace_refusing(context: ExceptionContext) -> None:
-    """Make the pool replace its connections after an error that is due to their state.
+def _replace_connections(context: ExceptionContext) -> None:
+    """Make the pool replace its connections after an error that new connections may not have.
 
-    It may be over for new connections: the server is a standby since a failover, or its settings
-    were changed.
+    For example, the server became a standby in a failover, or its settings were changed.
     """
     code = getattr(context.original_exception, "sqlstate", None) or ""
     context.is_disconnect = context.is_disconnect or code in _OF_CONNECTION
 
 
-def _is_of_the_database(error: BaseException) -> bool:
+def _is_database_error(error: BaseException) -> bool:
     # Imported here: a missing driver is reported by `open`.
     import asyncpg
 
@@ -442,7 +439,7 @@ def _is_of_the_database(error: BaseException) -> bool:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Whether a retry may succeed: the server is unavailable, or rolled the transaction back."""
+    """Return whether a retry may succeed: the server is unavailable or rolled back."""
     import asyncpg
 
     if isinstance(error, DBAPIError):
@@ -450,15 +447,15 @@ def _is_transient(error: BaseException) -> bool:
             return True
         error = error.orig or error
     code = getattr(error, "sqlstate", None) or ""
-    # The driver's internal errors come from a connection that broke during a response.
+    # asyncpg raises internal errors if a connection breaks during a response.
     broken = OSError | TimeoutError | asyncpg.InternalClientError
-    return isinstance(error, broken) or code.startswith(_PASSING)
+    return isinstance(error, broken) or code.startswith(_TRANSIENT)
 
 
-# Read-only transactions; a role's or a database's privileges and limits are read at each statement.
+# Read-only transactions.
 _OF_CONNECTION = ("25006",)
-# Connection trouble, serialization and deadlock, too many connections, shutdown and start.
-_PASSING = ("08", "40001", "40P01", "53300", "57P01", "57P02", "57P03")
+# Broken connections, serialization and deadlock, too many connections, shutdown and start.
+_TRANSIENT = ("08", "40001", "40P01", "53300", "57P01", "57P02", "57P03")
 _PATIENCE_S = 15.0
 _RETRYING = AsyncRetrying(
     retry=retry_if_exception(_is_transient),

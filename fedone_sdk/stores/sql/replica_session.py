@@ -1,7 +1,7 @@
 """The PostgreSQL connection that represents a replica.
 
-Its advisory locks show that the replica is alive and whether it is the leader, and it receives the
-signals of others. The server releases the locks when the connection ends.
+Its advisory locks show that the replica is alive, and whether it is the leader. The database
+releases them when the connection ends. It also receives the signals of other replicas.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SELECT lpad(to_hex((CAST(classid AS bigint) << 32) | CAST(objid AS bigint)), 16,
 FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database
 WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND datname = current_database()
 """)
-"""The replicas that hold their lock: an advisory lock on their id as a number.
+"""Running replicas: each holds an advisory lock on its id as a 64-bit number.
 
-Locks on two 32-bit numbers (``objsubid`` 2), such as the leader lock, are excluded.
+``objsubid`` 1 excludes locks on two 32-bit numbers, such as the leader lock.
 """
 
 _PROCESS = "SELECT pg_backend_pid()"
@@ -44,16 +44,16 @@ _log = structlog.get_logger(__name__)
 
 
 class Session:
-    """Represents this replica while it is open.
+    """The connection of this replica.
 
-    After a lost connection the replica gets a new id, because others may already have handled the
-    old one as dead.
+    After a lost connection `replica` is a new id, because other replicas may already have handled
+    the death of the old one.
     """
 
     def __init__(self, sender: str) -> None:
-        """Initialise without connecting; signals of `sender`, this process, are ignored."""
+        """Initialise without connecting; ignores signals of `sender`, this process."""
         self._sender = sender
-        self._replica = uuid.uuid4().hex
+        self.replica = uuid.uuid4().hex
         self._connection: AsyncConnection | None = None
         self._driver: Any = None
         self._process: int | None = None
@@ -64,17 +64,12 @@ class Session:
         self._signals: Signals | None = None
         self._watch_task: asyncio.Task[None] | None = None
 
-    @property
-    def replica(self) -> str:
-        """The current id of this replica."""
-        return self._replica
-
     def listen(self, signals: Signals) -> None:
         """Set the listener for signals of other replicas."""
         self._signals = signals
 
     async def open(self, engine: AsyncEngine) -> None:
-        """Connect, and reconnect until `close`; an error if a pooler gives it several processes."""
+        """Connect, and reconnect until `close`."""
         await self._connect(engine)
         self._watch_task = asyncio.create_task(self._watch(engine), name="store session")
 
@@ -124,7 +119,7 @@ class Session:
             raise
         self._connection, self._driver, self._lost = connection, driver, lost
         self._is_leader, self._process = False, process
-        self._replica = f"{number:016x}"
+        self.replica = f"{number:016x}"
 
     async def _disconnect(self) -> None:
         """Close the connection; in the pool it would keep its locks."""
@@ -139,15 +134,15 @@ class Session:
         while True:
             while await self._heartbeat():
                 pass
-            _log.warning("store session lost", replica=self._replica)
+            _log.warning("store session lost", replica=self.replica)
             async with self._busy:
                 await self._disconnect()
             await _RECONNECT.copy()(self._connect, engine)
-            _log.info("store session resumed", replica=self._replica)
+            _log.info("store session resumed", replica=self.replica)
             self._notify_listener(None)
 
     async def _heartbeat(self) -> bool:
-        """Wait for the heartbeat interval; return whether the connection has its process."""
+        """Wait for the heartbeat interval; return whether the server process is the same."""
         try:
             async with asyncio.timeout(_HEARTBEAT_S):
                 await self._lost.wait()
@@ -178,13 +173,17 @@ class Session:
 
 
 async def _process_of(driver: Any, engine: AsyncEngine) -> int:
-    """Return a connection's server process, which holds its locks; an error if it has several."""
+    """Return the server process of a connection, to which its locks belong.
+
+    Raises:
+        FedOneError: A pooler gives the connection several processes.
+    """
     from asyncpg import InvalidSQLStatementNameError
 
     processes: list[int] = [await driver.fetchval(_PROCESS)]
     with suppress(InvalidSQLStatementNameError, TimeoutError):
         async with engine.connect() as other, other.begin():
-            # Takes the process that a pooler in transaction mode has free now.
+            # Occupies the process that a pooler in transaction mode would reuse.
             await other.execute(text(_PROCESS))
             processes.append(await driver.fetchval(_PROCESS, timeout=_HEARTBEAT_TIMEOUT_S))
         # A pooler that rotates its processes gives another one to each statement.

@@ -1,10 +1,9 @@
-"""The schema: its tables, equal on every database, and its versions.
+"""The tables, equal on every database; the version of their schema; copies of all tables.
 
-An empty database gets the tables and the newest version; `migrations` upgrade an older one.
+An empty database gets the tables and the newest version; `migrations` upgrade an older database.
 
 Databases rewrite whole rows, so large columns that most commits do not change are in ``run_data``,
-separate from ``runs``. The key of a log line is (run, version, position), so its order needs no
-sequence.
+separate from ``runs``.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class _Patterns(sa.TypeDecorator[tuple[str, ...]]):
         return None if value is None else tuple(json.loads(value))
 
 
-# Integers by name: ``num_clients``.
+# Named integers; at present only ``num_clients``.
 meta = sa.Table(
     "meta",
     metadata,
@@ -94,8 +93,7 @@ runs = sa.Table(
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("document", sa.Text, nullable=False),
     sa.Column("created_at", sa.Double, nullable=False),
-    # Names of the last commits, newest first, to resolve a commit whose connection broke
-    # (PostgreSQL).
+    # Names of the last commits, newest first; see `postgres`.
     sa.Column("commits", sa.Text, nullable=False, server_default=sa.text("''")),
 )
 
@@ -142,25 +140,24 @@ memories = sa.Table(
     sa.Column("round", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("value", sa.LargeBinary, nullable=False),
 )
-# Reserved ids of deleted runs, with their last versions.
+# Ids of deleted runs, which stay reserved.
 deleted_runs = sa.Table(
     "deleted_runs",
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
-    sa.Column("version", sa.Integer, nullable=False),
     sa.Column("deleted_at", sa.Double, nullable=False),
 )
 
 
 class SchemaRefused(Exception):
-    """The schema of the database is not supported; the message has the reason and a remedy."""
+    """The schema of the database is not supported."""
 
 
 def current(connection: sa.Connection) -> str | None:
     """Return the schema version of a database; None if it is empty.
 
     Raises:
-        SchemaRefused: It belongs to another program or a newer fedone-sdk.
+        SchemaRefused: The database belongs to another program or a newer fedone-sdk.
     """
     tables = sa.inspect(connection).get_table_names()
     if not tables:
@@ -180,13 +177,10 @@ def current(connection: sa.Connection) -> str | None:
 
 
 def prepare(connection: sa.Connection, *, upgrading: bool) -> None:
-    """Create the tables of an empty database; upgrade or refuse an old one.
-
-    Runs within the open transaction.
+    """Create the tables of an empty database, or upgrade an old one, in the open transaction.
 
     Raises:
-        SchemaRefused: It belongs to another program or a newer fedone-sdk, or is old and must not
-            be upgraded.
+        SchemaRefused: As for `current`; or an old database, without `upgrading`.
     """
     revision = current(connection)
     if revision == HEAD:
@@ -223,21 +217,18 @@ FROM {table}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """The number of rows by table, and the digest of each run's state."""
+    """The number of rows by table, and the digest of each run's arrays."""
 
     rows: dict[str, int]
     digests: dict[str, str]
 
 
 def copy(source: sa.Connection, target: sa.Connection, digest: Callable[[bytes], str]) -> Copied:
-    """Copy all rows, then compare the number of rows of each table and the digest of each run.
-
-    Both connections are in a transaction, and no server holds either store. `digest` is that of a
-    run's arrays.
+    """Copy all rows in the connections' transactions, and check the copy by its `Copied`.
 
     Raises:
         FedOneError: The target is not empty, or the copy differs from the source.
-        SchemaRefused: The source has another
+        SchemaRefused: The source has another schema.
     """
     if (known := current(source)) != HEAD:
         raise SchemaRefused(f"it has schema {known}, a copy needs {HEAD}; run `fedone db upgrade`")
@@ -248,8 +239,8 @@ def copy(source: sa.Connection, target: sa.Connection, digest: Callable[[bytes],
     target.execute(sa.delete(meta))
     for table in tables:
         query = sa.select(table).execution_options(yield_per=_ROWS)
-        for some in source.execute(query).mappings().partitions():
-            target.execute(sa.insert(table), [dict(row) for row in some])
+        for rows in source.execute(query).mappings().partitions():
+            target.execute(sa.insert(table), [dict(row) for row in rows])
     if target.dialect.name == "postgresql":
         for table in tables:
             if "seq" in table.c:
@@ -261,14 +252,13 @@ def copy(source: sa.Connection, target: sa.Connection, digest: Callable[[bytes],
 
 
 def _content(connection: sa.Connection, digest: Callable[[bytes], str]) -> Copied:
-    of_run = sa.select(run_data.c.run_id, run_data.c.arrays).execution_options(yield_per=1)
+    arrays = sa.select(run_data.c.run_id, run_data.c.arrays).execution_options(yield_per=1)
     return Copied(
         rows={table.name: _count(connection, table) for table in metadata.sorted_tables},
-        digests={row.run_id: digest(row.arrays) for row in connection.execute(of_run)},
+        digests={row.run_id: digest(row.arrays) for row in connection.execute(arrays)},
     )
 
 
 def _count(connection: sa.Connection, table: sa.Table) -> int:
     query: Any = sa.select(sa.func.count()).select_from(table)
-    count: int = connection.execute(query).scalar_one()
-    return count
+    return int(connection.execute(query).scalar_one())

@@ -33,24 +33,22 @@ T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 _BUSY_S = 5.0
-"""Maximal wait of a write for another process."""
+"""Maximum wait of a write for another process."""
 
 _MAX_BATCH = 128
-"""Maximal number of writes per transaction: the first one waits for the last."""
+"""Maximum number of writes per transaction, which end together."""
 
 _OF_FILE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _NUM_READERS = 4
-_LEAST_FREE = 2**20
-"""Bytes that the disk must have left."""
+_MIN_FREE = 2**20
+"""Minimum free space of the disk, bytes."""
 
 _Outcomes = Sequence[tuple[Any, BaseException | None]]
-"""Per work: its result, or its exception."""
+"""The result or the exception of each write."""
 
 
 @dataclass(eq=False, slots=True)
 class _Write:
-    """A queued write."""
-
     work: Callable[[Connection], Any]
     done: asyncio.Future[Any] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -61,13 +59,13 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
     """A store in a SQLite file.
 
     Each transaction runs in a thread. All writes use one connection. Queued writes share one
-    transaction, hence one flush to disk, each with its own savepoint. Reads use separate
-    connections and never wait for a writer.
+    transaction and its flush to disk, each with its own savepoint. Reads use separate connections
+    and never wait for a writer.
     """
 
-    def __init__(self, url: URL, **options: Any) -> None:
+    def __init__(self, url: URL, *, serving: bool = True) -> None:
         super().__init__()
-        SqlStore.__init__(self, url.set(drivername="sqlite"), **options)
+        SqlStore.__init__(self, url.set(drivername="sqlite"), serving=serving)
         self.where = url.database or ":memory:"
         if self.where == ":memory:" or self.where.startswith("file:"):
             raise SpecError(f"{self.where!r} is not the path of a file", source="store")
@@ -90,7 +88,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
                 self._lock = _lock(self.where)
             _configure(engine)
             writer = engine.connect().execution_options(fedone_write=True)
-            _erase(writer)  # A killed process may not have done it.
+            _erase(writer)  # for a process that was killed before it did
             return writer
 
         try:
@@ -141,10 +139,10 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
             return await asyncio.to_thread(_read_schema, Path(self.where))
 
     async def ping(self) -> None:
-        """Write a row; refuse a disk that has no room for a commit, which is larger."""
+        """Write a row, and check that the disk has space for a commit."""
         await self._write(statements.ping)
         with self._translate_errors():
-            _check_room(self.where)
+            _check_free(self.where)
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         if self._engine is None:
@@ -158,10 +156,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
             return await run_shielded(self._threads.read(transaction, self._engine))
 
     async def _write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
-        """Run `work` on the writing connection, together with other queued writes.
-
-        There are no listeners for the signals.
-        """
+        """As `SqlStore._write`, together with other queued writes; signals have no listeners."""
         if self._engine is None:
             raise self._not_open()
         write = _Write(work)
@@ -172,8 +167,8 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
             try:
                 result: T = await write.done
             except asyncio.CancelledError:
-                # A cancelled caller leaves the queue; otherwise retries would make it grow without
-                # bound. Writes that have started are completed.
+                # Without this, retries of cancelled callers would fill the queue. A write that has
+                # started is completed.
                 if write in self._waiting:
                     self._waiting.remove(write)
                 elif self._writing is not None:
@@ -188,14 +183,14 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
             await asyncio.shield(self._threads.write(_erase, self._writer))
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
-        """Store an event's changes; there are no listeners for the signal."""
+        """As `Store.commit`; the signal has no listeners."""
         check_run_of(commit.closed, run_id)
         await self._write(lambda connection: statements.commit(connection, run_id, version, commit))
 
     def _write_next(self) -> None:
-        """Run queued writes in one transaction, up to its bound.
+        """Run up to `_MAX_BATCH` queued writes in one transaction.
 
-        No task stands between the callers and the thread: each would be a turn of the event loop.
+        Without a task, which would cost another turn of the event loop.
         """
         size = min(len(self._waiting), _MAX_BATCH)
         batch = [self._waiting.popleft() for _ in range(size)]
@@ -206,7 +201,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
     def _on_written(self, batch: list[_Write], writing: asyncio.Future[_Outcomes]) -> None:
         self._writing = None
         if self._engine is None:
-            while self._waiting:  # They came too late: the store is being closed.
+            while self._waiting:  # The store is being closed.
                 done = self._waiting.popleft().done
                 if not done.cancelled():
                     done.set_exception(self._not_open())
@@ -221,9 +216,6 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
                 write.done.set_result(result)
             else:
                 write.done.set_exception(failure)
-
-    def _not_open(self) -> FedOneError:
-        return FedOneError(f"store {self.where} is not open")
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -269,9 +261,9 @@ class _Threads:
 
 
 def _run_batch(connection: Connection, works: list[Callable[[Connection], Any]]) -> _Outcomes:
-    """Run all works in one transaction; an error of one is its outcome and affects no other.
+    """Run writes in one transaction; the error of one is its outcome, and affects no other.
 
-    An error of a savepoint is raised and rolls the whole transaction back.
+    Raises the error of a savepoint, after which the whole transaction is rolled back.
     """
     try:
         with connection.begin():
@@ -306,9 +298,9 @@ def _run_in_savepoint(
 
 
 def _check_file(path: str, *, create: bool) -> None:
-    """Create a missing file, readable by its owner only, or refuse it.
+    """Create a missing file, or refuse it.
 
-    SQLite gives its ``-wal`` and ``-shm`` files the mode of the database file.
+    Only its owner can read it; SQLite gives its ``-wal`` and ``-shm`` files the same mode.
     """
     if create:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -316,19 +308,19 @@ def _check_file(path: str, *, create: bool) -> None:
         raise OSError("there is no such file")
 
 
-def _check_room(path: str) -> None:
-    if disk_usage(os.path.dirname(os.path.realpath(path))).free < _LEAST_FREE:
+def _check_free(path: str) -> None:
+    if disk_usage(os.path.dirname(os.path.realpath(path))).free < _MIN_FREE:
         raise OSError("the disk is full")
 
 
 def _lock(path: str) -> int:
-    """Lock a database until the descriptor is closed or the process ends, by whichever link.
+    """Lock a database, by a file next to it, until the descriptor is closed or the process ends.
 
-    The lock file is separate from the database: closing another descriptor of the database would
-    release SQLite's locks on it. It is next to the file itself, as SQLite's log is.
+    Locking the database itself would conflict with SQLite: closing any descriptor of a file
+    releases all its locks.
     """
     if os.stat(path).st_nlink > 1:
-        raise OSError("it has another name by a hard link, with a lock and a log of its own")
+        raise OSError("it has a second hard link, which would have another lock and log")
     try:
         return lock_file(f"{os.path.realpath(path)}.lock")
     except BlockingIOError as exc:
@@ -355,12 +347,12 @@ def _configure(engine: Engine) -> None:
 
     @event.listens_for(engine, "handle_error")
     def replace_refusing(context: ExceptionContext) -> None:
-        """Make the pool replace connections whose file has failed, for the file may be replaced."""
+        """Make the pool replace connections after an error of their file."""
         code = getattr(context.original_exception, "sqlite_errorcode", 0) & 0xFF
         context.is_disconnect = context.is_disconnect or code in _OF_FILE
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A deferred transaction could fail at its first write if another process wrote since.
+        # A deferred transaction fails at its first write if another process wrote after its read.
         writes = connection.get_execution_options().get("fedone_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

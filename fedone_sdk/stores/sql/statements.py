@@ -1,7 +1,7 @@
 """Portable statements of the store's methods, within their transactions.
 
-Changes of tokens and clients first lock the row of ``num_clients``. This serialises them across all
-replicas: indices have no gaps, and a token's uses are counted exactly.
+Changes of tokens and clients first lock the row of ``num_clients``, which serialises them across
+replicas. Therefore indices have no gaps, and a token's uses are counted exactly.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -18,6 +18,8 @@ from sqlalchemy.exc import IntegrityError
 
 from fedone_sdk.stores import base
 from fedone_sdk.stores.sql import schema as t
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -30,17 +32,23 @@ def refusing(message: str) -> Iterator[None]:
 
 
 def ping(connection: sa.Connection) -> None:
-    """Write a row, as the service does all the time: a full or read-only disk refuses it."""
+    """Write a row, which fails on a full or read-only disk."""
     connection.execute(sa.update(t.meta).where(_NUM_CLIENTS).values(value=t.meta.c.value))
 
 
 def now(connection: sa.Connection) -> float:
     """Return PostgreSQL's time, seconds since the epoch."""
-    return float(
-        connection.execute(
-            sa.select(sa.func.extract("epoch", sa.func.clock_timestamp()))
-        ).scalar_one()
-    )
+    query = sa.select(sa.func.extract("epoch", sa.func.clock_timestamp()))
+    return float(connection.execute(query).scalar_one())
+
+
+def _one(connection: sa.Connection, query: sa.Select[Any], record: type[T]) -> T | None:
+    row = connection.execute(query).mappings().one_or_none()
+    return None if row is None else record(**row)
+
+
+def _all(connection: sa.Connection, query: sa.Select[Any], record: type[T]) -> list[T]:
+    return [record(**row) for row in connection.execute(query).mappings()]
 
 
 # Tokens and clients
@@ -61,8 +69,7 @@ def clear(connection: sa.Connection) -> None:
 def _lock_clients(connection: sa.Connection) -> int:
     """Lock changes of tokens and clients; return the number of clients."""
     query = sa.select(t.meta.c.value).where(_NUM_CLIENTS).with_for_update()
-    count: int = connection.execute(query).scalar_one()
-    return count
+    return int(connection.execute(query).scalar_one())
 
 
 def put_token(connection: sa.Connection, token: base.TokenRecord) -> None:
@@ -75,8 +82,7 @@ def put_token(connection: sa.Connection, token: base.TokenRecord) -> None:
 
 
 def tokens(connection: sa.Connection) -> list[base.TokenRecord]:
-    rows = connection.execute(_TOKEN.order_by(t.tokens.c.seq)).mappings()
-    return [base.TokenRecord(**row) for row in rows]
+    return _all(connection, _TOKEN.order_by(t.tokens.c.seq), base.TokenRecord)
 
 
 def revoke_token(connection: sa.Connection, name: str, now: float) -> base.TokenRecord | None:
@@ -121,13 +127,11 @@ def clients(
     connection: sa.Connection, after: int = -1, limit: int | None = None
 ) -> list[base.ClientRecord]:
     query = sa.select(t.clients).where(t.clients.c.index > after).order_by(t.clients.c.index)
-    rows = connection.execute(query.limit(limit)).mappings()
-    return [base.ClientRecord(**row) for row in rows]
+    return _all(connection, query.limit(limit), base.ClientRecord)
 
 
 def num_clients(connection: sa.Connection) -> int:
-    count: int = connection.execute(sa.select(t.meta.c.value).where(_NUM_CLIENTS)).scalar_one()
-    return count
+    return int(connection.execute(sa.select(t.meta.c.value).where(_NUM_CLIENTS)).scalar_one())
 
 
 def client(connection: sa.Connection, credential_sha256: str) -> base.ClientRecord | None:
@@ -174,14 +178,12 @@ def retire_client(connection: sa.Connection, index: int, now: float) -> None:
 
 
 def _token(connection: sa.Connection, which: Any) -> base.TokenRecord | None:
-    row = connection.execute(_TOKEN.where(which).with_for_update()).mappings().one_or_none()
-    return None if row is None else base.TokenRecord(**row)
+    return _one(connection, _TOKEN.where(which).with_for_update(), base.TokenRecord)
 
 
 def _client(connection: sa.Connection, which: Any) -> base.ClientRecord | None:
     query = sa.select(t.clients).where(which).order_by(t.clients.c.index).limit(1)
-    row = connection.execute(query).mappings().one_or_none()
-    return None if row is None else base.ClientRecord(**row)
+    return _one(connection, query, base.ClientRecord)
 
 
 # Waiting clients
@@ -198,7 +200,7 @@ def leave(connection: sa.Connection, client_indices: Collection[int]) -> None:
 
 def members(connection: sa.Connection) -> list[base.Member]:
     query = sa.select(t.members).order_by(t.members.c.client_index)
-    return [base.Member(**row) for row in connection.execute(query).mappings()]
+    return _all(connection, query, base.Member)
 
 
 # Runs
@@ -218,26 +220,22 @@ _RUN, _HEAD = _columns_of(base.RunRecord), _columns_of(base.RunHead)
 def add_run(connection: sa.Connection, again: bool, record: base.RunRecord) -> None:
     if again and run(connection, record.run_id) == record:
         return
-    _insert_run(connection, record)
-    refuse_deleted(connection, record.run_id)
-
-
-def _insert_run(connection: sa.Connection, record: base.RunRecord) -> None:
     fields = asdict(record)
     with refusing(f"run {record.run_id!r} exists already"):
         for table in (t.runs, t.run_data):
             row = {c.name: fields[c.name] for c in table.c if c.name in fields}
             connection.execute(sa.insert(table), row)
+    # After the insert, which waits for a concurrent deletion.
+    if deleted(connection, record.run_id) is not None:
+        raise base.RunDeleted(f"run {record.run_id!r} was deleted")
 
 
 def heads(connection: sa.Connection) -> list[base.RunHead]:
-    rows = connection.execute(_HEAD.order_by(t.runs.c.seq)).mappings()
-    return [base.RunHead(**row) for row in rows]
+    return _all(connection, _HEAD.order_by(t.runs.c.seq), base.RunHead)
 
 
 def run(connection: sa.Connection, run_id: str) -> base.RunRecord | None:
-    row = connection.execute(_RUN.where(t.runs.c.run_id == run_id)).mappings().one_or_none()
-    return None if row is None else base.RunRecord(**row)
+    return _one(connection, _RUN.where(t.runs.c.run_id == run_id), base.RunRecord)
 
 
 def versions(connection: sa.Connection) -> dict[str, int]:
@@ -247,8 +245,7 @@ def versions(connection: sa.Connection) -> dict[str, int]:
 
 def closed(connection: sa.Connection, assignment_id: str) -> base.ClosedWork | None:
     query = sa.select(t.closed_work).where(t.closed_work.c.assignment_id == assignment_id)
-    row = connection.execute(query).mappings().one_or_none()
-    return None if row is None else base.ClosedWork(**row)
+    return _one(connection, query, base.ClosedWork)
 
 
 def memory(
@@ -276,8 +273,7 @@ def log(
         last = sa.select(sa.func.max(first.subquery().c.version)).scalar_subquery()
         which &= t.log.c.version <= last
     query = sa.select(t.log.c.kind, t.log.c.body, t.log.c.version).where(which)
-    rows = connection.execute(query.order_by(t.log.c.version, t.log.c.position)).mappings()
-    return [base.LogEntry(**row) for row in rows]
+    return _all(connection, query.order_by(t.log.c.version, t.log.c.position), base.LogEntry)
 
 
 def trim(
@@ -301,23 +297,13 @@ def delete_run(
         raise base.VersionConflict(f"run {run_id!r} is at version {at_version}, not {version}")
     for table in (*_OF_RUN, t.runs):
         connection.execute(sa.delete(table).where(table.c.run_id == run_id))
-    row = {"run_id": run_id, "version": version, "deleted_at": now}
-    connection.execute(sa.insert(t.deleted_runs), row)
+    connection.execute(sa.insert(t.deleted_runs), {"run_id": run_id, "deleted_at": now})
 
 
 def deleted(connection: sa.Connection, run_id: str) -> float | None:
     query = sa.select(t.deleted_runs.c.deleted_at).where(t.deleted_runs.c.run_id == run_id)
     deleted_at: float | None = connection.execute(query).scalar_one_or_none()
     return deleted_at
-
-
-def refuse_deleted(connection: sa.Connection, run_id: str) -> None:
-    """Refuse a new run with the id of a deleted one (`RunDeleted`).
-
-    Call it after the insert, which waits for a concurrent deletion.
-    """
-    if deleted(connection, run_id) is not None:
-        raise base.RunDeleted(f"run {run_id!r} was deleted")
 
 
 # Statements of a commit, built once.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import os
 from abc import abstractmethod
@@ -29,41 +28,43 @@ M = TypeVar("M")
 def _reads(
     statement: Callable[Concatenate[Connection, P], T],
 ) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
+    @_documented(statement)
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._read(lambda c: statement(c, *args, **kwargs))
 
-    return _described(method, statement, 0)
+    return method
 
 
 def _writes(
     statement: Callable[Concatenate[Connection, P], T],
 ) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
+    @_documented(statement)
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._write(lambda c: statement(c, *args, **kwargs))
 
-    return _described(method, statement, 0)
+    return method
 
 
 def _writes_once(
     statement: Callable[Concatenate[Connection, bool, P], T],
 ) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
-    """Return the store's method that runs a statement in a write transaction.
+    """Return a method that writes once, although a transaction with unknown outcome is repeated.
 
-    The database repeats a transaction whose outcome is unknown. The statement's second argument
-    says whether an earlier attempt of the same call may have succeeded.
+    The statement's second argument says whether an earlier attempt may have succeeded.
     """
 
+    @_documented(statement)
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        tries = itertools.count()
-        return await self._write(lambda c: statement(c, next(tries) > 0, *args, **kwargs))
+        attempts = itertools.count()
+        return await self._write(lambda c: statement(c, next(attempts) > 0, *args, **kwargs))
 
-    return _described(method, statement, 1)
+    return method
 
 
 def _erases(
     write: Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
-    """Return a method that writes, and then removes what it deleted from the files."""
+    """Return a method that writes, and then removes deleted content from the files."""
 
     @functools.wraps(write)
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -74,17 +75,9 @@ def _erases(
     return method
 
 
-def _described(method: M, statement: Callable[..., Any], num_hidden: int) -> M:
-    """Give a method the name and signature of its statement, and the docstring of `Store`."""
-    signature = inspect.signature(statement)
-    _, *parameters = signature.parameters.values()
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    signature = signature.replace(parameters=[own, *parameters[num_hidden:]])
-    promised = getattr(Store, statement.__name__)
-    described: Any = method
-    described.__name__, described.__doc__ = statement.__name__, promised.__doc__
-    described.__qualname__, described.__signature__ = f"SqlStore.{statement.__name__}", signature
-    return method
+def _documented(statement: Callable[..., Any]) -> Callable[[M], M]:
+    """Give a method the name, signature and docstring of the method of `Store`."""
+    return functools.wraps(getattr(Store, statement.__name__))  # type: ignore[return-value]
 
 
 class SqlStore(Store):
@@ -93,42 +86,30 @@ class SqlStore(Store):
     A write that has started is completed even if the caller is cancelled.
     """
 
-    _kinds: ClassVar[dict[str, type[SqlStore]]] = {}
-    """By the driver's name."""
+    _databases: ClassVar[dict[str, type[SqlStore]]] = {}
+    """Subclasses by the driver's name."""
+
+    where: str
+    """The path, or the host and the name of the database."""
 
     def __init_subclass__(cls, *, drivers: Sequence[str] = ()) -> None:
-        cls._kinds.update(dict.fromkeys(drivers, cls))
+        cls._databases.update(dict.fromkeys(drivers, cls))
 
-    def __init__(
-        self,
-        url: URL,
-        *,
-        serving: bool = True,
-        num_connections: int = 16,
-    ) -> None:
+    def __init__(self, url: URL, *, serving: bool = True) -> None:
         """Initialise without connecting; arguments as for `at`."""
         self._url = url
         self._serving = serving
-        self._num_connections = num_connections
 
     @classmethod
-    def at(
-        cls,
-        url: str | URL,
-        *,
-        password: str | None = None,
-        serving: bool = True,
-        num_connections: int = 16,
-    ) -> SqlStore:
+    def at(cls, url: str | URL, *, password: str | None = None, serving: bool = True) -> SqlStore:
         """Return the store at a URL, or in a file.
 
         Args:
             url: A SQLite file, ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST/DATABASE``.
             password: Replaces the URL's.
             serving: Whether this process serves runs: it locks a SQLite file, or registers as a
-                replica on PostgreSQL. Tools pass False: they can use a store that is being served,
+                replica on PostgreSQL. Tools pass False: they can use the store of a running server,
                 and neither create nor upgrade a file.
-            num_connections: Size of the PostgreSQL connection pool, without the replica's session.
 
         Raises:
             SpecError: The URL is malformed or names no supported database.
@@ -138,24 +119,23 @@ class SqlStore(Store):
         try:
             url = make_url(url).set(password=password)
         except (ArgumentError, ValueError):
-            # Without the cause, which may contain the URL with its password.
+            # No cause, because it may contain the URL with its password.
             raise SpecError(
                 "must be a file, or a URL such as postgresql://user@host/database", source="store"
             ) from None
-        kind = cls._kinds.get(url.drivername)
-        if kind is None:
+        if url.drivername not in cls._databases:
             raise SpecError(
                 f"{url.drivername} is not supported, only sqlite and postgresql", source="store"
             )
-        return kind(url, serving=serving, num_connections=num_connections)
+        return cls._databases[url.drivername](url, serving=serving)
 
     @classmethod
     def sqlite(cls, path: str | os.PathLike[str], *, serving: bool = True) -> SqlStore:
-        """Return the store in a SQLite file of any name; `serving` as for `at`."""
+        """Return the store in a SQLite file; unlike `at`, accepts any name."""
         return cls.at(URL.create("sqlite", database=os.fspath(path)), serving=serving)
 
     def __str__(self) -> str:
-        """Return the URL, with stars for a password."""
+        """Return the URL without its password."""
         return self._url.render_as_string(hide_password=True)
 
     def __repr__(self) -> str:
@@ -167,16 +147,12 @@ class SqlStore(Store):
         A SQLite file of an older version is upgraded; a PostgreSQL database is not.
 
         Raises:
-            FedOneError: The database cannot be used: not reachable, not writable, locked, served by
-                another process, not a database, of another program, or with a schema that must be
-                upgraded or is newer than this SDK.
+            FedOneError: The database is not available, belongs to another program, is in use by
+                another process, or has a schema that must be upgraded or is newer than this SDK.
         """
         await self._connect(serving=self._serving, upgrading=False)
 
-    # What the databases do
-
-    where: str
-    """The path, or the host and the name of the database."""
+    # Differences between the databases
 
     @abstractmethod
     async def _connect(self, *, serving: bool, upgrading: bool) -> None:
@@ -192,30 +168,27 @@ class SqlStore(Store):
 
     @abstractmethod
     async def _erase(self) -> None:
-        """Remove deleted content from the files, where the database can."""
+        """Remove deleted content from the files, if the database supports it."""
 
     @abstractmethod
     async def schema(self) -> str | None:
-        """Return the schema version of the open or closed database; None if empty or missing."""
+        """Return the schema version of the database; None if it is empty or missing."""
 
     @abstractmethod
     def _alone(self, *, empty: bool) -> AbstractAsyncContextManager[Connection]:
         """Return a connection in a transaction while no server uses the database.
 
-        Args:
-            empty: Whether to create a missing file, and the tables of an empty database.
+        With `empty`, creates a missing file, and the tables of an empty database.
         """
 
     async def copy_to(self, target: SqlStore, digest: Callable[[bytes], str]) -> Copied:
-        """Copy everything to an empty store, in one transaction; both are closed.
+        """Copy all tables to an empty or missing store, in one transaction; both are closed.
 
-        Args:
-            target: An empty or missing store.
-            digest: Digest of a run's arrays, by which the copy is checked.
+        The copy is checked by row counts and by `digest` of each run's arrays.
 
         Raises:
             FedOneError: A server uses one of the stores, the target is not empty, or the copy
-                differs; the target stays empty.
+                differs; the target does not change.
         """
         async with self._alone(empty=False) as source, target._alone(empty=True) as copy:
             return await greenlet_spawn(schema.copy, source, copy, digest)
@@ -228,7 +201,7 @@ class SqlStore(Store):
     # Schema
 
     async def check(self) -> str:
-        """Return what `open` would do, without changes of the database, or raise its error."""
+        """Return what `open` would do, or raise its error, without changes of the database."""
         revision, where = await self.schema(), self.where
         if revision is None:
             return f"would create the tables in {where}"
@@ -238,8 +211,11 @@ class SqlStore(Store):
             raise FedOneError(f"store {where} has schema {revision}; run `fedone db upgrade`")
         return f"would use {where}, and upgrade it from schema {revision} to {schema.HEAD}"
 
+    def _not_open(self) -> FedOneError:
+        return FedOneError(f"store {self.where} is not open")
+
     async def upgrade(self) -> None:
-        """Upgrade the database to the newest schema; it stays closed."""
+        """Upgrade the closed database to the newest schema."""
         await self._connect(serving=False, upgrading=True)
         await self.close()
 
@@ -261,11 +237,11 @@ class SqlStore(Store):
     # Waiting clients
 
     async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
-        """Add a waiting client and publish signals; see `Store.join`."""
+        """As `Store.join`."""
         await self._write(lambda c: statements.join(c, member), signals)
 
     async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
-        """Remove clients that no longer wait and publish signals; see `Store.leave`."""
+        """As `Store.leave`."""
         await self._write(lambda c: statements.leave(c, client_indices), signals)
 
     members = _reads(statements.members)

@@ -110,7 +110,7 @@ def test_the_same_rows_again_confirm_nothing() -> None:
     observed = Observations.empty(1)
     for number, client in enumerate((5, 5, 5, 5, 6)):
         losses = ClassLosses.plain(np.array([1.0, 0.5]))
-        observed = observed.with_batch(np.array([[0], [1]]), losses, Holder(client, whole=True))
+        observed = observed.with_batch(np.array([[0], [1]]), losses, Holder(client, all_rows=True))
         evaluator, _ = updated(observed, space, PRIOR)
         observed = evaluator.observed
         best = observed.prompts[evaluator.incumbent(evaluator.estimates())]

@@ -44,7 +44,7 @@ def test_equal_prompts_share_a_row_and_count_once() -> None:
 def test_the_same_rows_are_counted_once() -> None:
     """In the evidence for a prompt, and in the shares of the classes."""
     observed = Observations.empty(2, 2, 2)
-    whole, part = Holder(3, whole=True), Holder(4, whole=False)
+    whole, part = Holder(3, all_rows=True), Holder(4, all_rows=False)
     for prompts, holder in (
         (rows((0, 0), (1, 1)), whole),
         (rows((0, 0), (1, 1)), part),
@@ -54,8 +54,8 @@ def test_the_same_rows_are_counted_once() -> None:
         observed = observed.with_batch(prompts, losses_of(2), holder)
     assert observed.trusted_evaluations.tolist() == [[3.0, 3.0], [3.0, 3.0], [1.0, 1.0]]
     one = replace(losses_of(1), counts=np.array([0, 9]))
-    once = observed.with_batch(rows((0, 0)), one, Holder(5, whole=True))
-    again = once.with_batch(rows((0, 0)), one, Holder(5, whole=True))
+    once = observed.with_batch(rows((0, 0)), one, Holder(5, all_rows=True))
+    again = once.with_batch(rows((0, 0)), one, Holder(5, all_rows=True))
     assert again.class_share.tolist() == once.class_share.tolist()
     assert once.with_batch(rows((0, 0)), one, part).class_share[1] > once.class_share[1]
 
@@ -146,7 +146,7 @@ def test_clients_with_the_same_best_candidate_are_a_cluster() -> None:
     batches += [(6, third, 0.6, loss) for loss in (0.1, 1.0)]  # So may be this.
     for client, prompt, loss, of_prompt in batches:
         losses = ClassLosses.plain(np.array([loss, of_prompt]))
-        held = Holder(client, whole=client == 4)
+        held = Holder(client, all_rows=client == 4)
         observed = observed.with_batch(rows(deployed, prompt), losses, held)
     assert clusters(observed.memory(), 0) == {0: 5, 1: 2}
     assert clusters({}, 0) == {}

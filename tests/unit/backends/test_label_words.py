@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from fedone_sdk.backends import LLMBackend, OnnxBackend, Query
-from fedone_sdk.backends.asking import ask_each
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.backends.label_words import NUM_WATCHED, LabelWatch, check_label_words
+from fedone_sdk.backends.queries import ask_each
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
 from fedone_sdk.errors import LabelsNotShown, LabelWordError
 from fedone_sdk.task import Part

@@ -83,9 +83,7 @@ async def test_unlikely_label_words_are_found_in_the_whole_vocabulary(
     ids = encoder.encode(ask(backend, PREFILLED).inputs[0], reserve=1)
     (found,) = engine.next_log_probs([ids], [words])
     shown = engine._shown(ids, fresh=True, num_probs=engine.num_vocab)
-    assert {word: found[word] for word in words} == pytest.approx(
-        {word: shown[word] for word in words}, abs=0.05
-    )
+    assert [found[each] for each in words] == pytest.approx([shown[w] for w in words], abs=0.05)
 
 
 async def test_an_answer_depends_on_its_query_alone(backend: LlamaCppBackend) -> None:
@@ -131,8 +129,7 @@ class TestLabelWords:
                     known = 0.0
                     tokens = encoder.continuation(label)
                     for at, token in enumerate(tokens):
-                        prompt = [*ids, *tokens[:at]]
-                        (shown,) = engine.next_log_probs([prompt], [[token]])
+                        (shown,) = engine.next_log_probs([[*ids, *tokens[:at]]], [[token]])
                         known += shown[token]
                     assert value == pytest.approx(known, abs=0.1)
 

@@ -16,13 +16,7 @@ import pytest
 from fedone_sdk import assets
 from fedone_sdk.backends import OnnxBackend, TransformersBackend, VllmBackend, local_models
 from fedone_sdk.backends.llama_engine import read_gguf
-from fedone_sdk.backends.local_models import (
-    LOCAL_MODELS,
-    is_present,
-    model_file,
-    model_path,
-    models_folder,
-)
+from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present, model_file, model_path
 from fedone_sdk.backends.tokens import token_counter
 from fedone_sdk.errors import MissingExtraError, SpecError
 
@@ -73,18 +67,18 @@ def test_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDONE_CACHE", raising=False)
     folder = platformdirs.user_cache_path("fedone", appauthor=False) / "models"
     assert folder.is_absolute()
-    assert models_folder() == folder
+    assert local_models.models_folder() == folder
     monkeypatch.setenv("FEDONE_CACHE", "")
-    assert models_folder() == folder
+    assert local_models.models_folder() == folder
 
 
 def test_another_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FEDONE_CACHE", "~/models of mine")
-    assert models_folder() == tmp_path / "models of mine" / "models"
+    assert local_models.models_folder() == tmp_path / "models of mine" / "models"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDONE_CACHE", "here")
-    assert models_folder() == tmp_path / "here" / "models"
+    assert local_models.models_folder() == tmp_path / "here" / "models"
 
 
 def test_without_platformdirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

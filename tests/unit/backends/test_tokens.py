@@ -70,7 +70,7 @@ def test_prose_has_fewer_tokens_than_estimated() -> None:
 def test_an_estimate_covers_the_text(text: str) -> None:
     spans = COUNTERS["estimate"].spans(text)
     assert {index for begin, end in spans for index in range(begin, end)} == {*range(len(text))}
-    assert COUNTERS["estimate"].least(len(spans)) == math.ceil(len(text.encode()) / 16)
+    assert COUNTERS["estimate"].min_tokens(len(spans)) == math.ceil(len(text.encode()) / 16)
 
 
 def test_special_tokens_in_a_text_are_text() -> None:
@@ -158,16 +158,21 @@ def _unknown(model: str) -> object:
 
 
 @pytest.mark.parametrize(
-    ("load", "reason"),
+    ("function", "load", "reason"),
     [
-        (_offline, r"tiktoken cannot load its vocabulary (ConnectionError)"),
-        (_unknown, "tiktoken does not know the model"),
+        (
+            "tiktoken.encoding_for_model",
+            _offline,
+            r"tiktoken cannot load its vocabulary (ConnectionError)",
+        ),
+        ("tiktoken.encoding_for_model", _unknown, "tiktoken does not know the model"),
+        ("fedone_sdk.backends.tokens.find_spec", lambda name: None, "tiktoken is not installed"),
     ],
 )
 def test_tokens_are_estimated_where_tiktoken_fails(
-    monkeypatch: pytest.MonkeyPatch, load: object, reason: str
+    monkeypatch: pytest.MonkeyPatch, function: str, load: object, reason: str
 ) -> None:
-    monkeypatch.setattr(tiktoken, "encoding_for_model", load)
+    monkeypatch.setattr(function, load)
     with capture_logs() as logs:
         counter = token_counter(model="gpt-x")
     assert not counter.exact
@@ -191,13 +196,6 @@ def test_a_download_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch)
         go_on.set()
     assert not counter.exact
     assert [log["reason"] for log in logs] == ["tiktoken took over 0.01 s"]
-
-
-def test_without_tiktoken_tokens_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedone_sdk.backends.tokens.find_spec", lambda name: None)
-    with capture_logs() as logs:
-        assert not token_counter(model="gpt-x").exact
-    assert [log["reason"] for log in logs] == ["tiktoken is not installed"]
 
 
 def test_a_million_spaces_do_not_end_the_process() -> None:

@@ -118,7 +118,7 @@ def test_the_first_failure_may_end_it(tmp_path: Path) -> None:
     session = Session(Records(tmp_path, "doubling"), workers=1)
     trials = [number(1), number(2, run=refuse), number(3)]
     session.run(session.find(trials), stop_at_failure=True)
-    assert (set(session.found), set(session.failures)) == ({"n1"}, {"n2"})
+    assert (set(session.records), set(session.failures)) == ({"n1"}, {"n2"})
 
 
 HANGING = """

@@ -12,9 +12,7 @@ from fedone_sdk.evaluation.results import (
     Entrant,
     Results,
     TrialRecord,
-    header_of,
     results_of,
-    row_of,
 )
 from fedone_sdk.local.comparison import entrants_of
 from fedone_sdk.metrics import evaluate
@@ -104,7 +102,7 @@ def test_missing_trials_are_reported() -> None:
     assert found.missing == ("random, seed 0", "thompson, seed 2")
     assert found.standings[1].difference is not None
     assert found.standings[1].difference.pairs == 1
-    assert len(row_of(found, found.standings[0])) == len(header_of(found))
+    assert len(found.standings[0].row()) == len(found.header)
 
 
 def test_document_and_page() -> None:

@@ -147,7 +147,7 @@ class TestBadNumbers:
         means[..., column] = ATTACKS[attack](means[..., column], np.random.default_rng(0))
         refused = refusal(game.send(work, update_of(game, work, means, (1, 1))))
         assert refused.code == "invalid_message"
-        assert refused.detail == "by_class: is not the losses of any log-probabilities"
+        assert refused.detail == "by_class: no log-probabilities can give these numbers"
 
     @pytest.mark.parametrize(
         ("place", "value"), [(0, 0.1), (1, -0.1), (1, 0.9), (2, 0.9), (3, -0.1)]
@@ -158,7 +158,7 @@ class TestBadNumbers:
         means = from_wire(update_for(game, work).by_class).astype(np.float64)
         means[1, 1, place] = value
         refused = refusal(game.send(work, update_of(game, work, means, (1, 1))))
-        assert refused.detail == "by_class: is not the losses of any log-probabilities"
+        assert refused.detail == "by_class: no log-probabilities can give these numbers"
 
     @pytest.mark.parametrize("labels", [2, 3, 4, 7, 64])
     def test_the_losses_of_any_log_probabilities_are_possible(self, labels: int) -> None:

@@ -286,7 +286,7 @@ def test_a_device_whose_budget_is_used_up_gets_no_more_seats() -> None:
     game = Game(noised(privacy={"max_epsilon": 4.0}, rounds=50))
     releases = game.machine.releases
     assert releases is not None
-    assert releases.most == 3
+    assert releases.limit == 3
     play(game, until=4 * 3)
     assert dict(game.state.releases) == dict.fromkeys(CLIENTS, 3)
     assert game.seat(CLIENTS) == []
@@ -321,7 +321,7 @@ def test_no_work_is_lost_when_epsilon_is_spent() -> None:
     part = {"clients_per_round": 2, "min_clients": 3}
     game = Game(noised(privacy={"max_epsilon": 2.2}, rounds=50, participation=part))
     assert game.machine.releases is not None
-    assert game.machine.releases.most == 1
+    assert game.machine.releases.limit == 1
     three = (0, 1, 2)
     for _ in range(2):
         assert game.state.running

@@ -134,7 +134,7 @@ class TestCaps:
         tuned = find_study("table3").trials(replace(paid, cap_usd=6.0), {})[-1]
         workspace = Workspace(inputs=tuned.inputs, folder=tmp_path / tuned.key)
         asyncio.run(spend(workspace, Decimal("0.9999")))
-        with pytest.raises(FedOneError, match=r"budget of 1\.0 usd exhausted: 0\.9999 held"):
+        with pytest.raises(FedOneError, match=r"budget of 1\.0 usd exhausted: 0\.9999 spent"):
             tuned.run(tuned.options, workspace)
 
 
