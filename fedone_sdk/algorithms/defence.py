@@ -117,8 +117,6 @@ class Defence:
             typical agreement or above the typical spread. Outliers are rejected; None disables.
         quarantine: A client is quarantined when at least this many of its updates, and more than
             half of them, were outliers; None disables.
-        max_influence: The largest share of the run's movement that one client may have, enforced
-            after 2 / `max_influence` updates; None is no limit.
         only_bounds: Whether steps are scaled, but clients neither judged nor recorded.
     """
 
@@ -126,19 +124,17 @@ class Defence:
     trust_region: float | None = None
     outliers: float | None = None
     quarantine: int | None = None
-    max_influence: float | None = None
     only_bounds: bool = False
 
     def __post_init__(self) -> None:
         """Refuse impossible options."""
         _checks.integer("num_samples", self.num_samples, minimum=2)
-        for name in ("trust_region", "outliers", "max_influence"):
-            if getattr(self, name) is not None:
-                _checks.number(name, getattr(self, name))
+        if self.trust_region is not None:
+            _checks.number("trust_region", self.trust_region)
+        if self.outliers is not None:
+            _checks.number("outliers", self.outliers)
         if self.quarantine is not None:
             _checks.integer("quarantine", self.quarantine, minimum=1)
-        if self.max_influence is not None and self.max_influence > 1.0:
-            raise ValueError(f"max_influence must be at most 1, not {self.max_influence!r}")
 
     def admit(
         self, alpha: NDArray[np.float32], contributions: Sequence[Contribution], memory: Memory
@@ -155,7 +151,7 @@ class Defence:
         """
         history = _History(memory, (0, 0) if self.only_bounds else alpha.shape)
         updates = [_Update.of(each, alpha, history) for each in contributions]
-        # Among three updates of a round, one that is too long can be told apart; among two not.
+        # The median of three updates shows which one is too long; that of two does not.
         usual = [
             *history.steps,
             *(update.norm for update in updates if len(updates) > 2 and update.norm),
@@ -182,7 +178,12 @@ class Defence:
         outlier = self.outliers is not None and score < -self.outliers
         share = _FIRST_BOUND if self.only_bounds else _FIRST_STEP
         first = share * float(np.linalg.norm(alpha))
-        longest = self._longest(update.client, history, usual, first)
+        longest = math.inf
+        if self.trust_region is not None:
+            if usual:
+                longest = self.trust_region * sorted(usual)[(len(usual) - 1) // 2]
+            if len(usual) < _FEW:
+                longest = min(longest, first)
         scale = 0.0 if outlier else 1.0 if update.norm <= longest else longest / update.norm
         moved = update.alpha
         if scale < 1.0:
@@ -209,22 +210,6 @@ class Defence:
             too_large = _robust_score(update.size, history.sizes, _SIZE_FLOOR)
             score = min(score, -too_large)
         return min(max(score, -_MOST_SCORE), _MOST_SCORE)
-
-    def _longest(
-        self, client: int, history: _History, usual: Sequence[float], first: float
-    ) -> float:
-        longest = math.inf
-        if self.trust_region is not None:
-            if usual:
-                longest = self.trust_region * sorted(usual)[(len(usual) - 1) // 2]
-            if len(usual) < _FEW:
-                longest = min(longest, first)
-        share = self.max_influence
-        if share is not None and share < 1.0 and history.rounds * share >= 2.0:
-            # own + x <= share (total + x)
-            room = share * history.movement - history.entry(client)[_MOVEMENT]
-            longest = min(longest, max(room, 0.0) / (1.0 - share))
-        return longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -284,8 +269,6 @@ class _History:
             int(client): [float(number) for number in entry]
             for client, entry in zip(clients, entries, strict=True)
         }
-        self.rounds = sum(entry[_ROUNDS] for entry in self.entries.values())
-        self.movement = math.fsum(entry[_MOVEMENT] for entry in self.entries.values())
 
     def memory(self) -> Memory:
         clients = sorted(self.entries)
@@ -316,7 +299,7 @@ class _History:
 
     def add(self, update: _Update, verdict: _Verdict) -> None:
         admitted = verdict.admitted
-        # If most prompts of a step are equal, the typical step would be 0 with zero steps.
+        # Zero steps are left out: a nearly converged run has many, and the typical step would be 0.
         if update.norm:
             self.steps.append(verdict.recorded)
         if not self.votes.size:

@@ -29,7 +29,7 @@ _LARGEST = 50.0
 """Bound of a fitted bias, nats."""
 
 _MOST_SPREAD = 10.0
-"""Bound of s, which grows without bound if the examples' log-odds differ much."""
+"""Bound of s, which would be very large for examples whose log-odds differ much."""
 
 _LEAST = 1e-30
 _STEPS = 100

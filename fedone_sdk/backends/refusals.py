@@ -130,9 +130,10 @@ class Refusals:
         raise form.blocked from refusal
 
     def _form(self, neutral: Query) -> _Form:
-        key = replace(neutral, payer=None)
-        form = self._forms.setdefault(key, _Form())
-        self._forms.move_to_end(key)
+        form = self._forms.get(neutral)
+        if form is None:
+            form = self._forms[replace(neutral, payer=None)] = _Form()
+        self._forms.move_to_end(neutral)
         while len(self._forms) > _MAX_FORMS:
             self._forms.popitem(last=False)
         return form

@@ -1,7 +1,4 @@
-"""The edge client: a device that scores prompts on its own data. Needs no NumPy.
-
-`AdminClient` manages the runs of an aggregator.
-"""
+"""The edge client, a device that scores prompts on its own data, and the client of operators."""
 
 from typing import TYPE_CHECKING
 

@@ -17,8 +17,7 @@ from fedone_sdk.spec import RunSpec, validate_spec
 
 T = TypeVar("T")
 
-_CONNECT_S = 30.0
-_PAGE_SIZE = 1000
+_CONNECT_S, _PAGE_SIZE = 30.0, 1000
 
 
 class AdminClient:
@@ -50,7 +49,7 @@ class AdminClient:
         self._timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=read_s)
         self._token = token_of(token) or ""
         if not self._token:
-            raise ArgumentError("token: is required")
+            raise ArgumentError("token: is required, printable ASCII")
 
     def __repr__(self) -> str:
         return f"AdminClient({str(self._connection.base)!r})"
@@ -197,8 +196,6 @@ class AdminClient:
         """Revoke an enrolment token for good; clients that enrolled with it stay."""
         path = f"/v1/enrolment-tokens/{quote(name, safe='')}"
         return await self._call(messages.TokenInfo, "DELETE", path)
-
-    # HTTP
 
     async def _call(self, kind: type[T], method: str, path: str, **options: Any) -> T:
         return parsed(kind, await self._read(method, path, **options))

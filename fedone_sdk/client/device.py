@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedone_sdk.budget import BudgetGuard
 
 _MAX_RUNS = 8
-"""Maximal number of runs in the cache, which is cleared when it is full."""
+"""Number of runs at which the cache is cleared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,8 +133,6 @@ class EdgeClient:
         await self._session.transport.aclose()
         self._device.state.release()
 
-    # Turns
-
     async def run_forever(self) -> None:
         """Work until the aggregator's runs have ended, or `stop` is called; outages are retried.
 
@@ -274,8 +272,6 @@ class EdgeClient:
             self._device.events.emit("waiting", run_id=self._run_id, retry_after_s=wait_s)
             return Turn(outcome="idle", next_turn_s=wait_s)
         return claimed
-
-    # Enrolment and checks
 
     async def enrol(self) -> None:
         """Enrol the device unless it has an identity; a turn does so, too.

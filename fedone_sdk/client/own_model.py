@@ -37,10 +37,6 @@ async def ask(step: Step, missing: Sequence[int]) -> None:
     """Score prompts with the device's model; the journal gets answers as they arrive.
 
     A prompt that occurs twice is sent once, and counts as two queries.
-
-    Raises:
-        Declining: The model failed, or the score function is broken.
-        SpecError: The backend cannot answer what the task's loss needs.
     """
     device, batch = step.work.device, step.batch
     backend = device.backend

@@ -27,7 +27,6 @@ _log = structlog.get_logger(__name__)
 Data = Iterable[Example] | Callable[[], "Iterable[Example] | Awaitable[Iterable[Example]]"]
 
 _MAX_ROWS = 100_000
-"""Maximal number of examples of a device."""
 
 
 class Source:
@@ -44,11 +43,7 @@ class Source:
             raise DataError("data: this client has no examples; it needs at least one")
 
     async def rows(self) -> Sequence[Example]:
-        """Return the current examples.
-
-        Raises:
-            Exception: An exception of the app's function.
-        """
+        """Return the current examples; raises exceptions of the app's function."""
         if not callable(self._data):
             return self._data
         return self._taken(await answer_of(self._data()))
@@ -248,11 +243,7 @@ class Minibatch:
         *,
         private: bool = False,
     ) -> Minibatch:
-        """Apply the hook to the examples of a step.
-
-        Raises:
-            Declining: The hook held too many examples back.
-        """
+        """Apply the hook to the examples of a step."""
         names = (*task.fields, task.label_field) if task.loss == "nll" else task.fields
         texts, kept_examples = [], []
         for example in examples:

@@ -87,7 +87,6 @@ class StopSignal:
 
 
 _ATTEMPTS = 5
-"""Attempts at a call."""
 
 _ANSWER_S = 900.0
 """The longest wait for the answer of any transport, seconds; `HttpTransport` waits less."""
@@ -163,14 +162,7 @@ class Session:
         return await self._retried(lambda: method(self.credential, *args, **kwargs))
 
     async def enrol(self) -> None:
-        """Enrol the device unless it has an identity.
-
-        Raises:
-            DataError: Another process uses the state folder.
-            ProblemError: The token is not valid.
-            SpecError: There is neither an identity nor a token, or the URL has no enrolment.
-            TransportError: The server cannot be reached.
-        """
+        """Enrol the device unless it has an identity."""
         self._state.acquire()
         if not self.credential:
             token = self._token
@@ -243,12 +235,10 @@ def _hour(at: float) -> str:
     return time.strftime("%H:%M", time.localtime(at))
 
 
-_RETRY_S = 3.0
-_RETRY_SHARE = 0.1
+_RETRY_S, _RETRY_SHARE = 3.0, 0.1
 """Wait after a failed renewal, seconds, or as a share of a short deadline."""
 
-_LEAST_WAIT_S = 0.2
-"""Shortest time between two renewals, seconds."""
+_MIN_WAIT_S = 0.2
 
 
 class Lease:
@@ -261,17 +251,15 @@ class Lease:
         self._deadline_s = deadline_s
         self._renew = renew
         self._until = asyncio.get_running_loop().time() + deadline_s
-        self._renewing: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Lease:
         renewing = self._renew_until_refused()
         self._renewing = asyncio.create_task(renewing, name="edge client renewal")
+
+    async def __aenter__(self) -> Lease:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
+        self._renewing.cancel()
+        await asyncio.gather(self._renewing, return_exceptions=True)
 
     @property
     def left_s(self) -> float:
@@ -281,7 +269,7 @@ class Lease:
     @property
     def renewable(self) -> bool:
         """Whether the server may still renew the lease."""
-        return self._renewing is not None and not self._renewing.done()
+        return not self._renewing.done()
 
     async def bounded(self, work: Awaitable[T]) -> T:
         """Return the result of the work, which ends with the last deadline.
@@ -303,7 +291,7 @@ class Lease:
     async def _renew_until_refused(self) -> None:
         wait_s = self._deadline_s / 2
         while True:
-            await asyncio.sleep(max(wait_s, _LEAST_WAIT_S))
+            await asyncio.sleep(max(wait_s, _MIN_WAIT_S))
             sent_at = asyncio.get_running_loop().time()
             try:
                 renewed = await self._renew()
@@ -318,7 +306,6 @@ class Lease:
 
 
 CONDITION_POLL_S = 10.0
-"""Interval at which a false condition is evaluated again, seconds."""
 
 _MARGIN_S = 2.0
 """How long before its deadline work is declined, seconds."""

@@ -1,9 +1,8 @@
 """What a device keeps, in memory and in one SQLite file: identity, count of noise, open work.
 
 After ``kill -9`` at any point, no paid answer of an open assignment is paid twice, and no noise is
-drawn twice. Write-ahead logging: a transaction costs one sync, a rollback journal would cost three.
-With ``synchronous=EXTRA`` a transaction is on disk when it returns, also on file systems that do
-not support WAL and where SQLite continues with a rollback journal.
+drawn twice. With write-ahead logging a transaction costs one sync instead of three. With
+``synchronous=EXTRA`` it is on disk when it returns, even where WAL is not supported.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ _ANSWERS: Any = tuple[tuple[tuple[FiniteFloat, ...] | FiniteFloat | None, ...], 
 
 _FILE = "state.sqlite3"
 _TIMEOUT_S = 5.0
-"""Maximal wait for another process's transaction, seconds."""
 
 # The count of releases, `privacy`, includes all servers.
 _SCHEMA = """
@@ -73,8 +71,8 @@ _COUNT = (
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _MAX_ASSIGNMENTS = 8
-"""Assignments whose entries are kept. There are several if a run pauses, and the device works for
-another. Without a bound a server could fill the disk with assignments that it never ends."""
+"""Assignments whose entries are kept, such as those of paused runs. Without a bound a server could
+fill the disk with assignments that it never ends."""
 
 _MAX_NOISED = 1000
 """Assignments whose noise is known to be drawn."""

@@ -291,9 +291,8 @@ class Transport(ABC):
         self, credential: str, run_id: str, after: int = 0
     ) -> messages.VocabularyList:
         """Fetch a run's candidates, or those added since version `after`."""
-        return await self._answer(
-            messages.VocabularyList, "vocabulary", credential, None, run_id, after
-        )
+        kind = messages.VocabularyList
+        return await self._answer(kind, "vocabulary", credential, None, run_id, after)
 
     async def score(self, credential: str, message: messages.Score) -> messages.Scores:
         """Score prompts through the gateway."""
@@ -304,10 +303,7 @@ class Transport(ABC):
         return await self._answer(messages.Reflected, "reflect", credential, message)
 
     async def update(
-        self,
-        credential: str,
-        assignment_id: str,
-        message: messages.AlphaUpdate | messages.LossesUpdate,
+        self, credential: str, assignment_id: str, message: messages.Update
     ) -> messages.Receipt:
         """Send an update."""
         return await self._answer(messages.Receipt, "update", credential, message, assignment_id)

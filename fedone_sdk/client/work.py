@@ -22,7 +22,7 @@ from fedone_sdk.client.state import Journal, Row, Unsent, key_of, memory_of
 from fedone_sdk.data.draws import draw_minibatch
 from fedone_sdk.errors import BackendError, BudgetError, ProblemError, SpecError
 from fedone_sdk.losses import class_means, example_loss, loss_terms, num_groups
-from fedone_sdk.messages import Score as ScoreRequest
+from fedone_sdk.messages import Tensor
 from fedone_sdk.scores import graded
 from fedone_sdk.spec.sections import PrivacySpec
 from fedone_sdk.task import MAX_BIAS, Example, LogProbs, Score, TaskSpec, target_of
@@ -57,8 +57,8 @@ class Step:
     work: Work
     number: int
     batch: Minibatch
-    prompts: messages.Tensor
-    biases: messages.Tensor | None = None
+    prompts: Tensor
+    biases: Tensor | None = None
     proposal: messages.Proposal | None = None
     _answered: dict[str, tuple[Answers, str]] = field(default_factory=dict)
 
@@ -223,7 +223,8 @@ class Work:
         """Do the work; return its update.
 
         Raises:
-            Declining: The work cannot be done well enough.
+            BudgetExhausted: The device's budget does not suffice.
+            Declining: The assignment is invalid, or the model or the score function failed.
             MissingExtraError: The alpha exchange without NumPy.
             SpecError: The backend cannot answer what the task's loss needs.
         """
@@ -305,19 +306,13 @@ class Work:
         return len(self.rows) if self.run.privacy is None else 1
 
     async def _step(
-        self,
-        number: int,
-        minibatch_seed: int,
-        prompts: messages.Tensor,
-        biases: messages.Tensor | None = None,
+        self, number: int, seed: int, prompts: Tensor, biases: Tensor | None = None
     ) -> Step:
         run = self.run
-        drawn = draw_minibatch(len(self.rows), run.method.batch_size, minibatch_seed)
+        drawn = draw_minibatch(len(self.rows), run.method.batch_size, seed)
         rows, private = [self.rows[index] for index in drawn], run.privacy is not None
         batch = await Minibatch.of(run.task, rows, self.device.hooks.before_send, private=private)
         return Step(work=self, number=number, batch=batch, prompts=prompts, biases=biases)
-
-    # Losses of a step
 
     async def _losses_update(self, step: Step) -> messages.LossesUpdate:
         """Score the prompts that the journal lacks, and return the losses of all."""
@@ -391,17 +386,11 @@ class Work:
             means = [class_means(by_example, targets, groups) for by_example in terms]
             counts = tuple(float(targets.count(label)) for label in range(labels))
         flat = itertools.chain.from_iterable(itertools.chain.from_iterable(means))
-        by_class = messages.Tensor.pack(flat, (len(terms), groups, 2 + labels), "float32")
+        by_class = Tensor.pack(flat, (len(terms), groups, 2 + labels), "float32")
         return values, {"by_class": by_class, "class_counts": counts}
 
     async def ask(self, step: Step, missing: Sequence[int]) -> None:
-        """Score the prompts at some positions; the journal gets answers as they arrive.
-
-        Raises:
-            BudgetExhausted: The device's own budget does not suffice.
-            Declining: The model or the score function failed, or no message can carry the step.
-            SpecError: The backend cannot answer what the task's loss needs.
-        """
+        """Score the prompts at some positions; the journal gets answers as they arrive."""
         ask, budget = self._ask_gateway, self.device.budget
         if self.device.backend is not None:
             from fedone_sdk.client.own_model import ask
@@ -422,7 +411,7 @@ class Work:
                 continue
             await self.device.condition.wait()
             try:
-                request = ScoreRequest(
+                request = messages.Score(
                     assignment_id=self.assignment.assignment_id,
                     prompts=None if is_known else step.prompts.part(part),
                     examples=step.batch.texts,

@@ -56,10 +56,7 @@ class Worker:
         """Do one assignment and send its update, or decline it.
 
         Raises:
-            MessageError: An answer is not an aggregator's.
             Paused: The client stops while `only_when` is false.
-            ProblemError: The server refuses for now, or does not know the device.
-            TransportError: The server cannot be reached.
         """
         session, journal = self._device.session, self._journal(assignment)
         self._device.events.emit("assigned", **facts_of(assignment))

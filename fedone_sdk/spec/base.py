@@ -1,4 +1,4 @@
-"""Base of spec models: strict validation, YAML, and readable errors."""
+"""The base of specs, reading of YAML, and readable errors."""
 
 from __future__ import annotations
 
@@ -189,12 +189,7 @@ _KEY = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*): ")
 
 
 class _Place(NamedTuple):
-    """A location in a file.
-
-    Attributes:
-        keys: Its keys and indices.
-        allowed: The keys that are allowed instead of an unknown last key.
-    """
+    """Keys and indices in a file, and the keys that are allowed instead of an unknown last one."""
 
     keys: tuple[str | int, ...] = ()
     allowed: frozenset[str] = frozenset()

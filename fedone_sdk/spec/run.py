@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -116,9 +117,11 @@ class RunSpec(Spec):
             raise ValueError("prompt.length_penalty: needs participation.exchange losses")
         if self.method.pools:
             self.check_shared_memory(self.method.name, "pools")
+        target = self.privacy and self.privacy.target
+        if target == "alpha" and self.participation.exchange == "losses":
+            raise ValueError("privacy.target: must be losses with participation.exchange losses")
         self._check_calibration()
         self._check_defence()
-        self._check_privacy()
         return self
 
     def check_shared_memory(self, method: str, memories: str) -> None:
@@ -167,14 +170,6 @@ class RunSpec(Spec):
         if part.selection == "proportional":
             raise ValueError("participation.selection: must be uniform under a defence")
 
-    def _check_privacy(self) -> None:
-        if self.privacy is None or self.privacy.target == "losses":
-            return
-        if self.participation.exchange == "losses":
-            raise ValueError(
-                "privacy.target: alpha needs participation.exchange alpha; losses works everywhere"
-            )
-
     def served(self) -> Self:
         """Return the spec of a run on a server, where ``defence`` is ``standard`` by default.
 
@@ -213,8 +208,10 @@ class RunSpec(Spec):
         The backend may differ, because the fingerprint identifies the model. Caps may be higher.
         """
         same: dict[str, Any] = {"backend": self.backend}
-        if self.budget and other.budget and _are_raised(self.budget, other.budget):
-            same["budget"] = self.budget
+        if self.budget and other.budget:
+            with suppress(ValueError):  # A cap is lower, or new.
+                if self.budget.raised(other.budget) == other.budget:
+                    same["budget"] = self.budget
         return self == other.model_copy(update=same)
 
     def differences(self, other: RunSpec) -> Iterator[str]:
@@ -231,13 +228,6 @@ class RunSpec(Spec):
             SpecError: One line per mistake: file, key, what is allowed.
         """
         return validate_spec(cls, load_yaml(path), source=str(path))
-
-
-def _are_raised(caps: Budget, other: Budget) -> bool:
-    try:
-        return caps.raised(other) == other
-    except ValueError:
-        return False
 
 
 _MAX_SHOWN = 64

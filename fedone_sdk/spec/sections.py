@@ -258,7 +258,7 @@ class PrivacySpec(Spec):
         target: ``losses`` clips each example's loss and adds noise to each prompt's mean loss,
             which protects one example. ``alpha`` clips the step of alpha and adds noise to each
             entry, which protects all data of a device, and needs the ``alpha`` exchange.
-        clip: ``losses``: maximum loss of one example. ``alpha``: maximum L2 norm of a step.
+        clip: Maximum loss of one example, or maximum L2 norm of a step of alpha.
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
         delta: The delta of (epsilon, delta)-differential privacy.
         max_epsilon: A device that has spent this epsilon gets no more work.

@@ -7,8 +7,9 @@ from functools import cache
 from typing import Any
 
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.run_state import arrays_of, encode_arrays, encode_document
+from fedone_sdk.aggregator.rounds.run_state import arrays_of, encode_document
 from fedone_sdk.aggregator.rounds.seats import assign, fill
+from fedone_sdk.algorithms import dump_memory
 from fedone_sdk.spec import RunSpec
 
 
@@ -28,7 +29,7 @@ def _stored() -> tuple[str, bytes]:
     machine = RoundMachine("run", spec, vocab_size=2)
     state = machine.step(machine.initial_state(), 1_000.0, fill, available={0: 5, 1: 7}).state
     state = machine.step(state, 1_001.0, assign, client=0, assignment_id="work-0").state
-    return encode_document(state), encode_arrays(arrays_of(state))
+    return encode_document(state), dump_memory(arrays_of(state))
 
 
 def working_state() -> tuple[dict[str, Any], bytes]:

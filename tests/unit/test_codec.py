@@ -19,11 +19,10 @@ from fedone_sdk.aggregator.rounds.run_state import (
     arrays_of,
     decode,
     decode_snapshot,
-    encode_arrays,
     encode_document,
     encode_snapshot,
 )
-from fedone_sdk.algorithms import State
+from fedone_sdk.algorithms import State, dump_memory
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.messages import MetricReport, Tensor, Verdict
 from tests.unit.machine.game import plain
@@ -106,7 +105,7 @@ run_states = st.builds(
 @settings(max_examples=100)
 def test_round_trip(state: RunState) -> None:
     document = encode_document(state)
-    again = decode(json.loads(document), encode_arrays(arrays_of(state)))
+    again = decode(json.loads(document), dump_memory(arrays_of(state)))
     assert plain(again) == plain(state)
     assert encode_document(again) == document
 
@@ -123,7 +122,7 @@ def simple() -> RunState:
 
 def test_money_has_no_rounding() -> None:
     state = simple()
-    again = decode(json.loads(encode_document(state)), encode_arrays(arrays_of(state)))
+    again = decode(json.loads(encode_document(state)), dump_memory(arrays_of(state)))
     assert again.account.cap == state.account.cap
 
 
@@ -155,10 +154,10 @@ def test_a_damaged_document_is_refused(damage: Any) -> None:
     document = json.loads(encode_document(state))
     damage(document)
     with pytest.raises(ValueError, match=r"not a run's state|validation error"):
-        decode(document, encode_arrays(arrays_of(state)))
+        decode(document, dump_memory(arrays_of(state)))
 
 
-@pytest.mark.parametrize("arrays", [b"", b"x" * 100, encode_arrays({"other": np.ones(3)})])
+@pytest.mark.parametrize("arrays", [b"", b"x" * 100, dump_memory({"other": np.ones(3)})])
 def test_damaged_arrays_are_refused(arrays: bytes) -> None:
     with pytest.raises(ValueError, match=r"saved|missing"):
         decode(json.loads(encode_document(simple())), arrays)
@@ -172,7 +171,7 @@ def test_every_field_is_written() -> None:
     assert seat.keys() == {field.name for field in dataclasses.fields(Seat)} - {"local"}
     verdict = Verdict(conclusion="unclear", source="dev", bias=(0.0, 0.5), examples=7)
     judged = dataclasses.replace(simple(), verdict=verdict, unfit={4: "why"}, planned=80)
-    again = decode(json.loads(encode_document(judged)), encode_arrays(arrays_of(judged)))
+    again = decode(json.loads(encode_document(judged)), dump_memory(arrays_of(judged)))
     assert (again.verdict, again.unfit, again.planned) == (verdict, {4: "why"}, 80)
 
 
@@ -181,4 +180,4 @@ def test_a_snapshot_has_what_a_rollback_restores() -> None:
     state = dataclasses.replace(simple(), method=method)
     assert plain(decode_snapshot(encode_snapshot(state))) == plain(method)
     with pytest.raises(ValueError, match="has no alpha"):
-        decode_snapshot(encode_arrays({"other": np.ones(3)}))
+        decode_snapshot(dump_memory({"other": np.ones(3)}))

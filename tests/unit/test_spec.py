@@ -177,7 +177,7 @@ SLOTS = [{"name": "labels", "candidates": {"kind": "labels", "sets": 5}}, {"name
           "participation": {"clients_per_round": 2, "aggregation": "examples"}},
          ["participation.aggregation: must be plain"]),
         ({"privacy": {"target": "alpha", "clip": 1, "noise_multiplier": 1},
-          "participation": {"exchange": "losses"}}, ["privacy.target: alpha needs"]),
+          "participation": {"exchange": "losses"}}, ["privacy.target: must be losses"]),
     ],
 )  # fmt: skip
 def test_a_line_has_the_whole_key(change: dict[str, Any], lines: list[str]) -> None:

@@ -396,7 +396,7 @@ export interface PrivacySpec {
    */
   target?: "losses" | "alpha";
   /**
-   * `losses`: maximum loss of one example. `alpha`: maximum L2 norm of a step.
+   * Maximum loss of one example, or maximum L2 norm of a step of alpha.
    */
   clip: number;
   /**

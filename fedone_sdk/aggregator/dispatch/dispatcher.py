@@ -332,11 +332,9 @@ class Dispatcher:
             poll.close()
 
     async def _remove_members(self, clients: Sequence[int]) -> None:
-        left = (
-            MembersLeft(client_indices=tuple(clients[at : at + MAX_NAMED]))
-            for at in range(0, len(clients), MAX_NAMED)
-        )
-        await self.store.leave(clients, encode_signals(self.store, *left))
+        parts = [tuple(clients[at : at + MAX_NAMED]) for at in range(0, len(clients), MAX_NAMED)]
+        signals = [MembersLeft(client_indices=part) for part in parts]
+        await self.store.leave(clients, encode_signals(self.store, *signals))
 
     def on_members_left(self, clients: Sequence[int]) -> None:
         """Remove clients that stopped waiting at another replica."""
@@ -375,9 +373,8 @@ class Dispatcher:
 
     def runs_of(self, client: int) -> list[ServedRun]:
         """Return the runs that may have a seat for a client."""
-        return [
-            self._runs[run_id] for run_id in self._offers.get(client, ()) if run_id in self._runs
-        ]
+        offered = self._offers.get(client, ())
+        return [self._runs[run_id] for run_id in offered if run_id in self._runs]
 
     def offer(self, run_id: str, clients: Sequence[int]) -> None:
         """Record that a run may have seats for clients, and wake their polls."""

@@ -169,6 +169,7 @@ async def persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None
     while True:
         try:
             await keep()
+            return
         except errors.ProblemError:
             return  # The lease does not exist: refused, or charged in full already.
         except errors.FedOneError:
@@ -178,8 +179,6 @@ async def persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None
             if task is None or task.cancelling():
                 return  # The next start of the server charges it in full.
             await asyncio.sleep(_RETRY_S)
-        else:
-            return
 
 
 def charged_to(run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:

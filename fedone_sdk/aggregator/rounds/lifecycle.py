@@ -446,8 +446,8 @@ def _banned(
     outliers = sorted(defence.quarantined(memory) & suspects)
     # Outliers are a minority by definition, and a round needs K* clients.
     known = {line.client: line for line in ledger(memory)}
-    staying = max(len(known) // 2 + 1, machine.spec.participation.clients_per_round)
-    room = len(known) - staying - len(state.quarantined.intersection(known))
+    num_kept = max(len(known) // 2 + 1, machine.spec.participation.clients_per_round)
+    room = len(known) - num_kept - len(state.quarantined.intersection(known))
     return {
         client: f"{known[client].outliers} of its {known[client].rounds} updates were held back"
         for client in outliers[: max(room, 0)]

@@ -360,7 +360,7 @@ _ARRAYS = (_METHOD, _DEFENCE, "local")
 
 
 def arrays_of(state: RunState) -> dict[str, Any]:
-    """Return all arrays of a state by name, without copies."""
+    """Return all arrays of a state by name, without copies, for `dump_memory`."""
     arrays = _named(_METHOD, state.method)
     arrays |= {f"{_DEFENCE}/{key}": value for key, value in state.defence.items()}
     for seat in state.seats:
@@ -385,11 +385,6 @@ def decode_snapshot(arrays: bytes) -> State:
 def snapshot_sha256(arrays: bytes) -> str:
     """Return the ``alpha_sha256`` of a snapshot; a ``ValueError`` if it is damaged."""
     return alpha_sha256(decode_snapshot(arrays).alpha)
-
-
-def encode_arrays(arrays: Memory) -> bytes:
-    """Return the arrays of `arrays_of` as bytes."""
-    return dump_memory(arrays)
 
 
 def encode_document(state: RunState, **more: object) -> str:

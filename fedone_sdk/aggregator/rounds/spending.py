@@ -131,9 +131,8 @@ def new_queries(
     seat = open_seat(state, assignment_id)
     if not state.running:
         # Without the reason: a provider's text may quote another device's input.
-        raise ProblemError(
-            "run_conflict", f"the run is {'paused' if state.paused else state.status}"
-        )
+        status = "paused" if state.paused else state.status
+        raise ProblemError("run_conflict", f"the run is {status}")
     queries = 0 if call in seat.calls else queries
     left = state.account.leases[assignment_id].queries - seat.used.queries - pending
     if queries > left:

@@ -148,12 +148,9 @@ def _step_result(
             raise invalid(f"losses: {len(update.losses)} were sent for {seat.num_samples} prompts")
         by_class = _by_class(machine, update)
         candidates = machine.candidates(state, seat)
+        losses = machine.as_losses(candidates, update.losses, by_class)
         return _StepResult(
-            local=machine.method.tell(
-                seat.local or state.method,
-                candidates,
-                machine.as_losses(candidates, update.losses, by_class),
-            ),
+            local=machine.method.tell(seat.local or state.method, candidates, losses),
             mean_loss=float(np.mean(machine.clipped(update.losses))),
             losses=(update.losses,),
             by_class=() if by_class is None else (by_class,),
@@ -189,10 +186,8 @@ def _by_class(machine: RoundMachine, update: LossesUpdate) -> ByClass | None:
 def _local(machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate) -> State:
     array = update.alpha
     if array.dtype != "float32" or array.shape != machine.shape:
-        raise invalid(
-            f"alpha: is {array.dtype} {list(array.shape)}, the run's is "
-            f"float32 {list(machine.shape)}"
-        )
+        form = f"{array.dtype} {list(array.shape)}"
+        raise invalid(f"alpha: is {form}, the run's is float32 {list(machine.shape)}")
     alpha = from_wire(array)
     if not (alpha >= 0).all() or not alpha.any(axis=1).all():
         raise invalid("alpha: must be positive")
@@ -204,8 +199,6 @@ def _local(machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpda
     step = float(np.abs(alpha.astype(np.float64) - before).max())
     longest = machine.longest_step(before, seat.num_steps)
     if step > longest:
-        raise invalid(
-            f"alpha: an entry moved by {step:g}, {seat.num_steps} local steps move it by at most "
-            f"{longest:g}"
-        )
+        allowed = f"{seat.num_steps} local steps move it by at most {longest:g}"
+        raise invalid(f"alpha: an entry moved by {step:g}, {allowed}")
     return State(alpha=alpha)

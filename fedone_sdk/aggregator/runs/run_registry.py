@@ -59,11 +59,8 @@ class StoredRun:
                 live=status == "running" or document["paused"] or bool(open_work),
                 final=status not in ("running", "stopped", "failed"),
                 clients=frozenset(
-                    [
-                        *(seat["client"] for seat in document["seats"]),
-                        *document["quarantined"],
-                        *map(int, document["releases"]),
-                    ]
+                    [seat["client"] for seat in document["seats"]]
+                    + [*document["quarantined"], *map(int, document["releases"])]
                 ),
                 summary=RunSummary(
                     run_id=head.run_id,

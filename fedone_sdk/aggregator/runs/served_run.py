@@ -113,7 +113,7 @@ class ServedRun(RunView):
                 spec=self.spec.model_dump_json(),
                 candidates=self.described.dump(),
                 document=run_state.encode_document(self.state, counters=self._stored_counters),
-                arrays=run_state.encode_arrays(self._arrays),
+                arrays=dump_memory(self._arrays),
                 version=0,
                 created_at=self._created_at,
             )
@@ -412,7 +412,7 @@ class ServedRun(RunView):
         encoded = None
         if not same:
             size = sum(array.nbytes for array in arrays.values())
-            encoded = await in_thread_if_large(size, run_state.encode_arrays, arrays)
+            encoded = await in_thread_if_large(size, dump_memory, arrays)
         counters, fresh = self.counters, self._new_counters
         self._new_counters = Counters()
         signal = None

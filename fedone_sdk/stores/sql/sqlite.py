@@ -298,10 +298,7 @@ def _run_in_savepoint(
 
 
 def _check_file(path: str, *, create: bool) -> None:
-    """Create a missing file, or refuse it.
-
-    Only its owner can read it; SQLite gives its ``-wal`` and ``-shm`` files the same mode.
-    """
+    """Create a missing file or refuse it; SQLite gives its other files the same mode."""
     if create:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     elif not os.path.exists(path):

@@ -178,11 +178,11 @@ class SqlStore(Store):
     def _alone(self, *, empty: bool) -> AbstractAsyncContextManager[Connection]:
         """Return a connection in a transaction while no server uses the database.
 
-        With `empty`, creates a missing file, and the tables of an empty database.
+        With `empty`, creates a missing file and its tables.
         """
 
     async def copy_to(self, target: SqlStore, digest: Callable[[bytes], str]) -> Copied:
-        """Copy all tables to an empty or missing store, in one transaction; both are closed.
+        """Copy all tables to an empty or missing store in one transaction; both are closed.
 
         The copy is checked by row counts and by `digest` of each run's arrays.
 

@@ -19,13 +19,12 @@ from fedone_sdk.aggregator.rounds.run_state import (
     RunState,
     arrays_of,
     decode,
-    encode_arrays,
     encode_document,
 )
 from fedone_sdk.aggregator.rounds.seats import assign, assignment, expire, fill
 from fedone_sdk.aggregator.rounds.spending import reserve_call, settle_call
 from fedone_sdk.aggregator.rounds.updates import accept
-from fedone_sdk.algorithms import State, stream
+from fedone_sdk.algorithms import State, dump_memory, stream
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -91,7 +90,7 @@ def plain(value: object) -> Any:
 
 
 def saved_and_loaded(state: RunState) -> RunState:
-    return decode(json.loads(encode_document(state)), encode_arrays(arrays_of(state)))
+    return decode(json.loads(encode_document(state)), dump_memory(arrays_of(state)))
 
 
 class Game:
