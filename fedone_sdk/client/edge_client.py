@@ -14,13 +14,12 @@ import structlog
 from fedone_sdk import errors
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.client import options, session
-from fedone_sdk.client.device import Device, KnownRuns
+from fedone_sdk.client.device import Device, KnownRuns, Worker
 from fedone_sdk.client.noise import PrivacyAccount
 from fedone_sdk.client.options import Hooks, RunFit, Turn, WorkPolicy
 from fedone_sdk.client.rows import Consent, Data, Source
 from fedone_sdk.client.state import DeviceState
 from fedone_sdk.client.transport import Idle, Network, token_of
-from fedone_sdk.client.worker import Worker
 from fedone_sdk.clock import within
 from fedone_sdk.errors import ArgumentError, MessageError, ProblemError, TransportError
 from fedone_sdk.messages import Assignment, Claim

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from fedone_sdk import errors, messages
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.client.device import Device, KnownRuns
 from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.client.rows import Declining, Minibatch, reason_of
 from fedone_sdk.client.state import Journal, Row, Unsent, key_of, memory_of
@@ -31,6 +30,7 @@ from fedone_sdk.vocabulary import Vocabulary, are_prompts
 if TYPE_CHECKING:
     from fedone_sdk.algorithms import State
     from fedone_sdk.algorithms.method import Algorithm
+    from fedone_sdk.client.device import Device, KnownRuns
 
 _log = structlog.get_logger(__name__)
 

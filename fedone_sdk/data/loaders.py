@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,13 +70,21 @@ def _file_rows(path: Path) -> Iterator[_Row]:
     return read(path)
 
 
-def _text(path: Path) -> str:
-    data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+def _text(path: Path, *, is_table: bool = False) -> str:
+    """Return the text of a file in UTF-8; tables may also be in UTF-16 or in Windows-1252."""
+    content = path.read_bytes()
+    is_utf16 = is_table and content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        return data.decode()
+        return content.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as exc:
-        line = data.count(b"\n", 0, exc.start) + 1
-        raise DataError(f"{path}:{line}: is not UTF-8 text") from exc
+        # Western text has single letters beyond ASCII; longer runs mean another encoding.
+        runs = re.findall(rb"[\x80-\xff]+", content)
+        if is_table and not is_utf16 and sum(map(len, runs)) <= 2 * len(runs):
+            with suppress(UnicodeDecodeError):
+                return content.decode("cp1252")
+        line = content.count(b"\n", 0, exc.start) + 1
+        hint = "neither UTF-8 nor Windows-1252 text; save the file as UTF-8"
+        raise DataError(f"{path}:{line}: is {hint if is_table else 'not UTF-8 text'}") from exc
 
 
 def _jsonl(path: Path) -> _Rows:
@@ -119,7 +128,7 @@ def _kind(value: object) -> str:
 
 
 def _table(path: Path) -> Iterator[dict[str, str]]:
-    text = _table_text(path)
+    text = _text(path, is_table=True)
     if named := re.match(r"sep=(.)\r?\n", text):  # The first line of some spreadsheets.
         text = text[named.end() :]
     first = text.partition("\n")[0]
@@ -136,26 +145,6 @@ def _table(path: Path) -> Iterator[dict[str, str]]:
                 problem = problem or exc
     assert problem is not None
     raise problem
-
-
-def _table_text(path: Path) -> str:
-    content = path.read_bytes()
-    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    codec = "utf-16" if content.startswith(marks) else "utf-8-sig"
-    try:
-        return content.decode(codec)
-    except UnicodeDecodeError as exc:
-        # Western text has single letters beyond ASCII; longer runs mean another encoding.
-        runs = re.findall(rb"[\x80-\xff]+", content)
-        if codec == "utf-8-sig" and sum(map(len, runs)) <= 2 * len(runs):
-            try:
-                return content.decode("cp1252")
-            except UnicodeDecodeError:
-                pass
-        line = content.count(b"\n", 0, exc.start) + 1
-        raise DataError(
-            f"{path}:{line}: is neither UTF-8 nor Windows-1252 text; save the file as UTF-8"
-        ) from exc
 
 
 def _records(path: Path, text: str, delimiter: str, quoting: _Quoting) -> _Records:
