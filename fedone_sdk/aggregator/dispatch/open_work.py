@@ -51,8 +51,7 @@ class OpenWork:
     ) -> ServedRun | None:
         """Return the run to whose traffic a message counts, or None if it names no run.
 
-        `work` is a client and the id of its open assignment. If the server has one run only, all
-        traffic counts to this run.
+        `work` is a client and the id of its open assignment. A server's only run gets all traffic.
         """
         seated = None if work is None else self.seat_with(*work)
         if seated is not None:
