@@ -231,11 +231,23 @@ class Algorithm(Protocol):
 
 
 class PlainAlgorithm:
-    """Defaults for a method without calibration that asks for I prompts and never finishes."""
+    """Defaults for a method without calibration that asks for I prompts and never finishes.
+
+    Every `alpha` of its shape is feasible.
+    """
 
     __slots__ = ()
 
     num_samples: int
+
+    def check(self: Algorithm, state: State) -> None:
+        """Raise ValueError if alpha has another shape; the memory is not checked."""
+        if state.alpha.shape != tuple(self.shape):
+            raise ValueError(f"alpha must be of shape {self.shape}, not {state.alpha.shape}")
+
+    def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
+        """Return alpha as it is."""
+        return np.asarray(alpha, dtype=np.float32)
 
     def wanted(self, state: State) -> int:
         """Return I for every state."""
