@@ -73,6 +73,8 @@ async def graded(
                 return exc
 
     texts = {index: row for index, row in enumerate(rows) if isinstance(row, str)}
+    if not texts:
+        return tuple(row for row in rows if not isinstance(row, str))
     calls = [score_or_error(text, examples[index]) for index, text in texts.items()]
     scores = dict(zip(texts, await asyncio.gather(*calls), strict=True))
     failures = [error for error in scores.values() if isinstance(error, SpecError)]
