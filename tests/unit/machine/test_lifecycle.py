@@ -441,7 +441,7 @@ def test_a_race_under_way_is_not_disturbed_within_a_round() -> None:
     ("caps", "said"),
     [
         ({"queries": 7}, "queries: the cap is 8, and a cap can only be raised"),
-        ({"usd": 5}, "usd: has no cap; one would lower what may be spent"),
+        ({"usd": 5}, "usd: has no cap; a new cap would lower what may be spent"),
     ],
 )
 def test_a_cap_is_never_lowered(caps: Any, said: str) -> None:
