@@ -204,19 +204,19 @@ export interface TaskSpec {
    */
   template?: string | null;
   /**
-   * Instead of a template: messages for an instruct model, rendered through its chat template. Together they have `{prompt}` once, and no `{mask}`.
+   * Instead of a template: messages for an instruct model, rendered through its chat template. All messages together contain `{prompt}` once, and no `{mask}`.
    */
   chat?: ChatSpec | null;
   /**
-   * The prompt's slots that the templates name, each once, instead of `{prompt}`. The run sets it; empty for `{prompt}`.
+   * Names of the prompt's slots. The templates contain each name once, instead of `{prompt}`. The run sets the key; it is empty for `{prompt}`.
    */
   slots?: string[];
   /**
-   * The verbaliser: label value -> label word, a single token of the model, or a list of `{value, word}`. The order is that of log-probabilities and biases. Empty for generation (the losses `nll` and `score`). In a chat, `answer_word` decides on the leading space of a label word.
+   * The verbaliser: label value -> label word, a single token of the model, or a list of `{value, word}`. Log-probabilities and biases have the order of the labels. Empty for generation (the losses `nll` and `score`). In a chat, `answer_word` decides on the leading space of a label word.
    */
   labels?: Label[];
   /**
-   * The metric of evaluation: `accuracy`, `f1`, `matthews`; `loss`, the mean loss, which is the only one for generation; or a `MetricFunction`, `package.module:function`, imported like `score`.
+   * The metric of evaluation: `accuracy`, `f1`, `matthews`; `loss`, the mean loss, the only metric for generation; or a `MetricFunction`, `package.module:function`, imported like `score`.
    */
   metric?: string;
   /**
@@ -236,7 +236,7 @@ export interface TaskSpec {
    */
   max_tokens?: number;
   /**
-   * For loss `score`: a name of `scores.SCORES`, `package.module:function`, or an entry point of the group `fedone.scores`; or a name with options, `{number: {tolerance: 0.01}}`. Imported from local files, never from a message.
+   * For loss `score`: a name of `scores.SCORES`, `package.module:function`, or an entry point of the group `fedone.scores`; or a name with options, `{number: {tolerance: 0.01}}`. Only a name in a local file is imported, never one in a message.
    */
   score?:
     | string
@@ -605,11 +605,11 @@ export interface Scored {
   vetoed?: number;
 }
 /**
- * Amounts of use of a model.
+ * How much a model was used, and the cost.
  */
 export interface Usage {
   /**
-   * Logical (prompt, mini-batch) evaluations, the paper's count.
+   * Evaluations of one prompt on one mini-batch, which the paper counts.
    */
   queries?: number;
   /**
