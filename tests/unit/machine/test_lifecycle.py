@@ -458,8 +458,8 @@ def test_a_run_without_caps_or_with_all_rounds_done_is_not_raised() -> None:
     game = Game(spec_of(rounds=2, budget={"queries": 90}))
     game.play()
     said = (
-        "the run is completed after 2 of 2 rounds: a higher cap gives it no more work; a run with "
-        "more rounds takes another name"
+        "the run is completed after 2 of 2 rounds: a higher cap gives it no more work; for more "
+        "rounds, add a run with another name"
     )
     assert refusal(raised(game, queries=99)).detail == said
 
