@@ -197,7 +197,7 @@ def score(
     quiet_logs()
     run = RunFile.load(run_path)
     artefact = None if artefact_path is None else _artefact(artefact_path, prompt, slot, run)
-    task = run.spec.task if artefact is None else artefact.asked
+    task = run.spec.task if artefact is None else artefact.tuned_task
     if bias is not None:
         task = _with_bias(task, bias)
     measured = _prompt_of(task, prompt, slot or []) if artefact is None else artefact.prompt.prompt
