@@ -28,9 +28,7 @@ _MAX_EXCESS = 0.02
 _SAME = 0.01
 
 FIRST = 3
-"""Number of first answers to an input; if they agree, no more are sampled.
-
-Measured in docs/benchmarks/sampled.md."""
+"""Number of first answers to an input; more only if they differ (docs/benchmarks/sampled.md)."""
 
 _SMOOTHING = 0.5
 """Added to each label's count: the estimate of Krichevsky and Trofimov (1981)."""
@@ -227,7 +225,7 @@ def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None
     """Return 0.0 for the written label word and `LOG_ZERO` for others; None for an empty text.
 
     The label word may be in a JSON object, a fence, quotes or bold, at the end of reasoning, after
-    ``Answer:`` or before ``: reasons``. An answer with two label words counts as wrong for all.
+    ``Answer:`` or before ``: reasons``. An answer with two label words counts as having none.
     """
     text = unicodedata.normalize("NFKC", _REASONING.sub("", written)).casefold().strip()
     if not text:

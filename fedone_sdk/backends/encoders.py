@@ -130,9 +130,8 @@ class _Encoder:
 
         max_tokens = self._max_length - len(special) - num_extra
         limit = f"the model takes {max_tokens} tokens besides special tokens and the answer"
-        tokens.fit_fields(
-            sections, max_tokens, offsets, chars=self._max_length * CHARS_PER_TOKEN, limit=limit
-        )
+        chars = self._max_length * CHARS_PER_TOKEN
+        tokens.fit_fields(sections, max_tokens, offsets, chars=chars, limit=limit)
         ids = list(encodings[0].ids)
         for special_id, encoding in zip(special_ids, encodings[1:], strict=True):
             ids += [special_id, *encoding.ids]

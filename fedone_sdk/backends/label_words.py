@@ -67,10 +67,7 @@ async def valid_words(
     *,
     apart_from: Sequence[str] = (),
 ) -> list[str]:
-    """Return the words that a model supports as label words, without those of `apart_from`.
-
-    Words that differ only in case or space are returned once.
-    """
+    """Return the supported label words, each in one spelling, without those of `apart_from`."""
     taken = {word.strip().casefold() for word in apart_from}
     valid = []
     for word in dict.fromkeys(words):

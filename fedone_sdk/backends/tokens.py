@@ -108,7 +108,7 @@ def fit_fields(
             )
         # A cut may change the tokens next to it, so the length is measured again. Each iteration
         # removes at least one character.
-        shortened = iter(_shorten_fields([*chain(*fitted)], starts, num_tokens - max_tokens))
+        shortened = iter(_shorten([*chain(*fitted)], starts, num_tokens - max_tokens))
         fitted = [tuple(islice(shortened, len(parts))) for parts in fitted]
 
 
@@ -123,9 +123,7 @@ def _token_starts(parts: Sequence[Part], offsets: Sequence[Span]) -> list[list[i
     return starts
 
 
-def _shorten_fields(
-    parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: int
-) -> Rendered:
+def _shorten(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: int) -> Rendered:
     """Remove `excess` tokens, one after the other, each from the end of the longest field."""
     keep = [len(part_starts) for part_starts in starts]
     for _ in range(min(excess, sum(keep))):

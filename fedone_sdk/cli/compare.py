@@ -59,7 +59,7 @@ def compare(
             Default: the method of RUN.yaml, random, gs-bdpl and the baselines.
         seeds (N): Number of seeds, counted up from the seed of RUN.yaml.
         requests (TOTAL): Cap on the requests of all trials, including measurements and restarts.
-        usd (TOTAL): Cap on the cost of all trials in US dollars, as --requests is on requests.
+        usd (TOTAL): Cap on the cost of all trials in US dollars, including measurements.
         yes: Start although the model may cost money.
         only_report: Report the trials that are kept, and run none.
         ray (ADDRESS): Run the trials on this Ray cluster; `local` starts one on this machine.
@@ -135,9 +135,7 @@ def _run_trials(
             ray=ray,
             watch=lambda progress: show(progress.text, True),
         )
-        to_run = asyncio.run(
-            _approved_trials(run, planned, session, only_report=only_report, yes=yes)
-        )
+        to_run = asyncio.run(_approved(run, planned, session, only_report=only_report, yes=yes))
         if to_run:
             stopped = f"stopped; the trials in {folder} are kept, and the same command continues"
             with interruptible(stopped):
@@ -154,13 +152,10 @@ def _run_trials(
     return records
 
 
-async def _approved_trials(
+async def _approved(
     run: RunFile, planned: list[Contest], session: Session, *, only_report: bool, yes: bool
 ) -> list[Trial]:
-    """Print the cost of the trials that are still to run, and return them.
-
-    If the model may cost money, ``--yes`` is required.
-    """
+    """Print the cost of the trials to run, and return them; a paid model requires ``--yes``."""
     from fedone_sdk.local.comparison import costs_of, is_free
 
     caps = planned[0].caps

@@ -323,9 +323,7 @@ def _print_changes(output: Output, run: RunFile, changes: Sequence[_Change]) -> 
     right = sum(change.after == change.target for change in changes)
     output.console.print()
     if changes:
-        output.heading(
-            f"The prompt changes {len(changes)} answers, {right} for the better; for example"
-        )
+        output.heading(f"The prompt changes {len(changes)} answers, {right} for the better:")
     for example, before, after, target in changes[:_SHOWN_CHANGES]:
         text = " ".join(_output.printable(str(example[name])) for name in task.fields)
         verdict = "right" if after == target else "wrong"

@@ -95,10 +95,7 @@ _BIAS_NOTES: Mapping[str, str] = {
 
 
 def confusion_of(run: ReportedRun) -> tuple[list[str], list[tuple[str, list[int]]]]:
-    """Return the columns, predicted labels, and the rows, true labels with their counts.
-
-    Both are empty for a task without labels.
-    """
+    """Return columns (predicted labels) and rows (true label, counts); empty without labels."""
     after, labels = run.outcomes.get("after"), list(run.spec.task.labels)
     if after is None or not after.targets:
         return [], []

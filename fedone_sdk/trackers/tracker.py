@@ -151,9 +151,7 @@ class Tracking:
             params = params_of(run.spec)
             tracked = TrackedRun(run_id=run.run_id, name=run.spec.name, params=params)
             self.begin(tracked, metric=run.spec.task.metric)
-        if (
-            change is not None and change.back_to is not None
-        ):  # Rounds from `back_to` on are repeated.
+        if change is not None and change.back_to is not None:  # Later rounds are repeated.
             self._queries = {n: q for n, q in self._queries.items() if n < change.back_to}
             self._measured = {n for n in self._measured if n < change.back_to}
         elif change is None or change.finished is not None:
