@@ -21,8 +21,8 @@ _log = structlog.get_logger(__name__)
 ApplyTemplate = Callable[[list[dict[str, str]]], str]
 """Applies a model's chat template to messages (``role``, ``content``), and returns the text.
 
-If the last message is the user's, the text ends where the answer begins. If it is the assistant's,
-it is the beginning of the answer, and the text ends with it.
+If the last message is the user's, the text ends where the answer begins. If the last message is the
+assistant's, this message is the beginning of the answer, and the text ends with it.
 
 Raises:
     BackendError: The template refuses the messages.

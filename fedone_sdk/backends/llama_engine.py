@@ -212,7 +212,7 @@ class LlamaEngine:
         return f"{self._bos}{text}" if starts and not text.startswith(self._bos) else text
 
     def _request(self, path: str, body: object = None) -> dict[str, Any]:
-        """Return the answer of the engine's HTTP server: GET without a body, else POST."""
+        """Return the HTTP server's answer to a GET request, or to a POST request with a body."""
         request = urllib.request.Request(
             self._url + path,
             None if body is None else json.dumps(body).encode(),

@@ -31,7 +31,7 @@ Watch = Callable[[LLMBackend, Query], AbstractContextManager[object]]
 class ModelClient(Wrapper):
     """Sends queries to a model through these stages, in this order.
 
-    1. cache: answers known inputs, and joins equal pending ones (`AnswerCache`);
+    1. cache: answers known inputs; equal pending inputs share one call (`AnswerCache`);
     2. split: divides the other inputs into requests of at most `LLMBackend.max_inputs`, and sends
        several requests if log-probabilities are estimated from answers (`sampled`);
     3. refusals: a refused input fails alone, unless the model refuses every input (`Refusals`);

@@ -109,8 +109,8 @@ class VllmBackend(ServerBackend[_Request]):
         """Read the model's description from the server, and compare the tokenisers.
 
         Raises:
-            BackendBlocked: The server does not have this model, the same tokeniser or the plugin,
-                or it has changed since the last check.
+            BackendBlocked: The server lacks the model or the plugin, has another tokeniser, or has
+                changed since the last check.
         """
         served = await self._describe()
         if self._served is None:

@@ -40,7 +40,7 @@ _TOKEN = typer.Option(
     metavar="",
     envvar="FEDONE_ADMIN_TOKEN",
     callback=secret,
-    help="The server's admin token, which is read from this variable only.",
+    help="The server's admin token. Only the variable FEDONE_ADMIN_TOKEN can set it.",
 )
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run's description.")]

@@ -207,7 +207,7 @@ class RunState:
     ) -> tuple[str, ...]:
         """Check that the stored run has this spec; return the caps that are raised."""
         stored = RunSpec.model_validate_json(known.spec)
-        # The stored spec has the original caps, `cap` the current ones, which may be raised.
+        # The stored spec has the original caps; `cap` has the current caps, which may be higher.
         caps = None if cap is None else Budget.model_validate(cap)
         stored = stored.model_copy(update={"budget": caps})
         differences = tuple(stored.differences(spec))

@@ -57,8 +57,8 @@ def client(
         label (COLUMN): The column with the label.
         field (COLUMN): A column that runs may render, once per column. If the label column is one
             of them, reference texts of loss nll are sent to the server.
-        token: Enrolment token, read from this variable only. Not needed once --state has an
-            identity.
+        token: Enrolment token. Only the variable FEDONE_TOKEN can set it. It is not needed once
+            --state has an identity.
         state (DIR): Keep the identity, unsent updates and paid losses here, for restarts.
         run (RUN_ID): Work only for this run. Instead of the id it may be the path of its RUN.yaml,
             whose score function this client then uses for generated texts.

@@ -258,7 +258,7 @@ async def _drafted(
 
 
 def _write(target: Path, files: Mapping[str, str], *, fresh: bool) -> None:
-    """Write all files or none: first to a temporary folder, which is checked like a plan."""
+    """Write all files or none. A temporary copy is checked first, as by `fedone plan`."""
     folder = target.parent
     for file, content in files.items():
         path = folder / file

@@ -138,7 +138,7 @@ def _locked(target: Path, name: str) -> Iterator[None]:
 
 @contextmanager
 def _temporary_folder(target: Path) -> Iterator[Path]:
-    """Create a folder on the file system of a file, and remove those of killed fetches."""
+    """Create a temporary folder next to a file, and remove the folders of killed fetches."""
     prefix = f".{target.name}.fetch-"
     for folder in target.parent.glob(f"{glob.escape(prefix)}*"):
         shutil.rmtree(folder, ignore_errors=True)

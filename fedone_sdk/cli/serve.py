@@ -285,8 +285,8 @@ def upgrade(
 ) -> None:
     """Upgrade a store to the newest schema; its contents are kept.
 
-    First stop every server that uses the store, and make a backup. Without arguments the store is
-    that of the environment variable FEDONE_STORE__URL.
+    First stop every server that uses the store, and make a backup. Without arguments, the
+    environment variable FEDONE_STORE__URL names the store.
 
     Example: fedone db upgrade --store postgresql://fedone@db.example/fedone
 

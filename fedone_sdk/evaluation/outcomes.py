@@ -113,7 +113,7 @@ def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:
             try:
                 outcomes = Outcomes.model_validate_json(entry.body)
             except ValidationError as exc:
-                raise ResultError(f"a line of the log holds no {OUTCOMES}") from exc
+                raise ResultError(f"a line of the log has no {OUTCOMES}") from exc
             newest[outcomes.which] = outcomes
         elif entry.kind == "rollback":
             newest.pop("after", None)

@@ -53,7 +53,7 @@ class Point(Frozen):
     """The metric of the deployable prompt after some queries.
 
     Attributes:
-        metric: On the dev split, or the part of it that ``evaluation.examples`` selects.
+        metric: Measured on the dev split, or on the part that ``evaluation.examples`` selects.
     """
 
     queries: int
@@ -179,7 +179,7 @@ class Results:
     """The results of a comparison.
 
     Attributes:
-        standings: In the order of the table; the others are compared with the first.
+        standings: In the order of the table. All others are compared with the first one.
     """
 
     name: str

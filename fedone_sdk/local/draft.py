@@ -92,8 +92,8 @@ async def draft(
     """Derive a task and its slots.
 
     A model in this process scores words after the public rows. A word is chosen for a label if it
-    is much more likely after texts with this label than after others. A model behind an API gets
-    only requests that cost nothing.
+    is much more likely after texts with this label than after others. Only free
+    requests are sent to a model behind an API.
 
     `rows` are public and have the keys ``text`` and ``label``; `columns` are the original names of
     these, and `public` is the file of the rows. `text` and `aspect` are nouns for a text and for

@@ -33,7 +33,7 @@ _MAX_ROWS = 20_000
 """Maximum number of rows from which a vocabulary is built; more rows only take time."""
 
 Watcher = Callable[[ServedRun, Change | None], None]
-"""Called with the run before it starts, without a change, and then with every change."""
+"""Called with the run: before it starts (the change is None), and then with every change."""
 
 Ask = Callable[[Sequence[Query]], Awaitable[list[Answer]]]
 """Sends queries to the run's model; their usage counts as evaluation of the run."""

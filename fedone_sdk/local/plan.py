@@ -390,7 +390,7 @@ class _Planner:
 
     @property
     def _dev_rows(self) -> int:
-        """Number of rows of all measurements, except that of a cheaper prompt."""
+        """Number of rows of all measurements, without the measurement of a cheaper prompt."""
         dev = len(self._dev)
         return 3 * dev + self.points * min(self.spec.evaluation.examples, dev)
 

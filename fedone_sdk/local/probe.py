@@ -25,7 +25,8 @@ _ROUND_S = 0.03
 prompts over HTTP."""
 
 _POOL_ROUND_S = 0.04
-"""Such a round of a method that fits a model to all answers: 0.041 over 49 of ``thompson``."""
+"""Seconds of a round of a method that fits a model to all answers, without the language model:
+0.041 over 49 rounds of ``thompson``."""
 
 
 class Duration(Message):
