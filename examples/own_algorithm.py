@@ -63,15 +63,6 @@ class HillClimb(PlainAlgorithm):
         """Return the prompt of all first candidates."""
         return self._at(np.zeros(self.prompt_len, dtype=np.int64))
 
-    def check(self, state: State) -> None:
-        """Check a state, which is alpha alone."""
-        if state.alpha.shape != self.shape:
-            raise ValueError(f"alpha must be of shape {self.shape}, not {state.alpha.shape}")
-
-    def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Accept any matrix, whose rows have a largest entry."""
-        return np.asarray(alpha, dtype=np.float32)
-
     def prompt(self, state: State) -> NDArray[np.int64]:
         """Return the deployable prompt."""
         return np.asarray(state.alpha.argmax(axis=1), dtype=np.int64)

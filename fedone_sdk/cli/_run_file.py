@@ -169,7 +169,7 @@ class RunState:
             if fresh:
                 await self._clear(store, spec.name)
             known = await store.run(spec.name)
-            if not await store.versions():
+            if not await store.tokens():  # The clients' secret belongs to another store.
                 self._remove_clients()
         finally:
             await store.close()

@@ -55,7 +55,11 @@ async def run_here(
 
 
 def next_steps(
-    spec: RunSpec, result: RunResult, state: RunState | None, known: KnownRun | None
+    spec: RunSpec,
+    result: RunResult,
+    state: RunState | None,
+    known: KnownRun | None,
+    run_path: Path,
 ) -> Iterator[str]:
     """Yield the lines below a result: the store, and the command that continues the run."""
     if state is None:
@@ -79,7 +83,7 @@ def next_steps(
         yield f"{result.reason}; continue with: {same_command()}"
     if result.status == "budget_exhausted" and result.rounds:
         yield "a higher cap lets the run continue: in the file, or by --raise UNIT=N"
-    run_file = " --run RUN.yaml" if spec.method.name == "own" else ""
+    run_file = f" --run {shlex.quote(str(run_path))}" if spec.method.name == "own" else ""
     report = f"fedone report {result.run_id} --store {store}{run_file}"
     yield f"kept in {state.store}; a report: {report}"
 

@@ -36,6 +36,9 @@ _ROUNDS = 10
 _TUNE_S = 600.0
 """Maximum duration of a run on a local model, seconds; texts are cut to stay below it."""
 
+_EFFORT_NONE = ("gpt-5.1", "gpt-5.6-luna", "gpt-6-luna", "gpt-6-sol")
+"""OpenAI's models with log-probabilities only at this effort (docs/backends/log-probs.md)."""
+
 _LENGTHS = (200, 300, 400, 600, 800, 1200, 2000)
 """Lengths to which texts are cut, characters. The last is used if the model's speed is unknown."""
 
@@ -67,7 +70,8 @@ def init(
             Default: taken from the column names, or chosen by the model.
         words (LABEL=WORD,...): The meaning of each label, such as '0=negative,1=positive'.
         model (NAME): A name of `fedone models`, a GGUF file, a model folder, or the name of a model
-            behind an OpenAI-compatible API.
+            of OpenAI, or of the compatible service at OPENAI_BASE_URL. A service gets no paid
+            request; its key is in OPENAI_API_KEY.
         queries (N): The cap on training queries.
         target (RUN.yaml): The file to write.
         fresh: Replace the files of an earlier call.
@@ -87,18 +91,11 @@ def init(
         parts = tables.split(usable.rows)
     backend = _backend_of(_model(model))
     noun, _, aspect = (about or "").partition(":")
-    drafted, cut = asyncio.run(
-        _drafted(
-            backend,
-            parts,
-            queries,
-            columns=(text, label),
-            public=_file(name, "public"),
-            text=noun or None,
-            aspect=aspect or None,
-            words=_meanings(words, sorted({row["label"] for row in usable.rows})),
-        )
-    )
+    meanings = _meanings(words, sorted({row["label"] for row in usable.rows}))
+    options = {"columns": (text, label), "public": _file(name, "public"), "words": meanings}
+    options |= {"text": noun or None, "aspect": aspect or None}
+    with errors_in("--model"):
+        drafted, cut = asyncio.run(_drafted(backend, parts, queries, **options))
     run = _NewRun(name, (text, label), parts, drafted, cut, backend)
     _write(target, run.files(target.name, queries), fresh=fresh)
     output.heading(f"{target}: texts of {text!r}, labels of {label!r}")
@@ -160,8 +157,12 @@ class _NewRun(NamedTuple):
         longer = sum(len(row["text"]) > self.cut for row in rows)
         count = {name: plural(len(part), "row") for name, part in self.parts._asdict().items()}
         return {
-            "model": self.backend.get("model", "roberta-mini"),
-            "texts": f"{', '.join(task['description'].values())}; cut at {self.cut} characters"
+            "model": " at ".join(
+                self.backend[key] for key in ("model", "base_url") if key in self.backend
+            )
+            or "roberta-mini",
+            "nouns": "{text!r} for a text, {aspect!r} for its label".format(**task["description"]),
+            "texts": f"cut at {self.cut} characters"
             f" ({plural(longer, 'row')} of {len(rows)} longer)",
             "label words": ", ".join(
                 f"{label}: {word!r}" for label, word in task["labels"].items()
@@ -228,12 +229,18 @@ def _backend_of(model: str) -> dict[str, Any]:
     if model in LOCAL_MODELS:
         local = LOCAL_MODELS[model]
         return {"kind": "onnx"} if local.wheel is None else {"kind": local.backend, "model": model}
-    path, kind = Path(model), "openai"
+    path = Path(model)
     if path.suffix == ".gguf":
-        kind = "llama_cpp"
-    elif path.is_dir():
+        return {"kind": "llama_cpp", "model": str(path.absolute())}
+    if path.is_dir():
         kind = "onnx" if any(path.glob("*.onnx")) else "transformers"
-    return {"kind": kind, "model": model if kind == "openai" else str(path.absolute())}
+        return {"kind": kind, "model": str(path.absolute())}
+    backend = {"kind": "openai", "model": model}
+    if base_url := os.environ.get("OPENAI_BASE_URL", "").strip():
+        backend["base_url"] = base_url
+    if model in _EFFORT_NONE:
+        backend["reasoning_effort"] = "none"
+    return backend
 
 
 async def _drafted(

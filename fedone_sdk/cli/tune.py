@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -89,7 +91,7 @@ def tune(
         if artefact is not None or report is not None:
             last_first.callback(_write, store_of_run, result.run_id, artefact, report)
         last_first.callback(output.write_json, result)
-    for line in next_steps(run.spec, result, state, known):
+    for line in next_steps(run.spec, result, state, known, run.path):
         note(line)
     raise typer.Exit(_output.exit_code(result))
 
@@ -153,9 +155,14 @@ def plan(
 
 
 async def _plan(run: RunFile, probe: bool) -> tuple[local.RunPlan, bool]:
-    federation = run.federation()
+    federation, keyless = run.federation(), run
+    key = run.spec.backend.api_key_env
+    key_is_missing = key is not None and not os.environ.get(key, "").strip()
+    if key_is_missing:  # Tokens and prices are known without it.
+        model = run.spec.backend.model_copy(update={"api_key_env": None})
+        keyless = replace(run, spec=run.spec.model_copy(update={"backend": model}))
     async with AsyncExitStack() as stack:
-        backend = await stack.enter_async_context(run.backend())
+        backend = await stack.enter_async_context(keyless.backend())
         with errors_in(str(run.path)):
             proposer = await stack.enter_async_context(proposer_of(run.spec, run.folder, backend))
             estimate = await local.plan_run(
@@ -166,6 +173,10 @@ async def _plan(run: RunFile, probe: bool) -> tuple[local.RunPlan, bool]:
                 # So far one core was busy with loading modules and data.
                 startup_s=time.process_time(),
             )
+        if key_is_missing:
+            problem = f"backend.api_key_env: the environment variable {key} is not set"
+            warnings = (f"{problem}; `fedone tune` needs the key", *estimate.warnings)
+            estimate = estimate.model_copy(update={"warnings": warnings})
         return estimate, backend.local
 
 

@@ -188,7 +188,10 @@ class Consent:
     def _refused(self, task: TaskSpec, *, gateway: bool) -> str | None:
         """Return why a task has no consent, whatever the rows are; None if it has."""
         if task.loss != "score" and task.label_field != self.label:
-            return f"the run's label column is {task.label_field!r}, which is not the device's"
+            return (
+                f"the run's label column is {task.label_field!r}, which is not the device's: name "
+                "it by label (fedone client --label)"
+            )
         for name in task.fields:
             if name == self.label or (self.fields is not None and name not in self.fields):
                 return f"the run renders column {name!r}, and the device does not let it out"

@@ -115,6 +115,22 @@ def test_a_hosted_model_needs_its_key(
     assert outcome.code == 2
     assert "the environment variable OPENAI_API_KEY is not set" in outcome.err
     assert [file.name for file in folder.iterdir()] == ["my tickets.csv"]
+    assert outcome.err.startswith("--model: backend.api_key_env: ")
+
+
+@pytest.mark.parametrize(
+    ("model", "base_url", "keys"),
+    [
+        ("gpt-6-luna", "", {"reasoning_effort": "none"}),
+        ("gpt-4.1", " ", {}),
+        ("qwen", "http://127.0.0.1:8081/v1", {"base_url": "http://127.0.0.1:8081/v1"}),
+    ],
+)
+def test_a_hosted_model_is_that_of_the_service(
+    model: str, base_url: str, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", base_url)
+    assert init._backend_of(model) == {"kind": "openai", "model": model, **keys}
 
 
 async def test_a_hosted_model_is_asked_only_what_is_free() -> None:

@@ -194,7 +194,7 @@ class TestPlan:
         assert spent.prompt_tokens <= plan["expected"]["prompt_tokens"]
         assert float(spent.usd) <= plan["expected"]["usd"] <= plan["most"]["usd"]
 
-    @pytest.mark.parametrize("trouble", ["dead", "key"])
+    @pytest.mark.parametrize("trouble", ["dead", "wrong key", "no key"])
     def test_an_unavailable_model_is_a_warning(
         self,
         fedone: Fedone,
@@ -208,8 +208,10 @@ class TestPlan:
         assert healthy.code == 0
         if trouble == "dead":
             url = "http://127.0.0.1:9/v1"
-        else:
+        elif trouble == "wrong key":
             monkeypatch.setenv("PAID_KEY", "sk-wrong-12345678")
+        else:
+            monkeypatch.delenv("PAID_KEY")
         code, out, _ = fedone("plan", write_run(folder, url), "--json", folder / "plan.json")
         assert code == 0
         assert "  warning: backend: " in out
@@ -217,7 +219,8 @@ class TestPlan:
         plan, other = (
             json.loads((folder / name).read_text()) for name in ("plan.json", "healthy.json")
         )
-        assert len(plan["warnings"]) == 1
+        missing = [line for line in plan["warnings"] if "PAID_KEY is not set" in line]
+        assert (len(missing), len(plan["warnings"]) - len(missing)) == (trouble == "no key", 1)
         # OpenAI's models are counted here, without asking.
         assert plan["expected"] == other["expected"]
 

@@ -152,6 +152,33 @@ def tuned(fedone: Fedone, *arguments: str) -> RunResult:
 
 
 class TestTuned:
+    def test_a_corrected_method_starts_with_the_token_of_the_failed_start(
+        self, fedone: Fedone, folder: Path
+    ) -> None:
+        module = Path("fedone_test_climb.py")
+        right = module.read_text()
+        module.write_text(right.replace("def ask(", "def query("))
+        forget()
+        for _ in range(2):
+            code, _, err = fedone("tune", "run.yaml")
+            assert code == 2
+            assert "makes a Climb without ask" in err
+        module.write_text(right)
+        forget()
+        code, _, err = fedone("tune", "run.yaml")
+        assert code == 0
+        assert "token" not in err
+        assert "fedone report climb --store .fedone/climb.db --run run.yaml" in err
+
+    @pytest.mark.parametrize("member", ["check", "project"])
+    def test_check_and_project_have_defaults(
+        self, fedone: Fedone, folder: Path, member: str
+    ) -> None:
+        module = Path("fedone_test_climb.py")
+        module.write_text(module.read_text().replace(f"def {member}(", f"def not_{member}("))
+        forget()
+        assert tuned(fedone, "--no-store").status == "completed"
+
     @pytest.mark.parametrize("shares", [True, False], ids=["run's memory", "clients' memory"])
     def test_a_run_continues_from_its_stored_state(
         self, fedone: Fedone, folder: Path, shares: bool

@@ -92,10 +92,12 @@ class Method:
 
 def missing(row: Method, settings: Settings) -> str | None:
     """Why a method cannot run on this machine with this model; None if it can."""
-    if settings.only_report or row.kind != "transformers":
+    if row.kind != "transformers":
         return None
     if not settings.has_weights:
         return "the model's folder has no config.json and weights for the transformers library"
+    if settings.only_report:
+        return None
     installed = all(map(find_spec, ("torch", "transformers")))
     return None if installed else "the extra torch is not installed"
 

@@ -102,8 +102,8 @@ class Settings:
             return {"kind": "onnx", "model": ".", "threads": 1}
         if not self.has_weights:
             raise ArgumentError(
-                f"--model: {self.model_folder} holds no model: neither model.onnx, nor config.json "
-                "and weights for the transformers library"
+                f"--model: {self.model_folder} has no config.json with weights, which the "
+                "transformers library needs"
             )
         return {"kind": "transformers", "model": "."}
 
@@ -115,8 +115,8 @@ class Settings:
         """
         if self.data is None:
             raise ArgumentError(
-                "--data: is required: a folder with TASK/train.jsonl and TASK/dev.jsonl for "
-                "GLUE's tasks (sst2 ...)"
+                "--data: is required: hf:glue, or a folder with TASK/train.jsonl and "
+                "TASK/dev.jsonl for GLUE's tasks (sst2 ...)"
             )
         found = {name: self.data / task / f"{name}.jsonl" for name in ("train", "dev")}
         for file in found.values():

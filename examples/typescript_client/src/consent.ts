@@ -74,7 +74,8 @@ export class Consent {
 
   #refusal(task: Task, gateway: boolean): string | undefined {
     if (task.loss !== "score" && task.labelField !== this.#label) {
-      return `the run's label column is '${task.labelField}', which is not the device's`;
+      const problem = `the run's label column is '${task.labelField}', which is not the device's`;
+      return `${problem}: name it by label`;
     }
     const kept = (name: string) => name === this.#label || this.#fields?.has(name) === false;
     const column = task.fields.find(kept);

@@ -34,7 +34,7 @@ export interface Enrol {
 export interface Enrolled {
   client_id: string;
   /**
-   * Its secret, sent as a bearer token from now on.
+   * The client's secret, which it sends as a bearer token from now on.
    */
   credential: string;
 }
@@ -156,7 +156,7 @@ export interface RunTask {
   task_crc32: number;
   method: GradientSpec | SearchSpec | OwnMethodSpec;
   /**
-   * n.
+   * n, number of positions of a prompt.
    */
   prompt_len: number;
   /**
@@ -204,19 +204,19 @@ export interface TaskSpec {
    */
   template?: string | null;
   /**
-   * Instead of a template: messages for an instruct model, rendered through its chat template. Together they have `{prompt}` once, and no `{mask}`.
+   * Instead of a template: messages for an instruct model, rendered through its chat template. All messages together contain `{prompt}` once, and no `{mask}`.
    */
   chat?: ChatSpec | null;
   /**
-   * The prompt's slots that the templates name, each once, instead of `{prompt}`. The run sets it; empty for `{prompt}`.
+   * Names of the prompt's slots. The templates contain each name once, instead of `{prompt}`. The run sets the key; it is empty for `{prompt}`.
    */
   slots?: string[];
   /**
-   * The verbaliser: label value -> label word, a single token of the model, or a list of `{value, word}`. The order is that of log-probabilities and biases. Empty for generation (the losses `nll` and `score`). In a chat, `answer_word` decides on the leading space of a label word.
+   * The verbaliser: label value -> label word, a single token of the model, or a list of `{value, word}`. Log-probabilities and biases have the order of the labels. Empty for generation (the losses `nll` and `score`). In a chat, `answer_word` decides on the leading space of a label word.
    */
   labels?: Label[];
   /**
-   * The metric of evaluation: `accuracy`, `f1`, `matthews`; `loss`, the mean loss, which is the only one for generation; or a `MetricFunction`, `package.module:function`, imported like `score`.
+   * The metric of evaluation: `accuracy`, `f1`, `matthews`; `loss`, the mean loss, the only metric for generation; or a `MetricFunction`, `package.module:function`, imported like `score`.
    */
   metric?: string;
   /**
@@ -236,7 +236,7 @@ export interface TaskSpec {
    */
   max_tokens?: number;
   /**
-   * For loss `score`: a name of `scores.SCORES`, `package.module:function`, or an entry point of the group `fedone.scores`; or a name with options, `{number: {tolerance: 0.01}}`. Imported from local files, never from a message.
+   * For loss `score`: a name of `scores.SCORES`, `package.module:function`, or an entry point of the group `fedone.scores`; or a name with options, `{number: {tolerance: 0.01}}`. Only a name in a local file is imported, never one in a message.
    */
   score?:
     | string
@@ -330,7 +330,7 @@ export interface GradientSpec {
    */
   learning_rate?: number;
   /**
-   * Minimum of every entry.
+   * Minimum of every entry of alpha.
    */
   alpha_min?: number;
 }
@@ -413,7 +413,7 @@ export interface PrivacySpec {
   max_epsilon?: number | null;
 }
 /**
- * Correction of label bias (docs/explanation/calibration.md); also written as its kind.
+ * Correction of label bias (docs/explanation/calibration.md). Short form: only the kind.
  */
 export interface CalibrationSpec {
   /**
@@ -437,7 +437,7 @@ export interface Reflection {
 /**
  * `GET /v1/runs/{id}/vocabulary`: the candidates, in index order.
  *
- * With `?after=VERSION` only those added after that version.
+ * With `?after=VERSION` it has only the candidates added after that version.
  */
 export interface VocabularyList {
   /**
@@ -575,7 +575,7 @@ export interface LossesUpdate {
    */
   losses: number[];
   /**
-   * In runs with label calibration: float32, shape (I, K, 2 + C), of the scored examples of each class (K = C, for at most 4 labels) or of all (K = 1, for more labels or under privacy): each prompt's mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label, all at its label bias; 0 for a class without scored examples.
+   * In runs with label calibration: float32, shape (I, K, 2 + C). The scored examples are in K groups: one per class (K = C, for at most 4 labels), or one for all (K = 1, for more labels or under privacy). Per prompt and group: the mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label, all at the prompt's label bias; 0 for a group without scored examples.
    */
   by_class?: Tensor | null;
   /**
@@ -605,11 +605,11 @@ export interface Scored {
   vetoed?: number;
 }
 /**
- * Amounts of use of a model.
+ * How much a model was used, and the cost.
  */
 export interface Usage {
   /**
-   * Logical (prompt, mini-batch) evaluations, the paper's count.
+   * Evaluations of one prompt on one mini-batch, which the paper counts.
    */
   queries?: number;
   /**
@@ -636,7 +636,7 @@ export interface Decline {
   reason: string;
   usage?: Usage;
   /**
-   * Whether the client is unfit for all work of this run, because of its data, settings or installed packages. It gets no more of this work until a claim with `changed`.
+   * Whether the client is unfit for all work of this run, because of its data, settings or installed packages. It gets no more work of this run until a claim with `changed`.
    */
   unfit?: boolean;
 }

@@ -256,7 +256,7 @@ def observing(observers: Observers) -> Middleware:
         span = nullcontext() if tracing is None else tracing.request(request, context.facts)
         resource = request.match_info.route.resource
         route = "" if resource is None else resource.canonical
-        with span, nullcontext() if metrics is None else metrics.answering(route):
+        with span, nullcontext() if metrics is None else metrics.track_request(route):
             response = await handler(request)
             context.status = response.status
             context.problem = response.get(PROBLEM)
@@ -266,12 +266,12 @@ def observing(observers: Observers) -> Middleware:
         seconds = time.perf_counter() - began
         path = "" if context.route is None else context.route.path
         if metrics is not None:
-            metrics.answered(request.method, path, response.status, context.problem, seconds)
+            metrics.count_response(request.method, path, response.status, context.problem, seconds)
         is_federated = context.route is not None and context.route.tag == "devices"
         if is_federated and isinstance(response, web.Response):
             download = len(response.body) if isinstance(response.body, bytes) else 0
             if metrics is not None:
-                metrics.transferred(path, context.upload, download)
+                metrics.count_bytes(path, context.upload, download)
             if context.run is not None:
                 gateway = request.path == "/v1/score"
                 context.run.count_traffic(context.upload, download, gateway=gateway)

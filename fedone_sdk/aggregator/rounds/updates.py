@@ -19,7 +19,7 @@ from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, LossesUpdate, Pro
 from fedone_sdk.messages.tensor import from_wire
 
 _MAX_ALPHA = 1e6
-"""Upper bound of an entry of alpha in a message, as of a loss."""
+"""Largest allowed entry of alpha in a message; the same limit holds for losses."""
 
 
 def accept(
@@ -32,7 +32,7 @@ def accept(
     body_sha256: str,
     unfit: bool = False,
 ) -> Result[Receipt]:
-    """Accept a client's update, or refuse it; `unfit` if its proposal is no candidate."""
+    """Accept or refuse a client's update; `unfit` if its proposal cannot become a candidate."""
     seat = open_seat(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
@@ -93,7 +93,7 @@ def _proposed(
     *,
     unfit: bool,
 ) -> Result[None]:
-    """Queue the candidate that a client wrote, with its origin; other clients judge it."""
+    """Queue the candidate that a client wrote, with its origin, for scoring by other clients."""
     slot, done = machine.spec.prompt.proposed_slot, state.proposer or ProposerReport()
     if unfit:
         return Result(state=replace(state, proposer=done.and_then(dropped=1)))
@@ -101,7 +101,7 @@ def _proposed(
         return Result(state=state)
     proposal = update.proposal
     if not seat.reflects or proposal.parent >= seat.num_samples:
-        raise invalid("proposal: the assignment asks for none")
+        raise invalid("proposal: the assignment asks for no proposal")
     if proposal.text in state.added or not machine.may_propose(state, seat.client):
         return Result(state=replace(state, proposer=done.and_then(dropped=1)))
     parents = machine.candidates(state, seat).prompts[:, machine.proposed_position]
@@ -126,7 +126,7 @@ def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
 
 
 class _StepResult(NamedTuple):
-    """The content of a valid update; the alpha exchange has no losses."""
+    """The content of a valid update; in the alpha exchange it has no losses."""
 
     local: State
     mean_loss: float
@@ -140,7 +140,7 @@ def _step_result(
     """Check an update against its assignment; return its content."""
     if isinstance(update, LossesUpdate) and machine.losses_exchange:
         batch_size = machine.spec.method.batch_size
-        if update.scored.scored > batch_size:  # It weights the losses.
+        if update.scored.scored > batch_size:  # The number weights the losses.
             raise invalid(
                 f"scored: {update.scored.scored} examples, a mini-batch has at most {batch_size}"
             )

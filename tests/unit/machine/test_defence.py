@@ -89,7 +89,7 @@ def test_an_attacker_is_held_back_and_quarantined_and_the_others_continue(exchan
     (one,) = [record for record in records(game) if record["quarantined"]]
     by_client = {line.client: line for line in ledger(game.state.defence)}
     reason = (
-        f"{by_client[ATTACKER].outliers} of its {by_client[ATTACKER].rounds} updates were held back"
+        f"{by_client[ATTACKER].outliers} of its {by_client[ATTACKER].rounds} updates were rejected"
     )
     assert one["quarantined"] == [{"client": ATTACKER, "reason": reason}]
     after = [r["seats"][0]["client"] for r in records(game) if r["round"] > one["round"]]
