@@ -140,7 +140,7 @@ def partition_clients(
         shots: Rows per class and client; None distributes every row once. With `alpha` a client
             gets ``shots * num_classes`` rows with random class proportions.
         alpha: Dirichlet concentration of the clients' class proportions; None gives all clients
-            the same ones.
+            the same proportions.
         seed: ``0 <= seed < 2**53``.
 
     Raises:
@@ -183,7 +183,7 @@ class _Deck:
             if not self._unused:
                 self.reused = True
                 shuffled, client_rows = self._generator.shuffle(self._rows), set(drawn)
-                # Sorted to be drawn last, so that no client gets a row twice.
+                # Rows that the client has are drawn last, so that it does not get them twice.
                 self._unused = sorted(shuffled, key=lambda row: row not in client_rows)
             drawn.append(self._unused.pop())
         return drawn

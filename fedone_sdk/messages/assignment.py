@@ -124,7 +124,7 @@ class RunTask(Message):
     """``GET /v1/runs/{id}/task``: description of a run for clients, fetched once.
 
     Attributes:
-        prompt_len: n.
+        prompt_len: n, number of positions of a prompt.
         vocab_size: N, number of candidates of a position.
         blank: Index of the blank candidate, if all positions share one.
         layout: For a prompt of slots: each slot's number of positions, number of candidates (at
@@ -135,9 +135,8 @@ class RunTask(Message):
         model: Fingerprint of the run's model. A client with another model of its own declines as
             unfit.
         loss_clip: In the ``alpha`` exchange the client clips its mean losses to [0, `loss_clip`].
-        calibration: For ``labels``, the method receives losses by class at the assignment's label
-            biases, which the client returns in the ``losses`` exchange; other kinds do not affect
-            the client.
+        calibration: With ``labels`` the client returns losses by class at the assignment's label
+            biases, in the ``losses`` exchange. Other kinds do not affect the client.
         reflection: For runs whose devices may propose candidates.
     """
 
@@ -160,14 +159,14 @@ class RunTask(Message):
     @model_validator(mode="after")
     def _check_reading(self) -> Self:
         if self.task_crc32 != self.task.crc32:
-            raise ValueError(f"task_crc32: must be {self.task.crc32}, that of the task as read")
+            raise ValueError(f"task_crc32: must be {self.task.crc32}, as of the task that was read")
         return self
 
 
 class VocabularyList(Message):
     """``GET /v1/runs/{id}/vocabulary``: the candidates, in index order.
 
-    With ``?after=VERSION`` only those added after that version.
+    With ``?after=VERSION`` it has only the candidates added after that version.
 
     Attributes:
         candidates: Candidates of every position; empty for prompts of slots.

@@ -13,7 +13,7 @@ Nonce = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{22,128}$")]
 
 def _sendable(secret: str) -> str:
     if not is_sendable(secret):
-        raise ValueError("has characters that a header cannot carry; allowed is printable ASCII")
+        raise ValueError("has characters that a header cannot carry; it must be printable ASCII")
     return secret
 
 
@@ -37,7 +37,7 @@ class Enrolled(Message):
     """The new identity.
 
     Attributes:
-        credential: Its secret, sent as a bearer token from now on.
+        credential: The client's secret, which it sends as a bearer token from now on.
     """
 
     client_id: Id

@@ -13,7 +13,7 @@ class Me(Message):
     """``GET /v1/me``: the caller's token.
 
     Attributes:
-        role: Each role includes the lower ones.
+        role: Role of the token; a role includes the rights of all lower roles.
         runs: Patterns of the runs that the token is valid for; null is all.
     """
 

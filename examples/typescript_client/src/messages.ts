@@ -34,7 +34,7 @@ export interface Enrol {
 export interface Enrolled {
   client_id: string;
   /**
-   * Its secret, sent as a bearer token from now on.
+   * The client's secret, which it sends as a bearer token from now on.
    */
   credential: string;
 }
@@ -156,7 +156,7 @@ export interface RunTask {
   task_crc32: number;
   method: GradientSpec | SearchSpec | OwnMethodSpec;
   /**
-   * n.
+   * n, number of positions of a prompt.
    */
   prompt_len: number;
   /**
@@ -330,7 +330,7 @@ export interface GradientSpec {
    */
   learning_rate?: number;
   /**
-   * Minimum of every entry.
+   * Minimum of every entry of alpha.
    */
   alpha_min?: number;
 }
@@ -413,7 +413,7 @@ export interface PrivacySpec {
   max_epsilon?: number | null;
 }
 /**
- * Correction of label bias (docs/explanation/calibration.md); also written as its kind.
+ * Correction of label bias (docs/explanation/calibration.md). Short form: only the kind.
  */
 export interface CalibrationSpec {
   /**
@@ -437,7 +437,7 @@ export interface Reflection {
 /**
  * `GET /v1/runs/{id}/vocabulary`: the candidates, in index order.
  *
- * With `?after=VERSION` only those added after that version.
+ * With `?after=VERSION` it has only the candidates added after that version.
  */
 export interface VocabularyList {
   /**
@@ -575,7 +575,7 @@ export interface LossesUpdate {
    */
   losses: number[];
   /**
-   * In runs with label calibration: float32, shape (I, K, 2 + C), of the scored examples of each class (K = C, for at most 4 labels) or of all (K = 1, for more labels or under privacy): each prompt's mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label, all at its label bias; 0 for a class without scored examples.
+   * In runs with label calibration: float32, shape (I, K, 2 + C). The scored examples are in K groups: one per class (K = C, for at most 4 labels), or one for all (K = 1, for more labels or under privacy). Per prompt and group: the mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label, all at the prompt's label bias; 0 for a group without scored examples.
    */
   by_class?: Tensor | null;
   /**
@@ -636,7 +636,7 @@ export interface Decline {
   reason: string;
   usage?: Usage;
   /**
-   * Whether the client is unfit for all work of this run, because of its data, settings or installed packages. It gets no more of this work until a claim with `changed`.
+   * Whether the client is unfit for all work of this run, because of its data, settings or installed packages. It gets no more work of this run until a claim with `changed`.
    */
   unfit?: boolean;
 }
