@@ -54,18 +54,19 @@ _DEGREES_OF_FREEDOM = 4.0
 _MARGIN = 1.0
 """Standard deviations by which an incumbent must beat the reference.
 
-The prior already corrects for choosing the best of many prompts. In 40 runs as for
-`ThompsonSampling`, the part of the gap closed at 100 / 300 queries with honest clients, and with a
-fifth of them Byzantine, is for a margin of 0: 83 / 94 %, 63 / 91 % (one run lost twice the gap); 1:
+The prior already corrects for choosing the best of many prompts. Share of the possible improvement
+after 100 / 300 queries in the 40 runs of `ThompsonSampling`, with honest clients, and with a fifth
+of them Byzantine: margin 0: 83 / 94 %, 63 / 91 % (one run lost twice that much); margin 1:
 85 / 93 %, 70 / 92 %; 1.5: 83 / 96 %, 59 / 89 %; 2: 81 / 93 %, 40 / 90 %. On 200 words of small
-effect (24 runs, 500 queries) a margin of 1 gains 0.0076 nats, 2 gains 0.0056."""
+effect (24 runs, 500 queries) a margin of 1 gains 0.0076 nats, and a margin of 2 gains 0.0056."""
 
 _CONFIRMED = 1.5
-"""The trust that mini-batches with an incumbent must sum to in each class, so two are needed.
+"""Minimum sum, in each class, of the trust in mini-batches that scored an incumbent: at least two.
 
 A search of 20 queries in asks of 5 seldom scores a prompt three times. In 30 simulated runs on
-written answers (scores of 0 or 1), "no prompt" was deployed in 67 % with 2.5, and in 23 % with 1.5;
-the gain was 0.030 and 0.078 of 0.169. From 60 queries on both are equal."""
+written answers (scores of 0 or 1), a minimum of 2.5 deployed "no prompt" in 67 % of the runs, 1.5
+in 23 %; of a possible gain of 0.169, they reached 0.030 and 0.078. From 60 queries on both are
+equal."""
 
 _DEVIATION_STD = 1.0
 """Prior standard deviation of a prompt's label bias about the shared bias, nats."""
@@ -84,7 +85,7 @@ _FITTED = 128
 of their number."""
 
 _ALL_AT_ONCE = 64
-"""Up to this many prompts a mini-batch updates all hyperparameters; with more, one in turn."""
+"""With up to this many prompts, each mini-batch updates all hyperparameters; with more, one."""
 
 
 class Estimates(NamedTuple):
@@ -185,7 +186,7 @@ class Evaluator:
         prior = self.kernel.matrix(np.concatenate([self.present, self.features.present(prompts)]))
         unknown = np.arange(len(observed), len(prior))
         prior[unknown, unknown] -= self.kernel.nugget
-        # Per class the covariance is noise (prior - gain (K - unit) gain'), and K = prior[P, P].
+        # The covariance of a class is noise * (prior - gain (K - unit) gain'), K = prior[P, P].
         gain = prior[:, observed] @ self.inverse
         mean, explained, scale = np.zeros(len(observed)), np.zeros_like(self.inverse), 0.0
         seen = prior[np.ix_(observed, observed)]
@@ -214,7 +215,7 @@ class Evaluator:
 
         A prompt is confirmed when two mini-batches agree on it in each class; otherwise, if clients
         have single classes, a prompt could get a bias that fits one class. The reference is always
-        confirmed. If no prompt is confirmed, the best pessimistic value of all is taken.
+        confirmed. If no prompt is confirmed, the choice is among all prompts.
         """
         confirmed = self.confirmed
         if not confirmed.any():

@@ -120,7 +120,7 @@ class RemlNoise(NamedTuple):
 # No slots: cached_property needs a __dict__.
 @dataclass(frozen=True)
 class Features:
-    """The features of prompts: the candidates of each slot, independent of the position in it.
+    """The features of prompts: the candidates of each slot, whatever their position in the slot.
 
     The blank of a repeated slot is no feature, because a missing candidate does not make prompts
     similar. In a slot of one position the blank is a candidate like any other.
@@ -321,13 +321,13 @@ class Hyperparameters(NamedTuple):
 
 
 PRIOR = Hyperparameters(math.log(0.5), math.log(0.25), math.log(0.25), 0.0, math.log(4.0))
-"""Prior means, with which half of the variance between prompts is noise."""
+"""Prior means: with these, half of the variance between prompts is noise."""
 
 _CURVES_INDEX = 4
 """The index of `curves`, which has its own likelihood."""
 
 _SPREAD = 1.5
-"""Prior standard deviation: a factor of 4.5 either way."""
+"""Prior standard deviation on the log scale: a factor of 4.5 up or down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -416,7 +416,7 @@ def _prior_deviance(values: Hyperparameters) -> float:
 def _coordinate_step(
     loss: Callable[[list[float]], float], values: list[float], coordinates: Sequence[int]
 ) -> list[float]:
-    """Step along each coordinate, to the best of both sides and the parabola's minimum."""
+    """Step along each coordinate: to the best of both sides and of the minimum of a parabola."""
     if not coordinates:
         return values
     current, best = values, loss(values)

@@ -20,7 +20,7 @@ class Holder(NamedTuple):
 
     Attributes:
         client: Its enrolment index.
-        all_rows: Whether each of its mini-batches has all its rows.
+        all_rows: Whether each mini-batch of the client has all of the client's rows.
     """
 
     client: int
@@ -113,7 +113,7 @@ class ClassLosses:
 
     @classmethod
     def plain(cls, losses: NDArray[np.float64]) -> ClassLosses:
-        """Return losses, shape (I,), without label biases, as those of one label in one group."""
+        """Return losses without label biases, shape (I,), as losses of one group and one label."""
         means = np.stack([losses, np.zeros_like(losses), np.ones_like(losses)], axis=1)
         return cls(
             means=means[:, None],
@@ -173,12 +173,12 @@ class Algorithm(Protocol):
         """Raise unless the method can continue from a state, whose memory may be untrusted.
 
         Raises:
-            ValueError: Alpha has another shape, or the memory is not that of this method.
+            ValueError: Alpha has another shape, or the memory is not one of this method.
         """
         ...
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Return the nearest feasible `alpha`; a feasible one comes back bit for bit."""
+        """Return the nearest feasible `alpha`; a feasible `alpha` is unchanged, bit for bit."""
         ...
 
     def prompt(self, state: State) -> NDArray[np.int64]:

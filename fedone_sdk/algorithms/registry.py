@@ -143,7 +143,7 @@ def load_method(spec: MethodSpec, folder: str | Path = ".") -> None:
     The object is called with the spec's options, and with those of these arguments that its
     signature names: `prompt_len` (n), `vocab_size` (N), `num_samples` (I), `seed`, `blank` (the
     index of the blank candidate, or None), `space` (`Space`, the candidates of each position),
-    `asks` (how many asks the run has room for) and `start` (the warm start, or None). It returns
+    `asks` (the number of asks that the run plans) and `start` (the warm start, or None). It returns
     an `Algorithm`; `PlainAlgorithm` is a base class.
 
     Args:

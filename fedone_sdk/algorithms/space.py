@@ -197,7 +197,7 @@ class Space:
         return uniform
 
     def admitted(self, alpha: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return alpha with the mean weight of a position for its new candidates, shape (n, N)."""
+        """Return alpha, in which new candidates get their position's mean weight, shape (n, N)."""
         weights = alpha.astype(np.float64)
         known = weights > 0.0
         means = weights.sum(axis=1) / known.sum(axis=1)
