@@ -21,10 +21,10 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _run()
-    except KeyboardInterrupt:  # during imports; commands handle it themselves
+    except KeyboardInterrupt:  # Ctrl-C during imports; commands handle later ones themselves.
         sys.exit(130)
     except Exception as exc:
-        # How pydantic reports Ctrl-C while it builds a validator.
+        # pydantic raises this error at Ctrl-C while it builds a validator.
         if type(exc).__name__ == "SchemaError" and "KeyboardInterrupt" in str(exc):
             sys.exit(130)
         raise

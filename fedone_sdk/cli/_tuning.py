@@ -113,7 +113,7 @@ Show = Callable[[str, bool], None]
 
 @contextmanager
 def shown(title: str) -> Iterator[Show]:
-    """Show a changing text on stderr: in one line of a terminal, else at most a line per second."""
+    """Show a changing text on stderr: in one line of a terminal; in a file, a line per second."""
     console = terminal(stderr=True)
     if console.is_terminal:
         with console.status(Text(f"{title}: starting")) as status:
@@ -142,7 +142,7 @@ class Progress:
         self._has_round = False
 
     def __call__(self, run: aggregator.ServedRun, change: aggregator.Change | None) -> None:
-        """Show a change of the run, if it is due."""
+        """Show the progress after a change of the run."""
         if self._began is None:
             self._began = time.monotonic(), _share(run)
             text = (

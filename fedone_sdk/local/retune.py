@@ -74,7 +74,7 @@ class Retuning:
         }
 
     async def plan(self, backend: LLMBackend) -> RunPlan:
-        """Estimate the cost of the run and its label biases; a hosted model gets no request."""
+        """Estimate the cost of the run and its label biases; send no paid request."""
         spec = self.federation.spec
         spec.check_caps(backend.bounds)
         if not backend.local:
@@ -137,7 +137,7 @@ def retune_spec(
     prompt["start"] = [{token: _START_SHARE} for token in tokens]
     if not slots:
         prompt["length"] = max(prompt["length"], len(tokens))
-        if prompt["length"] > len(tokens):  # The other positions start half blank.
+        if prompt["length"] > len(tokens):  # At the others, the blank has probability 0.5.
             words = prompt["vocabulary"]
             listed = words.get("candidates", ())
             words |= {"candidates": ("", *filter(None, listed))} if listed else {"blank": True}
@@ -329,7 +329,7 @@ def _bare_prompt(task: TaskSpec, vocabulary: Vocabulary) -> PromptReport:
 def _change_of_model(metric: str, new: MeasuredPrompt, artefact: PromptArtefact) -> Spread | None:
     """Return the difference of the unpaired measurements on both models.
 
-    The interval combines those of both (MOVER, Zou and Donner 2008). For measurements on the same
+    The interval combines both intervals (MOVER, Zou and Donner 2008). For measurements on the same
     dev split it is conservative.
     """
     old, ends = artefact.evaluation.metric.after, artefact.evaluation.interval

@@ -112,7 +112,7 @@ def test_a_finished_search_whose_cap_is_raised_goes_on(tune: Fedone, folder: Pat
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("queries", "--raise: 'queries' must be UNIT=N, as queries=600"),
+        ("queries", "--raise: 'queries' must be UNIT=N, such as queries=600"),
         ("queries=9", "--raise: queries: the cap is 16, and a cap can only be raised"),
     ],
 )
@@ -181,7 +181,7 @@ def test_other_commands_find_a_kept_run(fedone: Fedone, tune: Fedone, folder: Pa
     assert "tiny" in (folder / "tiny.html").read_text()
     assert fedone("runs", "export", "tiny", "--as", "prompt").code == 0
     assert fedone("prompt", "use", "tiny.prompt.json").code == 0
-    assert fedone("runs", "export", "nope").err == "arguments: give one of --server, --store\n"
+    assert fedone("runs", "export", "nope").err == "arguments: give either --server or --store\n"
 
 
 def test_the_place_is_the_folder_of_the_file(

@@ -144,7 +144,7 @@ async def test_artefact(method: str) -> None:
     artefact = artefact_of(run)
     assert artefact.prompt.slots is not None
     assert artefact.prompt.text == "".join(slot.text for slot in artefact.prompt.slots)
-    assert artefact.asked.labels == artefact.prompt.labels
+    assert artefact.tuned_task.labels == artefact.prompt.labels
 
 
 WRITTEN = '["Is it good?", "Say {label:0} or {label:1}!", "Is it good?", "Name the {colour}."]'

@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch", reason=WHY)
 transformers = pytest.importorskip("transformers", reason=WHY)
 tokenizers = pytest.importorskip("tokenizers")
 
-MAX_ROWS = "fedone_sdk.backends.transformers.MAX_ROWS"
+MAX_SEQUENCES = "fedone_sdk.backends.transformers.MAX_SEQUENCES"
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).resolve().parents[4] / "shared"))
 SST2 = glue_task("sst2")
 ASKED = TaskSpec(
@@ -183,7 +183,7 @@ async def test_padding_changes_nothing(
     async with backend(folder) as ours:
         together = (await ours.score(ask(*sentences, task=task))).log_probs
         alone = [(await ours.score(ask(each, task=task))).log_probs[0] for each in sentences]
-        monkeypatch.setattr(MAX_ROWS, 2)
+        monkeypatch.setattr(MAX_SEQUENCES, 2)
         in_twos = (await ours.score(ask(*sentences, task=task))).log_probs
     assert len({row for row in together}) == len(sentences)
     for found in (alone, in_twos):
@@ -193,7 +193,7 @@ async def test_padding_changes_nothing(
 async def test_label_words_of_several_tokens_sum_up(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MAX_ROWS, 4)
+    monkeypatch.setattr(MAX_SEQUENCES, 4)
     naive = Naive(llama)
     words = (" great", " terrible", " not good", " not bad at all", "!")
     query = Query(inputs=inputs(*SENTENCES), label_words=words)
@@ -226,7 +226,7 @@ async def test_the_log_probability_of_a_reference(llama: Path) -> None:
 async def test_what_it_writes_is_greedy_and_ends_where_the_model_ends(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MAX_ROWS, 2)
+    monkeypatch.setattr(MAX_SEQUENCES, 2)
     naive, asked = Naive(llama), inputs(*SENTENCES)
     expected = [naive.greedy(rendered, 6) for rendered in asked]
     # A copy of the model that ends with what it would write third for the second input; and whose
