@@ -155,13 +155,13 @@ class Evaluation(calls.Companion):
         await calls.persist(self._run, partial(self._run.record_outcomes, outcomes))
         record = partial(self._run.apply, record_metric, which=which, value=metric)
         if which == "no_prompt":
-            record = partial(record, biased=await in_thread(self._biased, outcomes))
+            record = partial(record, biased=await in_thread(self._biased_metric, outcomes))
         elif which == "after":
             await self._measure_cheapest()
             record = partial(record, at=at, verdict=await self._verdict(shown))
         await calls.persist(self._run, record)
 
-    def _biased(self, bare: Outcomes) -> float | None:
+    def _biased_metric(self, bare: Outcomes) -> float | None:
         task = self._run.spec.task
         plain = no_prompt_biased(task, bare, None)
         return None if plain is None else measured(task, plain.outcomes, self._metric)[0]
@@ -183,15 +183,15 @@ class Evaluation(calls.Companion):
             _log.error("the verdict failed", run_id=run.run_id, traceback=traceback.format_exc())
             return None
         if isinstance(self._score, Judge) and verdict.conclusion != "no_prompt":
-            preferred = await self._preferred(self._score, tuned)
+            preferred = await self._preference(self._score, tuned)
             verdict = verdict.model_copy(update={"preference": preferred})
         return verdict
 
-    async def _preferred(self, judge: Judge, tuned: _ShownPrompt) -> Preference | None:
+    async def _preference(self, judge: Judge, tuned: _ShownPrompt) -> Preference | None:
         """Let the judge compare the (cached) texts of the tuned prompt with those of no prompt."""
         try:
             ours, bare = [
-                texts_of(*(await self._answered(shown, self._examples))[1:])
+                texts_of(*(await self._query_prompt(shown, self._examples))[1:])
                 for shown in (tuned, _ShownPrompt())
             ]
             return preference(await judge.preferences(ours, bare, self._examples), ours, bare)
@@ -207,7 +207,7 @@ class Evaluation(calls.Companion):
         if run.state.paused:
             return None
         try:
-            task, queries, answers = await self._answered(shown, examples)
+            task, queries, answers = await self._query_prompt(shown, examples)
             prediction = await Prediction.of(
                 task, queries, answers, examples, score=self._score, measure=self._metric
             )
@@ -226,7 +226,7 @@ class Evaluation(calls.Companion):
             await calls.persist(run, partial(self._bugs.add, run, exc))
         return None
 
-    async def _answered(
+    async def _query_prompt(
         self, shown: _ShownPrompt, examples: Sequence[Example]
     ) -> tuple[TaskSpec, Sequence[Query], Sequence[Answer]]:
         """Return the task with the prompt's label bias, and the model's answers to the prompt."""

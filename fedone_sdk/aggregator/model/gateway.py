@@ -165,7 +165,7 @@ class ModelGateway:
             raise invalid("prompts: an index is not one of its position's candidates")
         return rows
 
-    def _queries(
+    def _render(
         self, run: ServedRun, seat: Seat, message: Score, rows: Sequence[Sequence[int]]
     ) -> list[Query]:
         return [
@@ -218,7 +218,7 @@ class ModelGateway:
             num_queries = self._num_queries(run, seat, message)
             self._check(run, message)
             try:
-                queries = await self._admitted(work, seat, message, call, num_queries, call_budget)
+                queries = await self._admit(work, seat, message, call, num_queries, call_budget)
                 answers = await backends.score_all(self.backend, queries)
             except errors.BackendBlocked:
                 await run.apply(
@@ -265,7 +265,7 @@ class ModelGateway:
         await run.record_answers(answers)
         return scores
 
-    async def _admitted(
+    async def _admit(
         self, work: _Work, seat: Seat, message: Score, call: str, count: int, payer: CallBudget
     ) -> list[Query]:
         """Check that the lease covers a call, render its queries, and reserve their cost."""
@@ -279,7 +279,7 @@ class ModelGateway:
                     raise invalid("proposal.text: cannot become a candidate")
                 rows = [rows[message.proposal.parent]]
             size = _rendered_size(run, message) * count
-            queries = await in_thread_if_large(size, self._queries, run, seat, message, rows)
+            queries = await in_thread_if_large(size, self._render, run, seat, message, rows)
             return await payer.cover(self.backend, queries, Usage(queries=count))
         finally:
             work.num_quoting -= new

@@ -82,7 +82,7 @@ class Proposer(Companion):
     async def _propose(self) -> None:
         run = self._run
         try:
-            request = await self._next()
+            request = await self._next_request()
             if request is None:
                 return
             written = await self._write(request.query)
@@ -104,9 +104,9 @@ class Proposer(Companion):
             # A bug in a backend does not end the run.
             _log.error("the proposer failed", traceback=traceback.format_exc())
 
-    async def _next(self) -> _Request | None:
+    async def _next_request(self) -> _Request | None:
         task, count = self._run.spec.task, self._spec.count
-        messages = proposals.proposal_messages(task, self._slot, self._scored(), count=count)
+        messages = proposals.proposal_messages(task, self._slot, self._rated(), count=count)
         return _Request(written_query(messages, self._spec.max_tokens), count)
 
     async def _write(self, query: Query) -> str:
@@ -123,7 +123,7 @@ class Proposer(Companion):
             await persist(self._run, partial(self._run.apply, count_call, failure=failure))
         return answer.text
 
-    def _scored(self) -> Iterator[proposals.ScoredCandidate]:
+    def _rated(self) -> Iterator[proposals.ScoredCandidate]:
         run = self._run
         position = run.machine.proposed_position
         candidates = run.vocabulary.of_position(position)
@@ -173,7 +173,7 @@ class Reflections(Proposer):
         state = self._run.state
         return state.round - state.merged_at >= self._spec.merge_every
 
-    async def _next(self) -> _Request | None:
+    async def _next_request(self) -> _Request | None:
         """Return the query that merges the best candidates of different clusters of clients."""
         run = self._run
         parents = await run.apply(begin_merge)
@@ -198,11 +198,11 @@ class Reflections(Proposer):
             raise invalid(f"cases: must have the fields {sorted(fields)}")
         call = self._calls.get(message.assignment_id)
         if call is None:
-            call = self._begin(self._written(seat, message))
+            call = self._begin(self._write_reflection(seat, message))
             self._calls[message.assignment_id] = call
         return await asyncio.shield(call)  # The answer is paid for, and is kept for a retry.
 
-    async def _written(self, seat: Seat, message: Reflect) -> Reflected:
+    async def _write_reflection(self, seat: Seat, message: Reflect) -> Reflected:
         run = self._run
         await run.apply(begin_reflection, assignment_id=message.assignment_id)
         parent = run.machine.candidates(run.state, seat).prompts[message.parent].tolist()

@@ -176,7 +176,7 @@ def pause(
     summary = summary or reason
     if state.paused:  # The run then shows both reasons.
         before = state.reason or ""
-        reason, summary = _joined(before, reason), _joined(state.summary or before, summary)
+        reason, summary = _join(before, reason), _join(state.summary or before, summary)
     elif state.running:
         state = state.end("stopped", None, now)
         reason, summary = f"paused: {reason}", f"paused: {summary}"
@@ -186,7 +186,7 @@ def pause(
     return Result(state=replace(state, paused=True, reason=reason, summary=different))
 
 
-def _joined(known: str, new: str) -> str:
+def _join(known: str, new: str) -> str:
     return known if new in known else f"{known}; {new}"
 
 
@@ -355,7 +355,7 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         record["candidates"] = [list(each) for each in state.waiting]
     quarantined = state.quarantined
     if machine.defence is not None and not machine.defence.only_bounds:
-        banned = _banned(machine, machine.defence, state, defence, verdicts)
+        banned = _new_quarantines(machine, machine.defence, state, defence, verdicts)
         quarantined = quarantined.union(banned)
         record["defence"] = [
             {"slot": seat.slot}
@@ -400,7 +400,7 @@ def _judge(
         return list(seats), state.defence, []
     contributions = [_contribution(machine, state, seat) for seat in seats]
     verdicts, memory = machine.defence.admit(state.method.alpha, contributions, state.defence)
-    kept = [_admitted(seat, verdict) for seat, verdict in zip(seats, verdicts, strict=True)]
+    kept = [_apply_verdict(seat, verdict) for seat, verdict in zip(seats, verdicts, strict=True)]
     return kept, memory, verdicts
 
 
@@ -427,7 +427,7 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
     )
 
 
-def _admitted(seat: Seat, admitted: Admitted) -> Seat:
+def _apply_verdict(seat: Seat, admitted: Admitted) -> Seat:
     if admitted.outlier:
         return replace(seat, local=None)
     if admitted.scale == 1.0 or seat.local is None:
@@ -435,7 +435,7 @@ def _admitted(seat: Seat, admitted: Admitted) -> Seat:
     return replace(seat, local=State(alpha=admitted.alpha, memory=seat.local.memory))
 
 
-def _banned(
+def _new_quarantines(
     machine: RoundMachine,
     defence: Defence,
     state: RunState,

@@ -33,13 +33,13 @@ MIN_SAMPLES = 2
 """Minimal number of prompts per step: the variance-reduced estimator divides by I - 1."""
 
 MAX_SNAPSHOTS = 100
-"""Maximal number of rounds of a run to which it can be rolled back, besides its start."""
+"""Maximal number of rounds to which a run can be rolled back, besides its start."""
 
 ONE_QUERY = Usage(queries=1)
 """Upper bound on the cost of a query if only queries can be bounded."""
 
 _STRIDE = 1 << 32
-"""Offset of seeds after a rollback: larger than any product of slots and local steps."""
+"""Each rollback adds this to the seeds; it is larger than any product of slots and local steps."""
 
 
 P = ParamSpec("P")
@@ -81,7 +81,7 @@ class RoundMachine:
     """A drawn client must claim its work within this time: a round trip and a reconnection."""
 
     MAX_RENEWALS: ClassVar = 10
-    """Renewals of an assignment: a device that never finishes keeps a seat for 11 deadlines."""
+    """Maximal number of renewals. A device that never finishes keeps a seat for 11 deadlines."""
 
     MAX_LOST: ClassVar = 50
     """The run fails if more assignments in a row are lost, and each waiting client has lost one in
@@ -301,7 +301,7 @@ class RoundMachine:
         return self.spec.participation.clients_per_round if uniform else 1
 
     def admits(self, *, own_model: bool) -> bool:
-        """Whether a client may work with a model of its own, if it has one."""
+        """Whether a client may take part; `own_model` says that it has a model of its own."""
         no_gateway = self.gateway_model is None
         return not own_model or no_gateway or self.spec.participation.own_models is not None
 
@@ -367,14 +367,14 @@ class RoundMachine:
             return known[1]
         rng = algorithms.stream(self.seed(state, seat, "prompts", seat.step))
         drawn = self.method.ask(base, rng, seat.num_samples, Holder(seat.client, seat.whole))
-        drawn = self._of_others(state, seat.client, drawn)
+        drawn = self._without_own(state, seat.client, drawn)
         if len(self.drawn) >= 2 * self.spec.participation.clients_per_round:
             self.drawn.clear()
         self.drawn[key] = (base, drawn)
         return drawn
 
-    def _of_others(self, state: RunState, client: int, drawn: Candidates) -> Candidates:
-        """Replace each candidate that the client wrote by the candidate's parent, in prompts."""
+    def _without_own(self, state: RunState, client: int, drawn: Candidates) -> Candidates:
+        """Return the prompts, with candidates that the client wrote replaced by their parents."""
         written_by_client = [origin for origin in state.lineage if origin.client == client]
         if not written_by_client:
             return drawn

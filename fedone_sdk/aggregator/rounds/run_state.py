@@ -103,7 +103,7 @@ class Seat:
 
 
 class Strikes(NamedTuple):
-    """Strikes of a client for lost seats; with too many of them it is set aside.
+    """Strikes of a client for lost seats; a client with too many strikes is set aside.
 
     Attributes:
         recent: Strikes for one seat that the client lost since the run's last update: 1, plus 1 per

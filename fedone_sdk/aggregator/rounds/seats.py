@@ -61,7 +61,7 @@ def fill(
             and not state.is_aside(client, now)
             and (releases is None or releases.has_room(state.releases.get(client, 0)))
         }
-    return Result(state=_drawn(machine, state, available, now))
+    return Result(state=_draw(machine, state, available, now))
 
 
 def _no_answer_reason(state: RunState) -> str | None:
@@ -99,7 +99,7 @@ def _num_exhausted(machine: RoundMachine, state: RunState, enrolled: int) -> int
     return len(spent) if machine.vacancies(state) and len(out) >= expected else 0
 
 
-def _drawn(
+def _draw(
     machine: RoundMachine, state: RunState, available: Mapping[int, int], now: float
 ) -> RunState:
     part = machine.spec.participation
@@ -328,14 +328,14 @@ def vacate(
         passed=state.passed | {seat.client},
     )
     if unfit:
-        state = _without_unfit(state, seat, said or reason)
+        state = _exclude_unfit(state, seat, said or reason)
     if seat.step:
         # Earlier local steps are paid for, so the seat is finished with their result.
         return result.then(close_seat(machine, state, replace(seat, phase="done"), now))
     return replace(result, state=state.without_seat(seat))
 
 
-def _without_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
+def _exclude_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
     others = {client: why for client, why in state.unfit.items() if client != seat.client}
     for other in state.seats:
         started = other.step or other.phase != "offered" or other.slot == seat.slot

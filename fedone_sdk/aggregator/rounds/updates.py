@@ -40,7 +40,7 @@ def accept(
         lost = vacate(machine, state, seat, reason, update.usage, now, said=other)
         return replace(cast(Result[Any], lost), refusal=ProblemError("model_mismatch", other))
     _check_scored(update)
-    step = _step_result(machine, state, seat, update)
+    step = _check_update(machine, state, seat, update)
     tried = isinstance(update, LossesUpdate) and update.proposal is not None
     spent = lease_cost(machine, state, seat, update.usage, answered=True, proposed=tried)
     lease = state.account.leases[assignment_id]
@@ -52,7 +52,7 @@ def accept(
             )
         spent = lease
     state = replace(state, account=state.account.settle(assignment_id, spent), model=update.model)
-    proposed = _proposed(machine, state, seat, update, unfit=unfit)
+    proposed = _queue_proposal(machine, state, seat, update, unfit=unfit)
     state = proposed.state
     counted = count_update(machine, state, seat.client, now)
     state = renew_offers(machine, counted.state, seat.client, now)
@@ -85,7 +85,7 @@ def accept(
     )
 
 
-def _proposed(
+def _queue_proposal(
     machine: RoundMachine,
     state: RunState,
     seat: Seat,
@@ -134,7 +134,7 @@ class _StepResult(NamedTuple):
     by_class: tuple[ByClass, ...] = ()
 
 
-def _step_result(
+def _check_update(
     machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate | LossesUpdate
 ) -> _StepResult:
     """Check an update against its assignment; return its content."""
@@ -146,7 +146,7 @@ def _step_result(
             )
         if len(update.losses) != seat.num_samples:
             raise invalid(f"losses: {len(update.losses)} were sent for {seat.num_samples} prompts")
-        by_class = _by_class(machine, update)
+        by_class = _check_by_class(machine, update)
         candidates = machine.candidates(state, seat)
         losses = machine.as_losses(candidates, update.losses, by_class)
         return _StepResult(
@@ -156,14 +156,14 @@ def _step_result(
             by_class=() if by_class is None else (by_class,),
         )
     if isinstance(update, AlphaUpdate) and not machine.losses_exchange:
-        local = _local(machine, state, seat, update)
+        local = _check_alpha(machine, state, seat, update)
         return _StepResult(local=local, mean_loss=update.mean_loss)
     raise invalid(
         f"exchange: is {update.exchange!r}, the run's is {machine.spec.participation.exchange!r}"
     )
 
 
-def _by_class(machine: RoundMachine, update: LossesUpdate) -> ByClass | None:
+def _check_by_class(machine: RoundMachine, update: LossesUpdate) -> ByClass | None:
     given = update.by_class is not None or bool(update.class_counts)
     if given != machine.calibrates:
         does = "calibrates" if machine.calibrates else "does not calibrate"
@@ -183,7 +183,7 @@ def _by_class(machine: RoundMachine, update: LossesUpdate) -> ByClass | None:
     return by_class
 
 
-def _local(machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate) -> State:
+def _check_alpha(machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate) -> State:
     array = update.alpha
     if array.dtype != "float32" or array.shape != machine.shape:
         form = f"{array.dtype} {list(array.shape)}"

@@ -134,7 +134,7 @@ class Feed:
         """Whether `take` would return reports, or a rollback has removed rounds since."""
         return self._run.history != self._seen
 
-    async def changed(self) -> None:
+    async def wait(self) -> None:
         """Wait for a change of the rounds or the end of the run; safe to cancel."""
         await self._changed.wait()
         self._changed.clear()

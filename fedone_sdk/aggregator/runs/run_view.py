@@ -436,7 +436,7 @@ async def export_run(store: Store, run: RunView) -> AsyncIterator[bytes]:
     untrained = run.prompt(run.machine.initial_state())
     # Yielded with the first page: if the store is unavailable, the caller gets an error instead of
     # an incomplete export.
-    first_line = _line(
+    first_line = _export_line(
         kind="run",
         created_at=run.summary.created_at,
         spec=run.spec.model_dump(mode="json"),
@@ -446,14 +446,14 @@ async def export_run(store: Store, run: RunView) -> AsyncIterator[bytes]:
     async for page in log_pages(store, run.run_id):
         entries = [entry for entry in page if entry.version <= version]
         size = sum(len(entry.body) for entry in entries)
-        yield first_line + await in_thread_if_large(size, _lines, entries)
+        yield first_line + await in_thread_if_large(size, _export_lines, entries)
         first_line = b""
-    yield first_line + _line(kind="result", **result.model_dump(mode="json"))
+    yield first_line + _export_line(kind="result", **result.model_dump(mode="json"))
 
 
-def _lines(entries: Iterable[LogEntry]) -> bytes:
-    return b"".join(_line(kind=entry.kind, **json.loads(entry.body)) for entry in entries)
+def _export_lines(entries: Iterable[LogEntry]) -> bytes:
+    return b"".join(_export_line(kind=entry.kind, **json.loads(entry.body)) for entry in entries)
 
 
-def _line(**document: Any) -> bytes:
+def _export_line(**document: Any) -> bytes:
     return f"{json.dumps(document, ensure_ascii=False)}\n".encode()

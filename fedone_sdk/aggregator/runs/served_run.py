@@ -217,9 +217,9 @@ class ServedRun(RunView):
                 if self.is_stale:
                     await self._reload()
                 try:
-                    result = await self._step(handler, await self._completed(handler, data))
+                    result = await self._step(handler, await self._complete_data(handler, data))
                 except MethodError as exc:
-                    result = self._failed(exc)
+                    result = self._fail_run(exc)
                 except ProblemError:
                     if await self._has_newer_version():
                         continue  # The newest state decides whether the handler refuses.
@@ -239,7 +239,7 @@ class ServedRun(RunView):
             self._listener(self, change)
         return result
 
-    def _failed(self, error: MethodError) -> Result[Any]:
+    def _fail_run(self, error: MethodError) -> Result[Any]:
         """End the run because of an error of its method; open work is kept for a resume."""
         reason, lines = str(error), "".join(traceback.format_exception(error))
         _log.error("a method failed", run_id=self.run_id, reason=reason, traceback=lines)
@@ -250,7 +250,7 @@ class ServedRun(RunView):
         refusal = ProblemError("run_conflict", "the run has failed; the work is kept")
         return replace(result, refusal=refusal)
 
-    async def _completed(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
+    async def _complete_data(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return a handler's data, with the data that it needs from the store and the pool.
 
         `charge_lost_replicas` also gets the replicas that have started since its list was read,
@@ -265,7 +265,7 @@ class ServedRun(RunView):
             saved = await self._store.memory(self.run_id, data["client"])
             more["memory"] = None if saved is None else load_memory(saved)
         if handler is assign and self.state.seat_of(data["client"]) is None:
-            more |= self._waiting()
+            more |= self._pool_data()
         return {**data, **more}
 
     async def _step(self, handler: Handler, data: dict[str, Any]) -> Result[Any]:
@@ -277,10 +277,10 @@ class ServedRun(RunView):
             result = self.base.step(self.state, now, handler, **data)
         if handler is fill or not self.base.at(result.state).needs_seating(result.state):
             return result
-        seated = result.then(self.base.step(result.state, now, fill, **self._waiting()))
+        seated = result.then(self.base.step(result.state, now, fill, **self._pool_data()))
         return replace(seated, reply=result.reply, refusal=result.refusal)
 
-    def _waiting(self) -> dict[str, Any]:
+    def _pool_data(self) -> dict[str, Any]:
         return {"available": self._available(self), "enrolled": self._access.num_clients}
 
     async def pause(self, cause: Exception | str) -> None:
@@ -319,7 +319,7 @@ class ServedRun(RunView):
     async def seat(self) -> None:
         """Offer vacant seats to available clients."""
         if self.needs_seating:
-            await self.apply(fill, **self._waiting())
+            await self.apply(fill, **self._pool_data())
 
     async def record_metric(self, round_number: int, value: float) -> None:
         """Add a point to the metric's curve."""
