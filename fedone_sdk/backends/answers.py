@@ -40,8 +40,8 @@ class AnswerCache:
     """Keeps the answer to each input by its key, and shares one call between equal pending inputs.
 
     Inputs are equal if their texts (or shortened forms) and the query's scope, kind and label words
-    are. A cached or shared answer has ``usage=NOTHING`` and ``cached=1``. Errors and failed inputs
-    are shared, but not stored. One instance serves one event loop at a time.
+    are equal. A cached or shared answer has ``usage=NOTHING`` and ``cached=1``. Errors and failed
+    inputs are shared, but not stored. One instance serves one event loop at a time.
 
     With a file, each answer is on disk before `rows` returns, so that no answer is paid twice, also
     after a crash. Several processes may share a file.
@@ -80,7 +80,7 @@ class AnswerCache:
                 await asyncio.wait(pending.values())
                 # A call is cancelled if its query is cancelled or exceeds a budget, because that
                 # query pays for the call. One of the waiting queries then calls again. So usage is
-                # reported to exactly one caller, and no query fails by the budget of another.
+                # reported to one caller only, and no query fails because of another query's budget.
                 done = {key: call for key, call in pending.items() if not call.cancelled()}
                 known |= {key: _as_known(call.result()) for key, call in done.items()}
         rows = []

@@ -202,7 +202,7 @@ class LLMBackend(ABC):
 
         Args:
             label_words: The task's label words.
-            form: The task's form (`fedone_sdk.task.form_of`); empty checks the label words only.
+            form: The task's form (`fedone_sdk.task.form_of`); if empty, only words are checked.
 
         Raises:
             LabelWordError: A label word is not one token.

@@ -28,7 +28,7 @@ _MAX_EXCESS = 0.02
 _SAME = 0.01
 
 FIRST = 3
-"""Number of first answers to an input; more only if they differ (docs/benchmarks/sampled.md)."""
+"""Answers that an input gets first; it gets more if they differ (docs/benchmarks/sampled.md)."""
 
 _SMOOTHING = 0.5
 """Added to each label's count: the estimate of Krichevsky and Trofimov (1981)."""
@@ -121,7 +121,7 @@ class Choice(BaseModel):
 
 
 def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
-    """Return the tokens in descending order, each once."""
+    """Return the tokens, the likeliest first, each once."""
     # Entries with equal bytes are one token. Without bytes, two tokens may have the same text; they
     # then differ in their log-probability.
     last: dict[str, float] = {}

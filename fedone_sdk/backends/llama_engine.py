@@ -147,7 +147,7 @@ class LlamaEngine:
         form = {"json_schema": json.loads(schema)} if schema else {}
         written = []
         for prompt in prompts:
-            # Without reuse of a prefix, so that a text does not depend on earlier texts.
+            # No prefix is reused, so that a text does not depend on earlier texts.
             choice = self._complete(
                 prompt,
                 fresh=True,
@@ -264,7 +264,7 @@ class GgufEncoder(CausalEncoder):
         self._place_special_tokens(Path(engine.name))
 
     def special_names(self, text: str) -> list[str]:
-        """Return the special tokens in a text: their names, as plain text, are other tokens."""
+        """Return the special tokens in a text: those whose name, as plain text, is other tokens."""
         return [
             name
             for token, name in dict(self._engine.tokenise(text, special=True)).items()

@@ -22,7 +22,7 @@ from fedone_sdk.errors import BackendError, BackendRefused
 from fedone_sdk.spec import LimitsSpec, RetrySpec
 
 _SMALL = 32 * 1024
-"""Characters up to which a key is computed on the event loop."""
+"""Maximum characters of a query whose keys are computed on the event loop, not in a thread."""
 
 Watch = Callable[[LLMBackend, Query], AbstractContextManager[object]]
 """Returns a context manager that wraps one request."""
@@ -49,8 +49,8 @@ class ModelClient(Wrapper):
     not sent. After the answer the actual cost is charged, and the remainder is released. A request
     of unknown cost (a timeout, a cancelled caller) is charged in full. If a provider bills more
     than the quote, the actual cost is charged, and later quotes are higher (`Billing`). A cap may
-    be exceeded by the surplus of one request. With `retry` it is one request at most, because the
-    first request of each kind, and the next request after each surplus, are sent alone.
+    be exceeded by such a surplus. With `retry` only one request can exceed it, because the first
+    request of each kind, and the next request after each surplus, are sent alone.
 
     Args:
         inner: The adapter.
@@ -107,8 +107,8 @@ class ModelClient(Wrapper):
         """Answer one query with as many requests as needed.
 
         Returns:
-            An answer with the `usage` of all requests, its cost in money included, the `limits` of
-            the last request, and the `model` of the first input, or the first one that differs.
+            The answer. `usage` is the sum over all requests, in money too. `limits` come from the
+            last request. `model` is the first input's model, or the first one that differs.
 
         Raises:
             BackendBlocked: The breaker is open, a setting, key or quota must change, or the file of

@@ -99,7 +99,7 @@ class ModelServer:
     """HTTP client for one model of a server.
 
     Args:
-        model: The server's name of the model.
+        model: The server's name for the model.
         base_url: URL with its ``/v1``, or a URL of Azure with its query; None means `OPENAI_URL`.
         api_key_env: Environment variable that contains the key; if None, no key is sent.
         timeout_s: Time limit of a request, in seconds. The connect timeout is half of it, at most

@@ -222,7 +222,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     # From an input to messages
 
     def _load_counter(self) -> tokens.TokenCounter:
-        """Return the counter; called in the token thread only."""
+        """Load the counter, if it is not loaded; called in the token thread only."""
         if self._counter is None:
             self._counter = tokens.token_counter(model=self._model, tokenizer=self._tokenizer)
         return self._counter
@@ -236,7 +236,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         self._check_form(parts)
         messages = messages_of(parts) if is_chat(parts) else [Message("user", parts)]
         schema = self._schema(query)
-        # Bound on the tokens of the frames after the first message's, and of the JSON schema.
+        # Bound on the tokens of the frames of later messages, and of the JSON schema.
         around = (len(messages) - 1) * tokens.OPENAI_CHAT_OVERHEAD
         around += 0 if schema is None else len(json.dumps(schema).encode())
         texts = [message.parts for message in messages]

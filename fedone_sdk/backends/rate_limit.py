@@ -16,7 +16,7 @@ from fedone_sdk.spec import LimitsSpec
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """The amount of a unit in a sent request, and the total quoted up to this request."""
+    """The amount of a unit in a sent request; `total` sums the quotes up to this request."""
 
     at: float
     amount: int

@@ -49,13 +49,12 @@ class _Form:
 class Refusals:
     """Decides whether a refusal concerns one input or all inputs of a form.
 
-    The form of an input is all but the texts of its fields and prompt. The neutral input of a form
-    has a fixed word in their place. It is sent after a refusal while no input of the form has been
-    answered, and after `_IN_A_ROW` refusals in a row. If the neutral input is answered, the
-    refusals concern the inputs, which fail. If it is refused, all requests of this form are refused
-    until `reset`. The neutral input has no text of the caller, so that no caller can block the form
-    for others. A form is also refused after `_MAX_IN_A_ROW` refusals in a row, unless all come from
-    one device.
+    The form of an input is all of it except the texts of its fields and its prompt. The neutral
+    input of a form has a fixed word in place of these texts, so that no caller can block the form
+    for others. It is sent after a refusal while no input of the form has been answered, and after
+    `_IN_A_ROW` refusals in a row. If the neutral input is answered, only the refused inputs fail.
+    If it is refused, all requests of this form are refused until `reset`. A form is also refused
+    after `_MAX_IN_A_ROW` refusals in a row, unless all come from one device.
 
     Args:
         ask: Sends one request, and calls `admit` before each attempt.

@@ -1,4 +1,4 @@
-"""The form of requests to one server, adapted to what the server names in its refusals."""
+"""The form of requests to one server, which is adapted to the server's refusals."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ margin is for later models, because a quote must not be less than the bill.
 """
 
 CHAT_OVERHEAD = 128
-"""The bound for other servers. A chat template may add a system message (gpt-oss: 70 tokens)."""
+"""This bound for other servers. A chat template may add a system message (gpt-oss: 70 tokens)."""
 
 CHARS_PER_TOKEN = 16
 """Upper bound on the mean characters per token of a text, except for long runs of a character."""
@@ -83,7 +83,7 @@ def fit_fields(
         max_tokens: Maximum number of tokens of all texts together.
         offsets: Returns the span of each token of each text.
         chars: Maximum number of characters of a field that are tokenised.
-        limit: What limits the tokens, for the error.
+        limit: Words for the error that explain `max_tokens`.
 
     Returns:
         The texts, and their number of tokens.
@@ -262,7 +262,7 @@ def fetched_tokenizer(model: str) -> Path | None:
 
 
 def token_counter(*, model: str, tokenizer: str | None = None) -> TokenCounter:
-    """Return the most exact counter available. It blocks, as tiktoken may download a vocabulary.
+    """Return the most exact counter available. Blocks, because tiktoken may download a vocabulary.
 
     Without `tokenizer` it searches for a file by the model's name, then tries tiktoken (for
     OpenAI's models), and otherwise estimates.

@@ -46,7 +46,7 @@ Pick = tuple[int, int, int]
 class Plan(NamedTuple):
     """The forward passes of a query, planned without the weights."""
 
-    sequences: list[list[int]]  # The token ids of each.
+    sequences: list[list[int]]  # Each is the token ids of one sequence.
     picks: list[list[list[Pick]]]  # Per input and text to score, one pick per token of the text.
     worst: Usage
 

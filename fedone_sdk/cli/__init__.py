@@ -17,7 +17,7 @@ def main() -> None:
     # Matrices are small: on busy cores OpenBLAS's threads would mostly wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if isinstance(sys.stdout, TextIOWrapper):
-        # Escapes what the encoding of a terminal or a pipe lacks.
+        # Characters that the encoding of a terminal or a pipe lacks are escaped.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _run()

@@ -127,7 +127,7 @@ def reporting_errors() -> Iterator[None]:
         if any(map(_is_write_error, errors)):
             # Python's flush of stdout at exit would print another error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        # Each line once, because several clients may have failed for one reason.
+        # Each line is printed once, because several clients may fail for one reason.
         print(*dict.fromkeys(lines), sep="\n", file=sys.stderr)
         sys.exit(2)
 

@@ -116,7 +116,7 @@ class KnownRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """The files of one run; stores and clients never collide, as only a store ends in ``.db``."""
+    """The files of one run. Names never collide, because only the name of a store ends in .db."""
 
     store: Path
     clients: Path
@@ -143,7 +143,7 @@ class RunState:
         )
 
     def make(self) -> None:
-        """Create the default folder, and make git ignore it."""
+        """Create the default folder, with a .gitignore for all of its files."""
         folder = self.store.parent
         if folder.name != FOLDER:
             return

@@ -113,7 +113,7 @@ Show = Callable[[str, bool], None]
 
 @contextmanager
 def shown(title: str) -> Iterator[Show]:
-    """Show a changing text on stderr: in one line of a terminal; in a file, a line per second."""
+    """Show a changing text on stderr: on a terminal in one line, otherwise one line per second."""
     console = terminal(stderr=True)
     if console.is_terminal:
         with console.status(Text(f"{title}: starting")) as status:

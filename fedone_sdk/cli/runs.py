@@ -143,8 +143,8 @@ def rollback(
         https://fedone.example
 
     Args:
-        to_round (N): The first round to repeat; its results and those of later rounds are
-            discarded.
+        to_round (N): The first round to repeat. The results of this round and of all later rounds
+            are discarded.
         reason (TEXT): Why the run is rolled back; written to its log.
     """
     output = Output(json_file)

@@ -309,7 +309,7 @@ def upgrade(
 def copy(source: str, target: str) -> None:
     """Copy a store into an empty one, with all runs, clients and tokens.
 
-    First stop every server that uses one of them. Then serve only the copy, because two servers
+    First stop every server that uses either store. Then serve only the copy, because two servers
     would each spend up to the caps.
 
     Example: fedone db copy fedone.db postgresql://fedone@db.example/fedone

@@ -158,7 +158,7 @@ async def _plan(run: RunFile, probe: bool) -> tuple[local.RunPlan, bool]:
     federation, keyless = run.federation(), run
     key = run.spec.backend.api_key_env
     key_is_missing = key is not None and not os.environ.get(key, "").strip()
-    if key_is_missing:  # Tokens and prices are known without it.
+    if key_is_missing:  # Tokens and prices are known without the key.
         model = run.spec.backend.model_copy(update={"api_key_env": None})
         keyless = replace(run, spec=run.spec.model_copy(update={"backend": model}))
     async with AsyncExitStack() as stack:

@@ -179,7 +179,7 @@ class Results:
     """The results of a comparison.
 
     Attributes:
-        standings: In the order of the table. All others are compared with the first one.
+        standings: In the order of the table. The first is compared with each of the others.
     """
 
     name: str

@@ -92,12 +92,12 @@ async def draft(
     """Derive a task and its slots.
 
     A model in this process scores words after the public rows. A word is chosen for a label if it
-    is much more likely after texts with this label than after others. Only free
-    requests are sent to a model behind an API.
+    is much more likely after texts with this label than after others. Only free requests are sent
+    to a model behind an API.
 
     `rows` are public and have the keys ``text`` and ``label``; `columns` are the original names of
-    these, and `public` is the file of the rows. `text` and `aspect` are nouns for a text and for
-    the meaning of the labels. Values that are None are derived.
+    these keys, and `public` is the file of the rows. `text` and `aspect` are nouns for a text and
+    for the meaning of the labels. Values that are None are derived.
     """
     reader = _Reader(model, rows)
     await reader.find_form()
@@ -186,7 +186,7 @@ class _Reader:
         inputs = tuple(self._input(text, self.opening) for text in texts)
         answer = await self.model.score(Query(inputs=inputs, label_words=tuple(words)))
         chars = sum(len(text[:_SCREEN_CHARS]) + FRAME_CHARS for text in texts)
-        # Processor time is less than wall time if other programs delay the model.
+        # The smaller time: processor time, if other programs delay the model.
         seconds = min(time.perf_counter() - began, time.process_time() - cpu_began)
         self.char_s = seconds / chars
         return np.array(answer.log_probs)
@@ -351,7 +351,7 @@ def _shipped_sets() -> list[list[str]]:
 
 
 def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str, str]]:
-    """Return the shipped sets with the words of `main`; if it is empty, all of the right size."""
+    """Return the shipped sets with the words of `main`; if it is empty, all sets of this size."""
     sets: Iterable[Sequence[str]] = label_sets.shipped_label_sets(main)
     if not main and len(labels) <= _MAX_PERMUTED:
         fitting = (words for words in _shipped_sets() if len(words) == len(labels))

@@ -168,7 +168,7 @@ async def running(
         store: The aggregator's store, by default in memory. A run in the store is resumed, even
             after a stop.
         state_dir: Folder of the clients' state, with which a stored run resumes with the same
-            clients. Leaving early then keeps the open work of the round.
+            clients. If set, leaving early keeps the open work of the round.
         watch: Called with the run and its changes.
         first: Called before the run starts or resumes; its queries count against the run's caps.
         between: Wraps a client's transport, for example to inject a fault or an attack.

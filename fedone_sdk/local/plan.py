@@ -62,7 +62,7 @@ class RunPlan(Message):
         expected: Expected usage of the whole run, which asks for each (prompt, row) pair once.
         most: Worst-case usage of the whole run, as leases reserve it.
         smallest_cap: The smallest caps that cover one round and evaluation.
-        duration: Null without a probe or a rate limit.
+        duration: The estimated duration; null without a probe or a rate limit.
         sufficient: Whether the caps cover all planned rounds in the worst case.
         prices: The model's prices for its service tier; null if unknown.
         priced: Whether all prices are known. If not, `usd` is null in JSON.
@@ -227,7 +227,7 @@ class _Planner:
         try:
             vocabulary = await backends.usable_vocabulary(backend, spec, self.federation.vocabulary)
             self.federation = replace(self.federation, vocabulary=vocabulary)
-            if not self.adapter.local:  # A local model checks words when tokens are counted.
+            if not self.adapter.local:  # Local models check words when they count tokens.
                 for words, form in label_checks(self.task, vocabulary):
                     await backend.check(words, form)
         except (BackendBlocked, BackendUnavailable) as exc:

@@ -30,7 +30,7 @@ _SERVER = "simulation"
 """The aggregator's name in the clients' state files, in place of a URL that changes each time."""
 
 _SECRET = "enrolment-secret"
-"""The file with the population's secret."""
+"""Name of the file with the population's secret."""
 
 _BATCH = 128
 """Number of concurrent enrolments."""

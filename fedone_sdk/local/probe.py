@@ -18,7 +18,7 @@ _TIMED_ROWS = 4
 """Rows of the longer of two timed requests."""
 
 _SLOW_S = 1.0
-"""If a request takes longer, requests are timed one at a time."""
+"""If a request takes longer, seconds, requests are timed one at a time."""
 
 _ROUND_S = 0.03
 """Seconds of a round without the model, on one core: 0.026 over 99 rounds of ``gs-bdpl`` with 20

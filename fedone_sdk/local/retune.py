@@ -104,7 +104,7 @@ class Retuning:
     async def find_biases(self, backend: LLMBackend, ask: Ask) -> None:
         """Fit the label biases of the old prompt and of "no prompt" on the new model."""
         for prompt, queries in self._bias_queries(backend).items():
-            # Cached answers are free, even when the caps are spent.
+            # Cached answers are read without the budget, which may be spent.
             unknown = [query for query in queries if not await backends.is_known(backend, query)]
             paid = dict(zip(unknown, await ask(unknown), strict=True)) if unknown else {}
             rows = [
@@ -137,7 +137,7 @@ def retune_spec(
     prompt["start"] = [{token: _START_SHARE} for token in tokens]
     if not slots:
         prompt["length"] = max(prompt["length"], len(tokens))
-        if prompt["length"] > len(tokens):  # At the others, the blank has probability 0.5.
+        if prompt["length"] > len(tokens):  # At other positions, the blank gets probability 0.5.
             words = prompt["vocabulary"]
             listed = words.get("candidates", ())
             words |= {"candidates": ("", *filter(None, listed))} if listed else {"blank": True}
