@@ -215,7 +215,7 @@ async def test_the_log_probability_of_a_reference(llama: Path) -> None:
     query = Query(inputs=inputs(*SENTENCES), want="reference", references=references)
     async with backend(llama) as ours:
         answer = await ours.score(query)
-        with pytest.raises(BackendError, match="reference text is 0 tokens"):
+        with pytest.raises(BackendError, match="reference text has 0 tokens"):
             await ours.score(Query(inputs=inputs("x"), want="reference", references=("",)))
         with pytest.raises(ValueError, match="one reference per input"):
             await ours.score(Query(inputs=inputs("x"), want="reference"))
