@@ -35,11 +35,9 @@ _CHANGE_TEXTS = {
 """Label of a change in the metric ``fedone_access_changes`` -> text of the change in the log."""
 
 _SEEN_PRECISION_S = 86_400.0
-"""Precision of the time of a client's last request, seconds. It is coarse, because each new time is
-written to the store."""
+"""Precision of a client's last request time, seconds; coarse, because each new time is a write."""
 _MAX_LOOKUPS = 4
-"""Maximal number of concurrent lookups of unknown secrets in the store. Guesses of secrets must not
-load the store."""
+"""Maximal number of concurrent lookups of unknown secrets; it limits the load from guesses."""
 
 
 class Access:
@@ -65,7 +63,7 @@ class Access:
         self._index_by_secret: dict[str, int] = {}
         self._tokens: frozenset[str] = frozenset()
         self.num_clients = 0
-        # Incremented when the store changes: a read that began before must not be cached.
+        # Incremented at each change in the store, so that an earlier read is not cached.
         self._generation = 0
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._write_lock = asyncio.Lock()
@@ -73,8 +71,7 @@ class Access:
     async def open(self) -> None:
         """Add the configured tokens to the store, and load all tokens.
 
-        A token that is no longer in this configuration stays valid, because it may be in another
-        replica's configuration.
+        A token that is not configured here stays valid, because another replica may have it.
 
         Raises:
             SpecError: A configured token has the secret of another token.
@@ -86,7 +83,7 @@ class Access:
     async def reload_all(self) -> None:
         """Read the most recently enrolled clients again, in case other replicas changed them.
 
-        The cache is filled at once: the rate limit of an address counts callers that are not in it.
+        Uncached callers count for the rate limit of their address, so the cache is filled at once.
         """
         self._generation += 1
         self._records.clear()
@@ -351,7 +348,7 @@ class Access:
         self._tokens = frozenset(token.token_sha256 for token in await self._store.tokens())
 
     async def _configure(self) -> None:
-        """Store the configured tokens; a token is the same as a stored one if its secret is."""
+        """Store the configured tokens. Tokens with the same secret count as the same token."""
         stored = {token.token_sha256: token for token in await self._store.tokens()}
         is_first_start = not stored
         for token in self.authority.enrolment_tokens:

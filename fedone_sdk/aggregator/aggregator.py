@@ -222,7 +222,7 @@ class RunHandle:
         return self._run.result()
 
     async def wait_ended(self) -> None:
-        """Wait until the run has ended, but not for the metric of its final prompt."""
+        """Wait until the run has ended; do not wait for the metric of its final prompt."""
         await self._run.ended.wait()
 
     async def wait(self) -> RunResult:

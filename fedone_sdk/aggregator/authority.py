@@ -107,8 +107,7 @@ class EnrolmentToken(_Secret):
 
     Attributes:
         name: Name in logs and lists; by default a number.
-        runs: Names of the runs that its clients may access, with ``*`` for any text; null allows
-            all runs.
+        runs: Names of the runs that its clients may access (``*`` is any text); null allows all.
         expires: Date and time with UTC offset.
         uses: Maximal number of clients that can enrol with it.
     """

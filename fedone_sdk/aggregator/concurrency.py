@@ -32,7 +32,7 @@ _THREADS = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) - 1)), "fedone
 async def run_to_end(work: Coroutine[Any, Any, T], *, owner: object) -> T:
     """Await `work`; if the caller is cancelled, the work goes on. `wait_pending` waits for it."""
     if asyncio.current_task() in _PENDING:
-        return await work  # The calling task is itself not cancelled with its caller.
+        return await work  # The current task already outlives its caller.
     task = asyncio.create_task(work)
     _PENDING[task] = owner
     task.add_done_callback(_PENDING.pop)

@@ -179,7 +179,7 @@ class ServeConfig(Spec):
         runs: Paths of the RUN.yaml files to serve.
         tracing: Null disables traces, unless OpenTelemetry's environment variables set an endpoint.
         drain_s: Time that pending requests have to finish when the server stops, seconds.
-        drain_notice_s: Time between SIGTERM and `drain_s`, seconds. Meanwhile ``/readyz`` returns
+        drain_notice_s: Time from SIGTERM to the begin of `drain_s`, seconds. ``/readyz`` returns
             503, so that load balancers send no more requests; requests are still accepted.
     """
 
@@ -214,7 +214,7 @@ class ServeConfig(Spec):
 
         ``FEDONE_AUTH__ADMIN_TOKEN`` is the key ``auth.admin_token``; lists and mappings are JSON. A
         mapping is merged with the file's mapping, any other value replaces the file's value. A
-        variable whose name is similar to a key's is an error; other variables are ignored.
+        ``FEDONE_`` variable with a name similar to a key is an error; others are ignored.
 
         Args:
             path: The file; None uses the environment only.

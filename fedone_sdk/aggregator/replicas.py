@@ -346,8 +346,7 @@ class Replicas:
                     "a run cannot be removed", run_id=run_id, traceback=traceback.format_exc()
                 )
         if self.retention.idle_clients_days is not None:
-            # Clients of runs that can go on stay: if they enrolled again, their record in the
-            # defences and their epsilon would start anew.
+            # Clients of runs that can go on stay, with their defence records and their epsilon.
             spared = {client for run in runs.values() if not run.final for client in run.clients}
             await self._sweep_clients(now - self.retention.idle_clients_days * _DAY_S, spared)
 

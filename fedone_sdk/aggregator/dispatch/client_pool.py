@@ -191,7 +191,7 @@ class ClientPool:
         return [run for run in self._places if run not in barred_runs and waiting.may_work_for(run)]
 
     def _has_place(self, run_id: str, share: float = 1.0) -> bool:
-        """Whether fewer clients wait for a run than this share of its capacity."""
+        """Whether the number of waiting clients is below this share of the run's capacity."""
         return len(self._places[run_id]) < math.ceil(share * self._capacities[run_id])
 
     def _add_to_runs(self, waiting: _Waiting, run_ids: Iterable[str]) -> None:
@@ -217,7 +217,7 @@ class ClientPool:
                 places.pop(client, None)
 
     def start_work(self, client: int, run_id: str) -> None:
-        """Free a client's places in other runs while it works for this one."""
+        """Remove a client's places in other runs, because it works for this run."""
         for other, places in self._places.items():
             if other != run_id:
                 places.pop(client, None)
@@ -231,7 +231,7 @@ class ClientPool:
         return self._turn_away(client, now)
 
     def finish_work(self, client: int, now: float) -> bool:
-        """Record a finished assignment; return whether the client left the pool for others."""
+        """Record a finished assignment; return whether the client has left the pool."""
         self._rate, self._rate_at = self.rate(now) + 1.0 / _RATE_WINDOW_S, now
         self._expire(now)
         if not self._num_outside or client not in self._members:
@@ -254,7 +254,7 @@ class ClientPool:
         rate = self.rate(now) + sum(rate for _, rate, _ in self._other_replicas.values())
         returns_per_s = 1.5 * max(capacity / _POLL_S, rate)
         pause = (self._num_outside + 1) / returns_per_s if returns_per_s else MAX_RETRY_AFTER_S
-        # The rate is only as reliable as the time over which it was observed.
+        # Limited by the time of observation, because the rate is unreliable at first.
         observed_s = now - (now if self._first_claim_at is None else self._first_claim_at) + 10.0
         return max(min(pause, observed_s, MAX_RETRY_AFTER_S / 1.5), _MIN_RETRY_AFTER_S)
 

@@ -208,7 +208,7 @@ class Dispatcher:
                 with self._ignoring_ended_run():
                     await run.seat()
             await asyncio.sleep(MEMBER_TTL_S / 3)
-            # A client that left the pool, for example after a missed seat, must claim to wait.
+            # A client that left the pool, for example after a missed seat, returns by a claim.
             waiting = {index: count for index, count in clients.items() if index in self.pool}
 
     async def _store_member(self, member: Member) -> None:

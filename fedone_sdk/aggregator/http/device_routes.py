@@ -61,8 +61,7 @@ async def rotate(context: RequestContext) -> web.Response:
 async def claim(context: RequestContext) -> web.Response:
     """Claim work, and wait for it up to `wait_s` seconds.
 
-    A repeated claim returns the same assignment while it is open. 204 means that there is no work
-    at present.
+    A repeated claim returns the same assignment while it is open. 204 means: no work at present.
     """
     message = await context.message(messages.Claim.model_validate)
     context.set_run(run_id=message.run_id)

@@ -282,8 +282,7 @@ class Cors:
 
     async def stamp(self, request: web.Request, response: web.StreamResponse) -> None:
         """Set the headers of a response (``on_response_prepare``)."""
-        # Set for all origins: a cache must not send a response without CORS headers to an allowed
-        # origin.
+        # Set for all origins, so that a cache does not reuse a response for another origin.
         response.headers.add(hdrs.VARY, hdrs.ORIGIN)
         origin = self._origin_of(request)
         if origin and self._is_shared(request.match_info):
@@ -301,15 +300,12 @@ class Cors:
 
 
 class TlsConfig(Spec):
-    """TLS 1.2 or newer, and TLS 1.3 if client certificates are requested.
-
-    A client certificate does not replace a device's credential.
+    """TLS 1.2 or newer; TLS 1.3 for client certificates. A device needs its credential as well.
 
     Attributes:
         certificate: PEM file with the certificate and its chain.
         key: PEM file with the certificate's private key.
-        client_ca: PEM file with the authorities of client certificates; null requests no
-            certificates.
+        client_ca: PEM file with the authorities of client certificates. Null requests none.
         require_client_certificate: Whether devices without a certificate are refused.
     """
 

@@ -130,8 +130,7 @@ class RouteTable:
     ) -> Callable[[Handler], Handler]:
         """Return the decorator of a handler; the arguments are the fields of `Route`.
 
-        `answers` may also be the types for status 200 only. A single type needs no tuple, and None
-        stands for an empty body.
+        `answers` may also be the types (or the type) for status 200; None is an empty body.
         """
         if not isinstance(answers, Mapping):
             answers = {200: answers}

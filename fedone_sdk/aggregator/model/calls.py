@@ -44,8 +44,7 @@ class CallBudget:
 
     The first grant covers one attempt at each request. A retry reserves more before it is sent.
     The id of each reservation starts with the replica's id, so that it is settled once. Other
-    replicas charge the reservations of a replica that seems to have exited. If it is alive, it then
-    gets a new id.
+    replicas charge the reservations of a replica that seems to have exited.
 
     Args:
         run: The run that pays.

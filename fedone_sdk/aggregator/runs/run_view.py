@@ -398,7 +398,7 @@ class RunView:
 
 
 def reasons(cause: Exception | str) -> tuple[str, str | None]:
-    """Return why a run pauses, for operators, and without the provider's text, for viewers."""
+    """Return why a run pauses: the full reason for operators, and a summary for viewers."""
     if isinstance(cause, str):
         return cause, None
     if isinstance(cause, SpecError):

@@ -57,7 +57,7 @@ class ServedRun(RunView):
         model_checked: Cleared during the check of the model after a restart. The run then neither
             assigns work nor accepts updates.
         was_stopped: Whether the run was stopped, paused or failed when it was loaded.
-        may_be_stale: Whether the store may have commits of which no signal arrived.
+        may_be_stale: Whether the store may have commits whose signal has not arrived.
         due: The run's next deadline, seconds since the epoch.
         needs_seating: Whether an offer of seats can change the state.
     """
@@ -269,7 +269,7 @@ class ServedRun(RunView):
         return {**data, **more}
 
     async def _step(self, handler: Handler, data: dict[str, Any]) -> Result[Any]:
-        """Return the result of a handler, then of `fill` for the seats that are still vacant."""
+        """Apply a handler, and then `fill` if seats are vacant; return the combined result."""
         now = self._clock.now()
         if self.machine.is_slow and handler in _SLOW:  # It would block the event loop.
             result = await in_thread(self.base.step, self.state, now, handler, **data)
