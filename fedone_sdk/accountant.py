@@ -5,7 +5,7 @@ whose multiplier s has ``1 / s**2 = sum(1 / s_i**2)``. dp-accounting computes th
 one Gaussian mechanism (Balle and Wang, 2018).
 
 A device draws discrete Gaussian noise, with a standard deviation sigma of at least 1e8 grid steps.
-The probability of k steps is the one that a rounded Gaussian gives to k, times a factor between
+The probability of k steps is the probability of k under a rounded Gaussian, times a factor between
 ``exp(-k**2 / (24 * sigma**4))`` and ``exp(1 / (24 * sigma**2))``. A rounded Gaussian reveals at
 most as much as a Gaussian. Within 40 sigma of 0 the factor differs from 1 by at most 7e-15, and
 values beyond have probability ``exp(-800)``. `_MARGIN` covers both for 1e8 released numbers.

@@ -228,7 +228,7 @@ class BackendBlocked(BackendError):
 
 
 class FormBlocked(BackendBlocked):
-    """The model refuses every request of a task; it may still answer those of other tasks."""
+    """The model refuses every request of a task; it may still answer requests of other tasks."""
 
 
 class LabelsNotShown(FormBlocked):

@@ -40,7 +40,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Flush to disk a file's content, or a folder's list of files.
+    """Flush a file's content, or a folder's list of files, to disk.
 
     Does nothing where this is not supported: on Windows, on some network file systems, and for a
     path that is writable but not readable.
@@ -95,7 +95,7 @@ def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
 
 
 def erase_log(db: sqlite3.Connection) -> bool:
-    """Copy a database's log to its file and empty the log; then neither has deleted content.
+    """Copy a database's log to its file, and empty the log: neither keeps deleted content.
 
     Returns:
         False if another connection blocked this for longer than the busy timeout.

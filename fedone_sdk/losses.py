@@ -117,8 +117,8 @@ def probability_noise(noise_multiplier: float, num_prompts: int, batch_size: int
 def num_groups(num_labels: int, *, private: bool) -> int:
     """Return K, the number of groups of examples whose losses are reported.
 
-    One group per class for up to `MAX_CLASSES` labels, else one group of all examples. Privacy
-    needs one group, because the noise on each class would hide the losses.
+    There is one group per class for up to `MAX_CLASSES` labels; for more labels, and under privacy,
+    there is one group of all examples. Noise on each class would hide the losses.
     """
     return 1 if private or num_labels > MAX_CLASSES else num_labels
 

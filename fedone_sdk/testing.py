@@ -70,7 +70,7 @@ class ScriptedBackend(LLMBackend):
         reference: Log-probability of an input's reference text.
         write: The text after an input, of at most a number of tokens.
         answers: The kinds of query that it supports.
-        fingerprint: Its model's fingerprint.
+        fingerprint: Fingerprint of the backend's model.
         gate: Called before each answer, to delay it or to raise; a coroutine is awaited.
     """
 

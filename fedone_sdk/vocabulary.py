@@ -107,9 +107,9 @@ class Slot(Frozen):
     """A part of the prompt with its own candidates.
 
     Attributes:
-        name: Its name. The candidates of `LABELS` are sets of label words, each a JSON array.
+        name: Name of the slot. The candidates of `LABELS` are sets of label words, as JSON arrays.
         candidates: Unique texts, in index order. One may be blank (``""``).
-        repeat: Its number of positions, whose candidates are concatenated.
+        repeat: Number of positions of the slot; the candidates chosen for them are concatenated.
     """
 
     name: SlotName

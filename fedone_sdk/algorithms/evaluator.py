@@ -116,7 +116,7 @@ class Evaluator:
         kernel: The kernel in units of one example's noise.
         inverse: The inverse of the prior covariance, shape (P, P).
         classes: The posterior of each class; None if no example of it was observed.
-        reference: The row of "no prompt", which the others are compared with; None if absent.
+        reference: The row of "no prompt", with which prompts are compared; None if absent.
     """
 
     observed: Observations
@@ -246,8 +246,8 @@ class _Parts(NamedTuple):
     ) -> tuple[Posterior | None, ...]:
         """Return the posterior of each class, from losses (J, I, C).
 
-        The noise of a class is shrunk to that of all classes, because one or two rows of a class do
-        not show how much its rows differ.
+        The noise of a class is shrunk to the noise of all classes, because one or two rows of a
+        class do not show how much the class's rows differ.
         """
         weights = observed.trust[:, None] * observed.examples
         processes: dict[int, Posterior] = {
@@ -333,7 +333,7 @@ def _best_biases(
 
 
 def _with_unseen(biases: NDArray[np.float64], observed: Observations) -> NDArray[np.float64]:
-    """Return biases (P, C) where labels without an example have the mean of the others."""
+    """Return biases (P, C), where a label without examples has the mean of the other labels."""
     seen = np.broadcast_to(observed.seen, biases.shape[1:])
     filled = np.where(seen, biases, biases[:, seen].mean(axis=1, keepdims=True))
     shifted: NDArray[np.float64] = filled - filled[:, :1]
@@ -341,7 +341,7 @@ def _with_unseen(biases: NDArray[np.float64], observed: Observations) -> NDArray
 
 
 def _optimism(observed: Observations) -> NDArray[np.float64]:
-    """Return the expected excess of losses at the best biases over those at fitted ones, (P,).
+    """Return the expected loss at the best bias minus the loss at the fitted bias, shape (P,).
 
     A bias of C - 1 numbers, fitted to n examples with the ridge r / n, makes their mean loss lower
     by about tr((H + r / n)^-1 H) / 2n nats (Akaike 1974, with a ridge). H is taken as h times the
@@ -383,7 +383,7 @@ def _trust_of(
     losses: NDArray[np.float64],
     processes: tuple[Posterior | None, ...],
 ) -> NDArray[np.float64]:
-    """Return the trust in each mini-batch by its agreement with the others, shape (J,)."""
+    """Return the trust in each mini-batch, from its agreement with the other ones, shape (J,)."""
     batches, reml = parts.batches, parts.reml
     squares = np.zeros(len(observed.examples))
     degrees = np.zeros(len(observed.examples))

@@ -252,7 +252,7 @@ class Posterior(NamedTuple):
 
     Attributes:
         mean: Values relative to the average prompt, nats, shape (P,).
-        unit: Their covariance in units of the noise variance, shape (P, P).
+        unit: Covariance of the values in units of the noise variance, shape (P, P).
         noise: The variance of one example's noise, nats^2.
         degrees: The number of independent differences of losses behind `noise`.
     """
@@ -295,7 +295,7 @@ class Hyperparameters(NamedTuple):
     """Log variances and a log-odds; variances are in units of a typical mini-batch's noise.
 
     Attributes:
-        additive: Log of the kernel's variance of the same name; so are `pairs` and `nugget`.
+        additive: Log of `Kernel.additive`; likewise `pairs` and `nugget`.
         shared_noise: Log-odds of the part of the noise that has the kernel's covariance.
         curves: Prior variance at a fixed label bias, relative to that at each prompt's best bias.
     """

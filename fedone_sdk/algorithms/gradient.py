@@ -225,7 +225,7 @@ class GumbelSoftmaxBDPL(PolicyGradient):
     was drawn and -p_ij / (tau alpha_ij) at the others.
 
     Attributes:
-        tau: Temperature of the softmax. `PolicyGradient` has the others.
+        tau: Temperature of the softmax. `PolicyGradient` has the other attributes.
     """
 
     tau: float
@@ -259,7 +259,7 @@ class GumbelSoftmaxBDPL(PolicyGradient):
 class BDPL(PolicyGradient):
     """Black-box discrete prompt learning: alpha holds the probabilities themselves.
 
-    The score d log P / d p is 1/p_ij at the token that was drawn and 0 at the others. The floor is
+    The score d log P / d p is 1/p_ij at the token that was drawn, 0 at other tokens. The floor is
     needed because at p = 0 the score is infinite, and the token would never be drawn again.
     `PolicyGradient` has the attributes.
     """

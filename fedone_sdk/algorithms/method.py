@@ -19,7 +19,7 @@ class Holder(NamedTuple):
     """The client whose rows a mini-batch has.
 
     Attributes:
-        client: Its enrolment index.
+        client: Enrolment index of the client.
         all_rows: Whether each mini-batch of the client has all of the client's rows.
     """
 
@@ -190,7 +190,7 @@ class Algorithm(Protocol):
         ...
 
     def plain_bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return the label bias of "no prompt", fitted to observed losses; None without them."""
+        """Return the label bias of "no prompt", fitted to its losses; None if it has no losses."""
         ...
 
     def finished(self, state: State) -> bool:

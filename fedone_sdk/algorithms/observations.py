@@ -34,7 +34,7 @@ class Observations:
     Classes are weighted by their share among all clients so far, not by the classes that a prompt
     was evaluated on: a prompt does not get better by evaluations on positive reviews alone. If
     clients have different classes, the first clients are a poor estimate of all, so the shares are
-    shrunk to equal ones.
+    shrunk towards equal shares.
 
     Attributes:
         prompts: Shape (P, n), int64.

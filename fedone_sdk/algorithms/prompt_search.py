@@ -306,7 +306,7 @@ class PromptSearch(ABC):
         return changed
 
     def _revisited(self, known: Known, count: int) -> NDArray[np.int64]:
-        """Return rows to re-evaluate: the reference, the best, and those with optimistic values."""
+        """Return rows to re-evaluate: the reference, the best, and the best by optimistic value."""
         wanted = min(max(2, round(REVISITED * count)), count - 1) if count > 1 else count
         number = min(wanted, len(known.prompts))
         reference = known.evaluator.reference
@@ -331,7 +331,7 @@ class PromptSearch(ABC):
         ranked: NDArray[np.int64] = np.concatenate([first, order[order != incumbent]])
         if len(ranked) <= POOL_SIZE:
             return ranked
-        # The elite and the reference are kept, then the most recently evaluated. Ranking by loss
+        # After the elite and the reference, the latest evaluated are kept. Ranking by loss
         # would keep poor candidates with lucky losses.
         reference = known.evaluator.reference
         is_kept = np.zeros(len(ranked), dtype=bool)

@@ -140,7 +140,7 @@ _loaded: dict[str, Callable[..., Any]] = {}
 def load_method(spec: MethodSpec, folder: str | Path = ".") -> None:
     """Import the object that RUN.yaml names as its method; other methods need no import.
 
-    The object is called with the spec's options, and with those of these arguments that its
+    The object is called with the spec's options, and with each of the following arguments that its
     signature names: `prompt_len` (n), `vocab_size` (N), `num_samples` (I), `seed`, `blank` (the
     index of the blank candidate, or None), `space` (`Space`, the candidates of each position),
     `asks` (the number of asks that the run plans) and `start` (the warm start, or None). It returns
@@ -163,8 +163,8 @@ def own_method(
     """Return a user's method, checked once.
 
     Raises:
-        SpecError: It was not loaded.
-        ValueError: It violates the protocol (`check_algorithm`).
+        SpecError: The method was not loaded.
+        ValueError: The method violates the protocol (`check_algorithm`).
     """
     make = None if spec.object is None else _loaded.get(spec.object)
     if make is None:

@@ -52,7 +52,7 @@ def nearest_probabilities(
     Args:
         alpha: Shape (n, N).
         floor: The least probability of a candidate.
-        mask: Which candidates exist, shape (n, N); the others get the probability 0.
+        mask: Whether a candidate exists, shape (n, N); if not, its probability is 0.
     """
     feasible = not alpha[~mask].any() and alpha[mask].min() >= floor
     feasible = feasible and np.abs(alpha.sum(axis=1) - 1.0).max() <= _ROUNDING

@@ -36,7 +36,7 @@ class Budget(Frozen):
         return self
 
     def raised(self, caps: Budget) -> Budget:
-        """Return these caps, raised to those of `caps`."""
+        """Return these caps, of which the caps in `caps` replace lower ones."""
         higher = caps.model_dump(exclude_none=True)
         for unit, cap in higher.items():
             current = getattr(self, unit)

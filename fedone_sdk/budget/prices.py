@@ -37,7 +37,8 @@ class Price(Frozen):
         cached: Price of prompt tokens that the provider has in its cache; null for no discount.
         tiers: Prices of long prompts, shortest first. They must not decrease, so that the longest
             prompt bounds all costs.
-        flex: Prices under ``service_tier: flex``, as a fraction of the others; null without them.
+        flex: Prices under ``service_tier: flex``, as a fraction of the normal prices; null if the
+            model does not have this tier.
     """
 
     prompt: _Usd

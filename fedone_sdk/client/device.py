@@ -251,7 +251,7 @@ class Worker:
         return unsent
 
     async def _send(self, unsent: Unsent) -> Turn:
-        """Send an update; the server answers a repeated one with the same receipt.
+        """Send an update; the server answers a repeated update with the same receipt.
 
         If the update is refused while the assignment is open, the work is declined: without this,
         the next claim would get the same assignment.
@@ -297,7 +297,7 @@ class Worker:
     async def _decline(
         self, work: Assignment | Unsent, failure: Exception, *, private: bool
     ) -> Turn:
-        """Decline an assignment; the server then assigns its seat to another client.
+        """Decline an assignment, so that the server assigns its seat to another client.
 
         With `private`, the reason stays on the device, because it may depend on rows.
         """

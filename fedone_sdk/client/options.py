@@ -98,7 +98,7 @@ class Turn:
         next_turn_s: Seconds to wait before the next turn: the server's ``Retry-After`` or the
             backoff after a failure; 0 after accepted work.
         round: From 0.
-        reason: Why the work was declined or refused, for people.
+        reason: Why the work was declined or refused, as a text.
     """
 
     outcome: Outcome
@@ -170,7 +170,7 @@ class WorkPolicy:
 def budget_guard(
     budget: Budget | None, folder: str | Path | None, backend: LLMBackend | None
 ) -> BudgetGuard | None:
-    """Return the device's budget, whose count is a file in the state folder; None without one."""
+    """Return the device's budget, counted in a file of the state folder; None if it has no caps."""
     if budget is None:
         return None
     from fedone_sdk.budget import BudgetGuard, SqliteLedger

@@ -113,8 +113,8 @@ class Admitted:
     """The rows of a device that take part in a run.
 
     Attributes:
-        reason: Why some rows do not take part, for their owner; None if all do.
-        refusal: Why no row takes part, for the server, without values of rows; None if some do.
+        reason: Why some rows do not take part, for the rows' owner; None if all rows do.
+        refusal: Why no row takes part, for the server, without values of rows; None if one does.
     """
 
     rows: tuple[Example, ...]

@@ -514,6 +514,6 @@ def unsent_updates(state: DeviceState) -> list[Unsent]:
 
 
 def memory_of(state: DeviceState, run_id: str) -> bytes:
-    """Return the method's memory of a run, such as AdamW's moments; empty without one."""
+    """Return the method's memory of a run, such as AdamW's moments; empty if there is no memory."""
     stored_run, content = state.get(tuple[str, Base64Bytes], "", "memory") or ("", b"")
     return content if stored_run == run_id else b""

@@ -49,7 +49,7 @@ class Network:
             system's settings.
         ca_file: Certificate authorities to trust instead of the system's, a PEM file.
         cert_file: The device's certificate for a server that requires one (mTLS), a PEM file.
-        key_file: Its private key, unencrypted; None if `cert_file` contains it.
+        key_file: Private key of `cert_file`, unencrypted; None if `cert_file` contains it.
         ssl_context: TLS settings that replace the three files.
         timeout_s: Longest wait for an answer, seconds, in addition to `wait_s`.
         wait_s: How long a claim may wait at the server for work, seconds, from 0 to 60.
@@ -290,7 +290,7 @@ class Transport(ABC):
     async def vocabulary(
         self, credential: str, run_id: str, after: int = 0
     ) -> messages.VocabularyList:
-        """Fetch a run's candidates, or those added since version `after`."""
+        """Fetch a run's candidates, or the candidates added since version `after`."""
         kind = messages.VocabularyList
         return await self._answer(kind, "vocabulary", credential, None, run_id, after)
 

@@ -170,7 +170,7 @@ def partition_clients(
 
 
 class _Deck:
-    """The rows of one class, drawn without replacement until all are used, then again."""
+    """Draws the rows of one class without replacement; starts again when all are used."""
 
     def __init__(self, rows: Sequence[int], generator: SplitMix64) -> None:
         self._rows, self._generator = rows, generator

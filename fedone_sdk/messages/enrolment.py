@@ -69,7 +69,7 @@ class NewToken(Message):
     Attributes:
         runs: Runs that its clients may access; null is all.
         uses: Maximal number of clients that enrol with it; null is unlimited.
-        expires_in_s: Its lifetime, seconds; null is unlimited.
+        expires_in_s: Lifetime of the token, seconds; null is unlimited.
     """
 
     name: TokenName
@@ -82,7 +82,7 @@ class TokenInfo(Message):
     """An enrolment token, without its secret.
 
     Attributes:
-        name: Its name; configured tokens have the prefix ``config:``.
+        name: Name of the token; tokens of a CONFIG.yaml have the prefix ``config:``.
         runs: Runs that its clients may access; null is all.
         uses_left: Number of clients that can still enrol with it; null is unlimited.
         expires_at: Expiry, seconds since the epoch; null is never.

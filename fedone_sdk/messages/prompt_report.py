@@ -25,8 +25,8 @@ class PromptReport(Message):
     """A prompt with its label bias, by default the deployable one.
 
     Attributes:
-        text: Its text; for a prompt of slots, their texts in order.
-        tokens: Its candidates, by position.
+        text: The prompt's text; for a prompt of slots, the texts of the slots in order.
+        tokens: The prompt's candidates, by position.
         bias: Number per label to add to the label words' log-probabilities, nats
             (`TaskSpec.bias`); null without a label bias.
         slots: Text of each slot in order, with label words in place of their placeholders; absent
@@ -85,7 +85,7 @@ COMPARED: Mapping[Compared, str] = {
     "cheapest": "Cheapest within the interval",
     "tuned": "Tuned prompt",
 }
-"""Their display names."""
+"""Display names of the compared prompts."""
 
 Conclusion = Literal[
     "worth_keeping", "no_prompt", "unclear", "worse", "guessing", "unknown", "not_measured"

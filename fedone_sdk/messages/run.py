@@ -121,7 +121,7 @@ class CensoringReport(Message):
 
     Attributes:
         values: Number of scored log-probabilities.
-        censored: Number of those that are only upper bounds.
+        censored: Number of scored log-probabilities that are only upper bounds.
     """
 
     values: int = 0
@@ -408,7 +408,7 @@ class RunSummary(RunEntry, Billed):
         ended_at: Time of the end or pause, seconds since the epoch; null while it is running.
         metric: Newest value of the metric on the dev split; null if not measured.
         active_at: Time of the last update since the server started, seconds since the epoch; null
-            without one.
+            if there was no update.
         devices: Available devices while the run is running, without reasons.
     """
 

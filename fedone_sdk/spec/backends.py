@@ -109,17 +109,17 @@ class BackendSpec(Spec):
             up to 8 answers to each input. If false, the task's loss must be ``zero_one``.
         reasoning_effort: Sent if set; newer models return log-probabilities only with ``none``.
         service_tier: ``flex`` costs half at OpenAI and may take minutes; the default of `timeout_s`
-            is then 900.
+            is 900 with ``flex``.
         max_input_tokens: Maximum tokens per input. ``openai``: text fields of longer inputs are
             truncated, to bound the cost of a request; tokens that frame a message do not count.
             ``llama_cpp``: null is the model's training length, at most 4096.
         timeout_s: Time limit of a request, seconds.
-        prices: US dollars per million tokens. Null takes those of OpenAI's models from the SDK's
-            price table, and 0 for ``vllm``; prices of other models are then unknown.
+        prices: US dollars per million tokens. If null, prices of OpenAI's models are from the SDK's
+            price table, prices of ``vllm`` are 0, and prices of other models are unknown.
         object: The class or function that makes your backend: ``package.module:object``, also from
             a module next to the file, or the name of an entry point of the group
             ``fedone.backends``.
-        options: Its keyword arguments.
+        options: Keyword arguments of `object`.
     """
 
     kind: BackendKind = "onnx"

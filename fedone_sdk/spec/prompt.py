@@ -53,7 +53,7 @@ class OwnSource(Spec):
         object: ``package.module:function``, also from a module next to the run file, or the name
             of an entry point of the group ``fedone.candidates``. Its arguments are ``task``,
             ``texts``, which are the training texts if the run reads them, and the options.
-        options: Its other keyword arguments.
+        options: Further keyword arguments of `object`.
     """
 
     kind: Literal["own"] = "own"
@@ -79,10 +79,10 @@ class SlotSpec(Spec):
     """A part of the prompt with its own candidates.
 
     Attributes:
-        name: Its name in the task's templates; ``labels`` is reserved for the label words, which
-            are not in templates.
-        candidates: Source of its candidates: a kind, or a list of texts.
-        repeat: Number of its positions, whose candidates are concatenated.
+        name: The slot's name in the task's templates; ``labels`` is reserved for the label words,
+            which are not in templates.
+        candidates: Source of the slot's candidates: a kind, or a list of texts.
+        repeat: Number of positions of the slot; the candidates chosen for them are concatenated.
     """
 
     name: SlotName

@@ -91,7 +91,7 @@ class RunSpec(Spec):
             )
         if self.task.slots and self.task.slots != self.prompt.text_slots:
             raise ValueError(
-                f"task.slots: are {', '.join(self.task.slots)}; those of prompt.slots are "
+                f"task.slots: are {', '.join(self.task.slots)}; the text slots of prompt.slots are "
                 f"{', '.join(self.prompt.text_slots) or 'none'}"
             )
         if self.prompt.proposer is not None and not self.method.pools:

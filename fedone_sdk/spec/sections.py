@@ -119,7 +119,7 @@ class OwnMethodSpec(_MethodSpec):
     Attributes:
         object: The class or function that makes it: ``package.module:object``, also from a module
             next to the file, or the name of an entry point of the group ``fedone.methods``.
-        options: Its keyword arguments, besides those of `fedone_sdk.algorithms.load_method`.
+        options: Keyword arguments of `object`, besides those that `load_method` passes.
     """
 
     exchange: ClassVar[Exchange] = "losses"
@@ -192,7 +192,7 @@ class CalibrationSpec(Spec):
     Attributes:
         kind: ``labels`` fits a bias for each prompt, from derivatives of the losses in the updates,
             without further queries; it needs a method with a pool of prompts, and a cross-entropy
-            over label words. ``auto`` is ``labels`` if the run supports it, else ``none``.
+            over label words. ``auto`` is ``labels`` if the run supports it, and ``none`` if not.
     """
 
     kind: Literal["auto", "none", "labels"] = "auto"

@@ -381,7 +381,7 @@ export interface OwnMethodSpec {
    */
   object?: string | null;
   /**
-   * Its keyword arguments, besides those of `fedone_sdk.algorithms.load_method`.
+   * Keyword arguments of `object`, besides those that `load_method` passes.
    */
   options?: {
     [k: string]: JsonValue;
@@ -417,7 +417,7 @@ export interface PrivacySpec {
  */
 export interface CalibrationSpec {
   /**
-   * `labels` fits a bias for each prompt, from derivatives of the losses in the updates, without further queries; it needs a method with a pool of prompts, and a cross-entropy over label words. `auto` is `labels` if the run supports it, else `none`.
+   * `labels` fits a bias for each prompt, from derivatives of the losses in the updates, without further queries; it needs a method with a pool of prompts, and a cross-entropy over label words. `auto` is `labels` if the run supports it, and `none` if not.
    */
   kind?: "auto" | "none" | "labels";
 }
@@ -462,7 +462,7 @@ export interface VocabularyList {
  */
 export interface Slot {
   /**
-   * Its name. The candidates of `LABELS` are sets of label words, each a JSON array.
+   * Name of the slot. The candidates of `LABELS` are sets of label words, as JSON arrays.
    */
   name: string;
   /**
@@ -470,7 +470,7 @@ export interface Slot {
    */
   candidates: string[];
   /**
-   * Its number of positions, whose candidates are concatenated.
+   * Number of positions of the slot; the candidates chosen for them are concatenated.
    */
   repeat?: number;
 }
