@@ -218,7 +218,7 @@ class CausalEncoder(_Encoder):
             if self._apply_template is None:
                 raise BackendError(
                     "the task is a chat, but the model has no chat template: "
-                    "write the task as a template, or take an instruct model"
+                    "write the task as a template, or use an instruct model"
                 )
             bare, spaced = map(self._apply_template, chat.placeholder_chats(roles))
             self.frames[roles] = chat.chat_frame(roles, bare, spaced, self.split_special)
@@ -249,7 +249,7 @@ class CausalEncoder(_Encoder):
         for ((*ids,),) in endings:
             if not 0 < len(ids) < self._max_length - 1:
                 raise BackendError(
-                    f"a reference text is {len(ids)} tokens, it must be 1 to "
+                    f"a reference text has {len(ids)} tokens; it must have 1 to "
                     f"{self._max_length - 2} for this model"
                 )
         return endings

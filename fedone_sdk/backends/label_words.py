@@ -194,7 +194,7 @@ class LabelWatch:
         never = [word for word in words if not count.seen[word]]
         if count.answers == (_FEW if len(never) == len(words) else NUM_WATCHED) and never:
             _log.warning(
-                "label words that no answer has",
+                "no answer has some of the label words",
                 model=self._model,
                 answers=count.answers,
                 words=never,

@@ -134,7 +134,7 @@ def check_answer(query: Query, answer: Answer) -> None:
         if row is None or isinstance(row, str):
             continue
         if len(row) != num_values:
-            raise ValueError(f"{len(row)} log-probabilities were given, {num_values} are asked for")
+            raise ValueError(f"{len(row)} log-probabilities were given instead of {num_values}")
         if not all(map(math.isfinite, row)):
             raise ValueError(f"log-probabilities must be finite numbers, not {list(row)}")
 

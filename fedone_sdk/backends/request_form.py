@@ -180,7 +180,7 @@ class RequestForm:
         """Set the maximum number of answers per request."""
         self.at_once = at_once
         url = self._server.url
-        _log.warning("samples need more requests", url=url, answers_per_request=at_once)
+        _log.warning("several samples need several requests", url=url, answers_per_request=at_once)
 
     def no_log_probs(self, *, sometimes: bool = False) -> BackendUnavailable | BackendBlocked:
         """Return the error for an answer without log-probabilities."""

@@ -148,7 +148,7 @@ class Retries:
         self._refusal = BackendBlocked(reason.summary, usage=NOTHING, **reason.private)
         self._refuse_until = asyncio.get_running_loop().time() + self._spec.max_wait_s
         self._openings += 1
-        _log.warning("the model is not asked any more", reason=str(reason))
+        _log.warning("no more requests are sent to the model", reason=str(reason))
         self._opened.set()
         self._opened = asyncio.Event()
         if self._on_open is not None:

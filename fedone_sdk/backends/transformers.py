@@ -373,8 +373,8 @@ def is_causal(folder: Path) -> bool:
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         return True
     raise SpecError(
-        f"its architectures are {names}, "
-        "it must be a masked (...ForMaskedLM) or a causal (...ForCausalLM) language model",
+        f"its architectures are {names}; "
+        "needs a masked (...ForMaskedLM) or a causal (...ForCausalLM) language model",
         source=str(folder / "config.json"),
     )
 

@@ -452,7 +452,7 @@ class _Worker:
             code = self._process.exitcode or 0
             self.kill()
             how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-            text = f"its process ended {how} (memory?)"
+            text = f"its process ended {how} (out of memory?)"
             wall_s = time.monotonic() - self._began
             return _Outcome(self._job[0].key, _Failure(text, f"{text}\n"), wall_s)
 

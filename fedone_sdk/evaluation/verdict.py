@@ -241,7 +241,7 @@ def _concluded(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> 
     if verdict.conclusion == "no_prompt":
         biased = verdict.standing("no_prompt_biased") is not None
         deployed = "no prompt with its label bias" if biased else "no prompt"
-        better = "; no prompt without the bias measured better" if base.gain.value < 0 else ""
+        better = "; it measured better without the bias" if base.gain.value < 0 else ""
         return f"{deployed} is deployed, since no better prompt was found: {summary}{better}"
     if verdict.conclusion == "worth_keeping":
         return f"{summary}: worth keeping"

@@ -250,7 +250,7 @@ async def label_examples(
     await backend.check(task.label_words, form_of(task, prompt))
     if not any_model and artefact.model not in (None, backend.fingerprint):
         raise SpecError(
-            f"model: is {backend.fingerprint!r}, the prompt was tuned for {artefact.model!r}"
+            f"model: is {backend.fingerprint!r}, but the prompt was tuned for {artefact.model!r}"
         )
     size = artefact.evaluation.batch_size
     batches = [examples[at : at + size] for at in range(0, len(examples), size)]

@@ -137,8 +137,8 @@ def program_of(
         notes.append("The run restricted answers by a JSON schema; this program does not.")
     if messages[-1]["role"] == "assistant":
         notes.append(
-            "The last message begins the answer. llama.cpp's server continues it, vLLM does with "
-            "continue_final_message, and most services do not."
+            "The last message begins the answer. llama.cpp's server continues it, and vLLM does so "
+            "with continue_final_message. Most services do not."
         )
     url = backend.base_url
     host = urlsplit(url or "").netloc

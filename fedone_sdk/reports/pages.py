@@ -87,9 +87,9 @@ MAX_CLIENTS = 30
 """Maximum number of clients in the report's table."""
 
 _BIAS_NOTES: Mapping[str, str] = {
-    "training": "The label bias of no prompt was fitted on the training losses of the run.",
-    "dev": "The label bias of no prompt was cross-fitted in 5 folds of the dev split: the bias for "
-    "a row was fitted on the other folds.",
+    "training": 'The label bias of "no prompt" was fitted on the training losses of the run.',
+    "dev": 'The label bias of "no prompt" was cross-fitted in 5 folds of the dev split: the bias '
+    "for a row was fitted on the other folds.",
 }
 """Notes on the label bias of "no prompt", by `Verdict.bias_from`."""
 

@@ -91,7 +91,7 @@ def test_what_a_label_bias_alone_gains_is_no_gain_of_the_prompt() -> None:
     tuned = wrong.outcomes.model_copy(update={"which": "after"})
     measured = {"no_prompt": leaning(0.0), "after": tuned}
     worse = judge(task(), measured, plain_bias=(0.0, 60.0), empty=True)
-    assert said(worse).endswith("; no prompt without the bias measured better")
+    assert said(worse).endswith("; it measured better without the bias")
     bare_alone = judge(task(bias=(0.0, 1.0)), {"no_prompt": bare, "after": bare}, empty=True)
     assert said(bare_alone).startswith("no prompt is deployed, since no better prompt was found: +")
 

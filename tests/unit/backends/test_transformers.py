@@ -215,7 +215,7 @@ async def test_the_log_probability_of_a_reference(llama: Path) -> None:
     query = Query(inputs=inputs(*SENTENCES), want="reference", references=references)
     async with backend(llama) as ours:
         answer = await ours.score(query)
-        with pytest.raises(BackendError, match="reference text is 0 tokens"):
+        with pytest.raises(BackendError, match="reference text has 0 tokens"):
             await ours.score(Query(inputs=inputs("x"), want="reference", references=("",)))
         with pytest.raises(ValueError, match="one reference per input"):
             await ours.score(Query(inputs=inputs("x"), want="reference"))
@@ -318,7 +318,7 @@ def test_a_folder_that_holds_no_model_is_refused_at_once(llama: Path, tmp_path: 
         shutil.copy(llama / name, tmp_path)
     assert backend(tmp_path).max_length == 96
     (tmp_path / "config.json").write_text('{"architectures": ["T5ForConditionalGeneration"]}')
-    with pytest.raises(SpecError, match=r"\['T5ForConditionalGeneration'\], it must be a masked"):
+    with pytest.raises(SpecError, match=r"\['T5ForConditionalGeneration'\]; needs a masked"):
         backend(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(SpecError, match=r"needs tokenizer\.json"):
