@@ -218,8 +218,7 @@ class Service:
                     await run.create()
                 except RunDeleted as exc:
                     raise SpecError(
-                        f"name: {spec.name!r} was the name of a run that is deleted; "
-                        "take another one"
+                        f"name: {spec.name!r} is the name of a deleted run; use another name"
                     ) from exc
                 except ValueError:  # Another replica has added the run first.
                     run = await self.registry.get_or_load(spec.name)
@@ -410,10 +409,10 @@ class Service:
 
     async def _check_resumable(self, run: ServedRun) -> None:
         if len(run.history) < run.state.round:
-            raise ProblemError("run_conflict", "the log of the run was removed: it cannot continue")
+            raise ProblemError("run_conflict", "the run cannot continue: its log was removed")
         for name in run.history[-1].client_id.split(",") if run.history else ():
             if await self.store.client_named(name) is None:
-                raise ProblemError("run_conflict", "the clients of the run are in another store")
+                raise ProblemError("run_conflict", "the run's clients are not in this store")
         await self._models.check_available(run)
         before, now = run.state.model, run.base.gateway_model
         if before and now and before != now:

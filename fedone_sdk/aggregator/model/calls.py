@@ -290,8 +290,8 @@ class ModelChecks:
             spec.check_caps({"queries"})
             if spec.participation.model is None:
                 raise errors.SpecError(
-                    "participation.model: is missing; a run without a backend of the server names "
-                    "the fingerprint of the devices' model"
+                    "participation.model: is missing; if the server has no backend, the run must "
+                    "name the fingerprint of the devices' model"
                 )
             return machine
         # Done first, because some backends know their capabilities only after a request.

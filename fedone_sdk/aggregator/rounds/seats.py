@@ -46,8 +46,8 @@ def fill(
         return end_early(machine, state, "failed", f"{summary}; last: {last}", now, summary=summary)
     if enrolled is not None and (spent := _num_exhausted(machine, state, enrolled)):
         reason = (
-            f"privacy.max_epsilon: {spent} devices have reached it, and no other is available; "
-            "enrol more, then resume the run"
+            f"privacy.max_epsilon: {spent} devices have reached it, and no other device is left; "
+            "enrol more devices, then resume the run"
         )
         return end_early(machine, state, "stopped", reason, now)
     # Filtered only if necessary, because thousands of clients may be available.

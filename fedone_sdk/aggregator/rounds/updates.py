@@ -166,8 +166,8 @@ def _check_update(
 def _check_by_class(machine: RoundMachine, update: LossesUpdate) -> ByClass | None:
     given = update.by_class is not None or bool(update.class_counts)
     if given != machine.calibrates:
-        does = "calibrates" if machine.calibrates else "does not calibrate"
-        raise invalid(f"by_class: this run {does} by labels")
+        rule = "is missing" if machine.calibrates else "must be left out"
+        raise invalid(f"by_class: {rule}; the run's calibration is {machine.spec.calibration.kind}")
     if update.by_class is None:
         return None
     labels = machine.num_labels
@@ -190,7 +190,7 @@ def _check_alpha(machine: RoundMachine, state: RunState, seat: Seat, update: Alp
         raise invalid(f"alpha: is {form}, the run's is float32 {list(machine.shape)}")
     alpha = from_wire(array)
     if not (alpha >= 0).all() or not alpha.any(axis=1).all():
-        raise invalid("alpha: must be positive")
+        raise invalid("alpha: must not be negative, or 0 in a whole row")
     if alpha.max() > _MAX_ALPHA:
         raise invalid(f"alpha: an entry is above {_MAX_ALPHA:g}")
     if not np.array_equal(machine.method.project(alpha), alpha):

@@ -307,8 +307,8 @@ def test_a_run_ends_when_every_device_has_spent_its_epsilon() -> None:
     game.apply(fill, available={}, enrolled=len(CLIENTS))
     assert game.state.status == "stopped"
     assert game.state.reason == (
-        "privacy.max_epsilon: 4 devices have reached it, and no other is available; "
-        "enrol more, then resume the run"
+        "privacy.max_epsilon: 4 devices have reached it, and no other device is left; "
+        "enrol more devices, then resume the run"
     )
     game.apply(resume)
     game.apply(fill, available={**there, 9: 5}, enrolled=len(CLIENTS) + 1)
