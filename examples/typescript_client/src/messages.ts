@@ -360,7 +360,7 @@ export interface SearchSpec {
   halving?: number;
 }
 /**
- * Your own `Algorithm`, which runs on the server. Devices receive neither key.
+ * Your own `Algorithm`, which runs on the server. Devices receive neither of these keys.
  */
 export interface OwnMethodSpec {
   /**
@@ -377,7 +377,7 @@ export interface OwnMethodSpec {
   batch_size?: number;
   name: "own";
   /**
-   * The class or function that makes it: `package.module:object`, also from a module next to the file, or the name of an entry point of the group `fedone.methods`.
+   * The class or function that makes the method: `package.module:object`, also from a module next to the file, or the name of an entry point of the group `fedone.methods`.
    */
   object?: string | null;
   /**
