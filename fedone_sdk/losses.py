@@ -95,12 +95,12 @@ MAX_CLASSES = 4
 """The largest number of labels whose losses are reported per class."""
 
 PROBABILITY_WIDTH = 4.0
-"""Relative to its range, a label probability gets this many times the noise of a loss. The larger
-the number, the less noise the losses need because probabilities are released with them."""
+"""Relative to its range, a label probability gets this many times the noise of a loss. A larger
+number means less noise on the losses, which are released together with the probabilities."""
 
 
 def sensitivity(num_prompts: int) -> float:
-    """Return the L2 distance by which one example moves the sums of a release, in their widths.
+    """Return the L2 distance by which one example moves a release's sums, divided by their widths.
 
     The example moves the losses of I prompts, of width 1, by at most sqrt(I). Two points of a
     simplex are at most sqrt(2) apart. This bounds the effect on the probabilities of each prompt,

@@ -58,8 +58,7 @@ async def graded(
         most_failed: Maximum share of texts without a score.
 
     Raises:
-        SpecError: The function is missing, or failed on more texts than `most_failed` allows; the
-            cause is the function's exception.
+        SpecError: The function is missing, or failed on a larger share of texts than `most_failed`.
         BackendError: The function's model is unavailable.
         BudgetError: A cap is reached.
     """

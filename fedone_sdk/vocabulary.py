@@ -24,10 +24,10 @@ __all__ = ["FileVocabulary", "ListVocabulary", "PmiVocabulary", "Slot", "Vocabul
 
 _MAX_CANDIDATES = 65_536
 MAX_CANDIDATE_CHARS = 4000
-"""The longest candidate, characters."""
+"""Maximum length of a candidate, characters."""
 
 MAX_PROPOSAL_CHARS = 400
-"""The longest candidate that a model or a device proposes, characters; every input has its cost."""
+"""Maximum length of a proposed candidate, characters; every input contains the candidate."""
 
 MAX_PROPOSALS = 2
 """Maximum number of proposals of one device in a run: other devices pay to evaluate them."""

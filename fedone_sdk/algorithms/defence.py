@@ -55,10 +55,10 @@ class Contribution:
     """The result of one client's work.
 
     Attributes:
-        alpha: Alpha after its local steps, float32, shape (n, N), feasible.
-        advantage: The loss of each token's prompts above the average, shape (n, N), 0 for tokens
-            that no prompt has; None derives it from the step of alpha.
-        spread: Standard deviation of the reported losses; None stands for the step's norm.
+        alpha: Alpha after the client's local steps, float32, shape (n, N), feasible.
+        advantage: By how much the losses of a token's prompts exceed the average, shape (n, N), 0
+            for tokens that no prompt has; None derives it from the step of alpha.
+        spread: Standard deviation of the reported losses; None uses the norm of the step instead.
     """
 
     client: int
@@ -94,8 +94,8 @@ class Influence:
         rounds: Number of the client's accepted updates.
         movement: The sum of the L2 norms of the client's applied steps.
         score: Mean outlier score in robust standard deviations; negative is disagreement.
-        loss_residual: Mean of the differences between a mean loss of the client and the median of
-            the run's recent ones.
+        loss_residual: Mean difference of the client's mean losses from the run's median at the time
+            of each.
     """
 
     client: int
@@ -202,7 +202,7 @@ class Defence:
         return _Verdict(admitted=admitted, score=score, recorded=recorded)
 
     def _score(self, update: _Update, history: _History) -> float:
-        """Return the lower of the two scores, in robust standard deviations; negative is worse."""
+        """Return the lower of the scores of direction and size, in robust standard deviations."""
         score = 0.0
         if update.agreement is not None and len(history.agreements) >= WARM_UP:
             chance = 1.0 / math.sqrt(self.num_samples - 1)
@@ -301,7 +301,7 @@ class _History:
 
     def add(self, update: _Update, verdict: _Verdict) -> None:
         admitted = verdict.admitted
-        # Zero steps are left out: a nearly converged run has many, and the typical step would be 0.
+        # Zero steps are left out: a nearly converged run has so many that the median would be 0.
         if update.norm:
             self.steps.append(verdict.recorded)
         if not self.votes.size:

@@ -4,12 +4,12 @@ The model of a mini-batch is, for each class,
 
     loss of a prompt = random intercept of the mini-batch + value of the prompt + noise,
 
-each prompt at its best label bias. A class is a group of examples that clients report separately;
-with many labels or under privacy all examples are one group. Values are a Gaussian process whose
-kernel depends on the candidates that prompts share (`Kernel`). Intercepts have a flat prior, so
-prompts are compared within a mini-batch, or through prompts that link mini-batches. The noise of a
-mean over b examples has the variance sigma^2 / b; a part of it is correlated between similar
-prompts. Variances maximise the marginal likelihood (`Likelihood`).
+with each loss at the prompt's best label bias. A class is a group of examples that clients report
+separately; with many labels or under privacy all examples are one group. Values are a Gaussian
+process whose kernel depends on the candidates that prompts share (`Kernel`). Intercepts have a flat
+prior, so prompts are compared within a mini-batch, or through prompts that link mini-batches. The
+noise of a mean over b examples has the variance sigma^2 / b; a part of the noise is correlated
+between similar prompts. Variances maximise the marginal likelihood (`Likelihood`).
 
 A prompt's best bias is a shared bias, fitted to all losses, plus a deviation. The same process,
 with a larger prior variance, estimates the gradient and the trace of each prompt's losses at the
@@ -78,7 +78,7 @@ _JITTER = 1e-6
 """Fraction of the mean variance that is added to the covariance of draws for its Cholesky root."""
 
 _POOLED = 8.0
-"""Weight of the common noise in the noise of a class, in independent differences of losses."""
+"""Weight of all classes' noise in the noise of a class, as a number of differences of losses."""
 
 _FITTED = 128
 """Prompts of the last mini-batches that hyperparameters are fitted to; the cost grows with the cube
@@ -213,9 +213,9 @@ class Evaluator:
     def incumbent(self, estimates: Estimates) -> int:
         """Return the row with the best pessimistic value among confirmed prompts.
 
-        A prompt is confirmed when two mini-batches agree on it in each class; otherwise, if clients
-        have single classes, a prompt could get a bias that fits one class. The reference is always
-        confirmed. If no prompt is confirmed, the choice is among all prompts.
+        A prompt is confirmed when two mini-batches agree on it in each class. With fewer, a prompt
+        could get a bias that fits one class, if each client has one class only. The reference is
+        always confirmed. If no prompt is confirmed, the choice is among all prompts.
         """
         confirmed = self.confirmed
         if not confirmed.any():

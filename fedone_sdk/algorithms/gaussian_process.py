@@ -29,7 +29,7 @@ class MiniBatches:
 
     @classmethod
     def of(cls, rows: NDArray[np.int64], batches: NDArray[np.int64], num_prompts: int) -> Self:
-        """Return the mini-batches of losses, from the prompt and the mini-batch of each, (E,)."""
+        """Return the mini-batches, given the prompt and the mini-batch of each loss, shape (E,)."""
         sizes = np.bincount(batches)
         present = np.arange(sizes.max(initial=0)) < sizes[:, None]
         members = np.zeros(present.shape, dtype=np.int64)
@@ -285,7 +285,7 @@ _STEP = math.log(2.0)
 """Largest step of a hyperparameter, on a log scale."""
 
 _LEAST_NUGGET = 1e-3
-"""Least nugget, relative to the other variances, for a well-conditioned covariance."""
+"""Smallest nugget, relative to the other variances, for a well-conditioned covariance."""
 
 LARGEST = 12.0
 """Bound on the absolute value of hyperparameters."""

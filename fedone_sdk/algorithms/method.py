@@ -170,7 +170,7 @@ class Algorithm(Protocol):
         ...
 
     def check(self, state: State) -> None:
-        """Raise unless the method can continue from a state, whose memory may be untrusted.
+        """Raise unless the method can continue from a state. The state's memory may be untrusted.
 
         Raises:
             ValueError: Alpha has another shape, or the memory is not one of this method.
@@ -233,7 +233,7 @@ class Algorithm(Protocol):
 class PlainAlgorithm:
     """Defaults for a method without calibration that asks for I prompts and never finishes.
 
-    Every `alpha` of its shape is feasible.
+    Every `alpha` of the method's shape is feasible.
     """
 
     __slots__ = ()
@@ -262,7 +262,7 @@ class PlainAlgorithm:
         return None
 
     def finished(self, state: State) -> bool:
-        """Return False: only the run's rounds and budget end it."""
+        """Return False: only the run's rounds and budget end the run."""
         return False
 
     def search_on(self, state: State) -> State:

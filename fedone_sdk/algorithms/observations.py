@@ -43,7 +43,7 @@ class Observations:
         means: For each group of examples, as in `ClassLosses`, shape (E, K, 2 + C), float32.
         scored_at: The label bias that each loss was scored at, nats, shape (E, C), float32.
         examples: The number of examples of each group and mini-batch, shape (J, K), int64.
-        targets: The shares of the labels among them, shape (J, K, C), float32.
+        targets: The shares of the labels among these examples, shape (J, K, C), float32.
         trust: The weight of each mini-batch, in (0, 1], shape (J,), float64.
         biases: The best label bias of each prompt so far, nats, shape (P, C), float64.
         clients: The client c of each mini-batch, shape (J,), int64: c if it has all rows of its
@@ -273,7 +273,7 @@ class Observations:
 
     @cached_property
     def trusted_evaluations(self) -> NDArray[np.float64]:
-        """The sum of the trust in mini-batches with a loss of a prompt on a class, shape (P, C).
+        """For each prompt and class, the summed trust of mini-batches with a loss, shape (P, C).
 
         Mini-batches of the same rows count once, with the largest trust.
         """
@@ -323,7 +323,7 @@ class Observations:
 
 
 def _covers(numbers: NDArray[np.int64], count: int) -> bool:
-    """Return whether the numbers are in range(count), and each of the range is there."""
+    """Return whether the numbers contain every number of range(count), and no other number."""
     if not numbers.size:
         return count == 0
     in_range = numbers.min() >= 0 and numbers.max() < count
@@ -347,7 +347,7 @@ class Standings(NamedTuple):
 
 
 def standings(memory: Memory, position: int, size: int) -> Standings:
-    """Return the standings of one position's candidates, over all other positions."""
+    """Return the standings of one position's candidates, whatever the other positions have."""
     if not memory:
         return Standings(np.zeros(size), np.full(size, np.nan), np.full((size, 1), np.nan))
     observed = _read(memory)

@@ -24,7 +24,7 @@ POOL_SIZE = 256
 """Prompts that a search remembers; with 1,000 the Gaussian process would take a second."""
 
 ELITE = 4
-"""How many of the best prompts are always remembered, and are the start of small changes."""
+"""How many of the best prompts are always remembered, and are varied to make new prompts."""
 
 REVISITED = 0.3
 """The fraction of an ask that re-evaluates known prompts."""
@@ -76,7 +76,7 @@ class PromptSearch(ABC):
     an ask are new. `Evaluator` compares losses of different clients.
 
     The deployable prompt is the incumbent, the prompt with the best pessimistic value, with its
-    best bias. After the first ask it is the reference.
+    best bias. Before a prompt is confirmed (`Evaluator.incumbent`), the incumbent is the reference.
 
     **Successive halving.** After `search` asks there are no new prompts. The best prompts and the
     reference are re-evaluated for `halving` asks, in stages of equal length; each stage keeps the
@@ -214,8 +214,8 @@ class PromptSearch(ABC):
     ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
         """Return the shortest confirmed prompt that may be as good as the incumbent, and its bias.
 
-        The 95 % posterior interval of its difference to the incumbent contains 0. "No prompt" is
-        returned only if it is the incumbent.
+        It may be as good if the 95 % posterior interval of its difference to the incumbent contains
+        0. "No prompt" is returned only if it is the incumbent.
         """
         observed = self._observed(state)
         known = self._known(state)
@@ -233,7 +233,7 @@ class PromptSearch(ABC):
         return bool(halving_start >= 0 and asks - halving_start >= self.halving)
 
     def search_on(self, state: State) -> State:
-        """Return the state without its halving, from which the search makes new prompts again."""
+        """Return the state without its halving; from there the search makes new prompts again."""
         if not self._is_halving(state):
             return state
         asks = self._progress(state)[_ASKS]

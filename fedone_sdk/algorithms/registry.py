@@ -86,8 +86,8 @@ def method_from_spec(
         seed: The run's seed.
         num_labels: Labels whose biases a search fits; 1 disables calibration.
         num_groups: Groups of examples that losses are reported for (`losses.num_groups`).
-        asks: The run's number of asks, of which a search uses the last for successive halving;
-            None disables the halving.
+        asks: The run's number of asks; a search uses the last of them for successive halving. None
+            disables the halving.
         start: The warm start of the search (`warm_start`).
 
     Raises:
@@ -201,10 +201,10 @@ def own_method(
 
 
 def check_algorithm(method: Any, *, space: Space, num_samples: int) -> None:
-    """Check that an object implements the protocol `Algorithm`, by two asks and a tell.
+    """Check that an object implements the protocol `Algorithm`, by calls of its members.
 
-    Its states must be storable, and equal inputs must give equal results: a restarted server
-    repeats calls.
+    The states must be storable, and equal inputs must give equal results, because a restarted
+    server repeats calls.
 
     Raises:
         MethodError: The object violates the protocol; the message names the member.

@@ -119,16 +119,16 @@ def _placeholders(roles: Sequence[str]) -> list[str]:
 
 
 def _pieces(text: str, names: Sequence[str]) -> list[str]:
-    pieces, rest = [], text
+    pieces, remaining = [], text
     for name in names:
-        before, mark, rest = rest.partition(name)
-        if not mark or name in rest:
+        before, mark, remaining = remaining.partition(name)
+        if not mark or name in remaining:
             raise BackendError(
                 "the model's chat template repeats, drops or moves a message of the role "
                 f"{name.strip('@').partition('-')[0]!r}: write the task with other roles"
             )
         pieces.append(before)
-    return [*pieces, rest]
+    return [*pieces, remaining]
 
 
 def unpadded(parts: Rendered, ends: tuple[bool, bool]) -> Rendered:

@@ -211,8 +211,8 @@ class ModelServer:
             `BackendUnavailable` for 408, 409, 425, 429 and 5xx; `BackendBlocked` for 401, 402, 404,
             405, a redirect, and an exhausted quota; `BackendRefused` for all others.
         """
-        status, said = reply.status, self.message_of(reply)
-        facts: dict[str, Any] = {"url": self.url, "said": said, "usage": ONE_REQUEST}
+        status, message = reply.status, self.message_of(reply)
+        facts: dict[str, Any] = {"url": self.url, "said": message, "usage": ONE_REQUEST}
         if status == 401:  # Servers may repeat the key.
             change = "set api_key_env" if self._key_env is None else "put a valid one in its place"
             facts |= {"said": "", "key_env": self._key_env}

@@ -102,7 +102,7 @@ def no_prompt(task: TaskSpec, vocabulary: Vocabulary) -> TextPrompt:
 
 
 def label_sets_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[tuple[str, ...], ...]:
-    """Return the sets of label words in the slot ``labels``; without it, the task's words."""
+    """Return the sets of label words in the slot ``labels``; without the slot, the task's words."""
     for slot in vocabulary.slots:
         if slot.name == LABELS:
             return tuple(label_words(text, len(task.labels)) for text in slot.candidates)

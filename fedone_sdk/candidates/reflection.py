@@ -97,7 +97,7 @@ def read_reflection(answer: str, *, known: Sequence[str], labels: Iterable[str])
 
 
 def quotes(text: str, rows: Iterable[str], public: Iterable[str]) -> str | None:
-    """Return a part of a text that private rows contain and no public text does; None without one.
+    """Return a part of a text that is in a private row and in no public text; None if no part is.
 
     Such parts are 5 consecutive words, a number, an address, or a name: a word that always has a
     capital letter in the rows. This is a filter, not differential privacy: a model can encode a row

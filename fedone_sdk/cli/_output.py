@@ -204,7 +204,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "label bias": None
         if prompt.bias is None
         else f"{bias_text(prompt.bias)}, belongs to the prompt",
-        "cheapest within": None
+        "cheaper prompt": None
         if cheapest is None or cheapest.prompt is None
         else repr(cheapest.prompt.text),
         # Shown only for runs without the table of a verdict.

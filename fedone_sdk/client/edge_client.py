@@ -165,7 +165,7 @@ class EdgeClient:
             await within(self.run_forever(), seconds - grace_s, grace_s=grace_s)
 
     def stop(self) -> None:
-        """Make `run_forever` return, after the work in progress; from any thread.
+        """Make `run_forever` return after the work in progress; may be called from any thread.
 
         `run_forever` can be called again afterwards. If nothing is running, the next `run_forever`
         returns immediately, or the next `run_once` does not wait.
@@ -173,7 +173,7 @@ class EdgeClient:
         self._stop.set()
 
     async def run_once(self) -> Turn:
-        """Send unsent updates, claim work once, and do it.
+        """Send unsent updates, claim work once, and do the work.
 
         Raises:
             ProblemError: The aggregator refuses this device or its version.

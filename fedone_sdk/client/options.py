@@ -31,7 +31,7 @@ EventKind = Literal[
 before the next claim. ``assigned``: it has work. ``scored``: `done` of `total` prompts have their
 losses. ``updated``: the server has accepted the update. ``declined``: the device has declined the
 work. ``refused``: the server has refused the update. ``paused``, ``resumed``: `only_when` has
-become false or true. ``offline``, ``online``: the server cannot, or can again be reached.
+become false or true. ``offline``, ``online``: the server is unreachable, or reachable again.
 ``ended``: there will be no more work."""
 
 
@@ -146,7 +146,7 @@ class WorkPolicy:
             is declined. The client's `state_dir` keeps the count. Without a `backend` only
             `queries` can be capped. None is no cap.
         labels: Values of the label column, which a run has to cover; rows with another value take
-            part in no run. None is the values of the rows: a declined run then shows which occur.
+            part in no run. If None, the values are those of the rows, and a declined run shows it.
         reflect: The model that may write candidates from rows that a prompt answered wrongly: a
             model on the device, whose text is filtered, without differential privacy; or
             ``gateway``, the run's model, which reads the rows with their labels. None is no model.
@@ -197,8 +197,8 @@ class RunFit:
 
     Attributes:
         rows: Number of rows of the device.
-        fit: Number of rows that fit the run; 0 if the device itself does not.
-        reason: Why not all rows fit, for the device's owner; None if all do.
+        fit: Number of rows that fit the run; 0 if the device itself does not fit the run.
+        reason: Why not all rows fit, for the device's owner; None if all rows fit.
     """
 
     run_id: str

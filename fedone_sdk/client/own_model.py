@@ -86,10 +86,10 @@ async def _queries(
 
 
 class _Recorded(Wrapper):
-    """Waits for the app's condition before each query, and adds its answer and cost to the journal.
+    """Waits for the app's condition before each query; stores the query's answer and cost.
 
-    Queries that may have been sent when the process ends count as spent. Nothing else charges the
-    device's budget in the meantime.
+    Queries that may have been sent when the process ends count as spent. While these queries run,
+    nothing else charges the device's budget.
     """
 
     def __init__(

@@ -131,7 +131,7 @@ class Consent:
         fields: Columns that may be rendered; None is every column but the label. If the label is
             among them, the gateway gets it as the reference text of loss ``nll``.
         labels: Values of the label column, which a run has to cover; rows with another value are
-            left out. None is the values of the rows.
+            left out. If None, these are the values of the rows.
         private: Whether the device requires privacy.
     """
 
@@ -166,7 +166,7 @@ class Consent:
         )
 
     def admit(self, run: RunTask, all_rows: Sequence[Example], *, gateway: bool) -> Admitted:
-        """Return the rows that take part in a run that scores by the gateway or on the device."""
+        """Return the rows that take part in a run; with `gateway`, the gateway scores them."""
         task = run.task
         if refusal := self._refused(task, gateway=gateway):
             return Admitted(rows=(), reason=refusal, refusal=refusal)
@@ -295,7 +295,7 @@ class Minibatch:
 
 
 async def passed(hook: BeforeSend, text: Any, name: str = "before_send") -> str | None:
-    """Return the result of the app's hook for a text; None holds it back."""
+    """Return the result of the app's hook for a text; None holds the text back."""
     try:
         passing: str | None = await answer_of(hook(text))
     except Exception as exc:

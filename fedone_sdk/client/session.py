@@ -335,7 +335,7 @@ class Condition:
             self._failing = False
         except Exception as exc:
             if not self._failing:
-                _log.warning("only_when failed: no work until it answers", error=type(exc).__name__)
+                _log.warning("only_when failed: no work while it fails", error=type(exc).__name__)
             holds, self._failing = False, True
         if holds != self._holds:
             self._holds = holds

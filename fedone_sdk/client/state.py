@@ -97,7 +97,7 @@ class _DamagedError(sqlite3.DatabaseError):
 class DeviceState:
     """The entries of one server, in memory and in a file that all servers of the device share.
 
-    Without a folder they are in memory only. If the disk fails, the device continues in memory and
+    Without a folder the entries are in memory only. If the disk fails, the device goes on there and
     logs one warning; the next write that succeeds also stores what is missing. A damaged file gets
     the suffix ``.damaged``, and a new file is started. A missing folder is created, readable by its
     owner only.
@@ -363,7 +363,7 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         try:
             erase_log(db)
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # The log is synced first.
+            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # If full, the log is synced.
                 raise
     except BaseException:
         db.close()
@@ -446,7 +446,7 @@ class Journal:
         return len(self._state.keys(self.assignment_id, "released"))
 
     def check(self) -> None:
-        """Check that noise that was drawn is still stored."""
+        """Check that, if noise was drawn, the noised numbers are still stored."""
         if self._noised in self._state.keys("", "noised") and not self.releases:
             raise Declining("the noise of this work was drawn before, and its update is gone")
 

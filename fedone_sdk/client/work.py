@@ -107,13 +107,13 @@ class Step:
             self.work.report(len(rows))
 
     def losses(self, place: int) -> list[float | None]:
-        """Return the loss of a scored prompt on each example, at its bias; None if it failed."""
+        """Return a scored prompt's loss on each example, at the prompt's bias; None if failed."""
         task, (answers, _) = self.task_at(place), self.answered(place) or ((), "")
         losses = list[float | None]()
         for answer, example in zip(answers, self.batch.examples, strict=True):
             if answer is not None and not isinstance(answer, float):
-                # A hostile gateway could send a huge number for one label, whose examples would
-                # show in the mean.
+                # A hostile gateway could send a huge number for one label. The mean loss would then
+                # show whether an example has that label.
                 loss = example_loss(task, answer, example)
                 answer = min(max(loss, -messages.MAX_LOSS), messages.MAX_LOSS)
             losses.append(answer)

@@ -105,7 +105,7 @@ class Labelled(NamedTuple):
 
     Attributes:
         rows: The text and the label of each row, with one spelling per label.
-        notes: The changes and the rows left out, one sentence each.
+        notes: One sentence for each kind of change and of rows that were left out.
     """
 
     rows: list[dict[str, str]]

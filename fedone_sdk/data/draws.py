@@ -100,9 +100,9 @@ def dirichlet(
 ) -> list[list[int]]:
     """Distribute all rows; each class is split in proportions from Dirichlet(alpha).
 
-    This is the scheme of Hsu et al. (2019) and Yurochkin et al. (2019). They redraw until every
-    client has enough rows, which may never happen for a small alpha. Here empty shards get rows of
-    the largest ones.
+    This is the scheme of Hsu et al. (2019) and Yurochkin et al. (2019). The authors redraw until
+    every client has enough rows, which may never happen for a small alpha. Here empty shards get
+    rows of the largest shards.
 
     Raises:
         DataError: There are fewer rows than clients.
@@ -136,7 +136,7 @@ def partition_clients(
 
     Args:
         labels: The class of each row.
-        num_clients: K.
+        num_clients: K, the number of clients.
         shots: Rows per class and client; None distributes every row once. With `alpha` a client
             gets ``shots * num_classes`` rows with random class proportions.
         alpha: Dirichlet concentration of the clients' class proportions; None gives all clients

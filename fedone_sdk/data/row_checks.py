@@ -16,8 +16,7 @@ class RowProblem:
 
     Attributes:
         reason: The problem of the field, without a value of the row.
-        detail: The problem with the row's values, for the row's owner only; empty if `reason` is
-            all.
+        detail: As `reason`, but with values of the row, for the row's owner only; may be empty.
     """
 
     field: str

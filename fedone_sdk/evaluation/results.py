@@ -278,18 +278,18 @@ def results_of(
     first, lower = by_name[names[0]], task.metric == "loss"
     standings = []
     for entrant in entrants:
-        own = by_name[entrant.name]
-        common = [seed for seed in own if seed in first] if own is not first else []
-        pair = [own[seed] for seed in common], [first[seed] for seed in common]
+        trials = by_name[entrant.name]
+        common = [seed for seed in trials if seed in first] if trials is not first else []
+        pair = [trials[seed] for seed in common], [first[seed] for seed in common]
         standings.append(
             Standing(
                 entrant=entrant,
-                trials=own,
+                trials=trials,
                 difference=difference(task.metric, *pair, len(task.labels)),
                 loss_difference=difference("loss", *pair, len(task.labels)),
                 reached={
                     seed: _reached(record, first[seed].metric, lower=lower)
-                    for seed, record in own.items()
+                    for seed, record in trials.items()
                     if seed in first
                 },
             )

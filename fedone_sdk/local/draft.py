@@ -245,11 +245,11 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     )
     main = _assigned(named)
     fitting = sorted(filter(scores.covers, _orders(labels, main)), key=scores.loss)
-    whole = {label: " " + " ".join(re.findall(r"[^\W_]+", names[label])) for label in labels}
-    distinct = has_names and len(set(whole.values())) == len(labels)
+    full_names = {label: " " + " ".join(re.findall(r"[^\W_]+", names[label])) for label in labels}
+    distinct = has_names and len(set(full_names.values())) == len(labels)
     several = not main and distinct and kind in _MULTI_TOKEN_KINDS
     if several:
-        main = whole
+        main = full_names
     elif not main:
         main = fitting[0] if fitting and not has_names else derived or await _codes(reader)
     start = main if scores.covers(main) else derived

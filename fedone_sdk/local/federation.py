@@ -102,7 +102,7 @@ class Federation:
                 seed=spec.seed,
             )
         if partition.reused_rows:
-            _log.warning("clients share rows: too few for disjoint shards", rows=len(train))
+            _log.warning("clients share rows: there are too few for all", rows=len(train))
         # The vocabulary is built from a sample of the clients' texts.
         rows = sorted({row for shard in partition.shards for row in shard})
         rows = rows[:: len(rows) // _MAX_ROWS + 1]

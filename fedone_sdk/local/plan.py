@@ -419,7 +419,7 @@ class _Planner:
         )
         problems = {
             "budget: no cap is set": spec.budget is None,
-            f"budget: {pays} at worst case": affordable < max(planned, 1),
+            f"budget: {pays} at worst-case cost": affordable < max(planned, 1),
             f"participation.min_clients: is {needed}, but there are only {clients} clients": (
                 needed > clients
             ),

@@ -162,7 +162,7 @@ def _differences(artefact: PromptArtefact, run: RunSpec) -> list[str]:
         was, now = getattr(old, key), getattr(new, key)
         if was != now:
             problems.append(
-                f"task.{key}: is {now!r}, the prompt was tuned and measured with {was!r}"
+                f"task.{key}: is {now!r}, but the prompt was tuned and measured with {was!r}"
             )
     if run.data is None or run.data.dev is None:
         problems.append("data.dev: is required to compare prompts")
@@ -374,7 +374,7 @@ def _sentences(report: RetuneReport, *, finished: bool) -> Iterator[str]:
             if which != report.recommended and one.behind is not None and one.behind.low <= 0
         ]
         if close:
-            yield f"Its gain is not distinguishable from luck over {', '.join(close)}."
+            yield f"Its gain over {' and '.join(close)} is not distinguishable from luck."
 
 
 def _text(spread: Spread) -> str:

@@ -47,7 +47,7 @@ class Enrolled(Message):
 class Rotated(Message):
     """A new credential, ``POST /v1/clients/me/credential``.
 
-    The previous one stays valid until this one is used.
+    The previous credential stays valid until the new one is used.
     """
 
     credential: Annotated[Secret, Field(repr=False)]
@@ -67,8 +67,8 @@ class NewToken(Message):
     """``POST /v1/enrolment-tokens``: a token with which devices enrol.
 
     Attributes:
-        runs: Runs that its clients may access; null is all.
-        uses: Maximal number of clients that enrol with it; null is unlimited.
+        runs: Runs that clients with this token may access; null is all.
+        uses: Maximal number of clients that enrol with the token; null is unlimited.
         expires_in_s: Lifetime of the token, seconds; null is unlimited.
     """
 
@@ -83,8 +83,8 @@ class TokenInfo(Message):
 
     Attributes:
         name: Name of the token; tokens of a CONFIG.yaml have the prefix ``config:``.
-        runs: Runs that its clients may access; null is all.
-        uses_left: Number of clients that can still enrol with it; null is unlimited.
+        runs: Runs that clients with this token may access; null is all.
+        uses_left: Number of clients that can still enrol with the token; null is unlimited.
         expires_at: Expiry, seconds since the epoch; null is never.
     """
 
@@ -120,9 +120,9 @@ class ClientInfo(Message):
     """An enrolled client, without its secrets.
 
     Attributes:
-        token: Name of the token that it enrolled with.
-        runs: Runs that it may access; null is all.
-        seen_at: Time of its last request with a precision of a day, seconds since the epoch.
+        token: Name of the token that the client enrolled with.
+        runs: Runs that the client may access; null is all.
+        seen_at: Time of the client's last request, to the day, seconds since the epoch.
     """
 
     client_id: Id

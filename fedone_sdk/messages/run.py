@@ -165,7 +165,7 @@ class RoundReport(Message):
     """One finished round.
 
     Attributes:
-        client_id: Ids of its clients, joined by commas.
+        client_id: Ids of the round's clients, joined by commas.
         mean_loss: Mean over the round's scored prompts.
         metric: Metric of the deployable prompt after this round, if evaluated.
     """
@@ -274,8 +274,8 @@ class Written(Message):
     """A candidate that a device wrote, or that the run's model merged from others.
 
     Attributes:
-        client: Enrolment index of its author; None if it is merged.
-        parents: The text that it improves, or the texts that it merges.
+        client: Enrolment index of the candidate's author; None if the candidate is merged.
+        parents: The text that the candidate improves, or the texts that it merges.
         depth: Number of written candidates among its ancestors, following first parents.
         gain: Mean loss of the best parent minus the mean loss of this candidate, each over the
             scored prompts that contain it; None if one of them has no loss yet.
@@ -305,7 +305,7 @@ class RunResult(Billed):
     """The current or final result of a run.
 
     Attributes:
-        status: ``running``, or how it ended.
+        status: ``running``, or how the run ended.
         reason: Reason for the status; texts of providers and devices are for operators only.
         spent: Usage of training and evaluation (`queries`: training only), including requests of
             open work so far.
@@ -390,7 +390,7 @@ class RunEntry(Message):
     """An entry of ``GET /v1/runs`` for devices.
 
     Attributes:
-        status: ``running``, or how it ended.
+        status: ``running``, or how the run ended.
         round: Number of rounds done.
     """
 
@@ -405,7 +405,7 @@ class RunSummary(RunEntry, Billed):
 
     Attributes:
         spent: Usage of training and evaluation (`queries`: training only).
-        ended_at: Time of the end or pause, seconds since the epoch; null while it is running.
+        ended_at: Time of the end or pause, seconds since the epoch; null while the run is running.
         metric: Newest value of the metric on the dev split; null if not measured.
         active_at: Time of the last update since the server started, seconds since the epoch; null
             if there was no update.

@@ -51,8 +51,8 @@ class OwnSource(Spec):
 
     Attributes:
         object: ``package.module:function``, also from a module next to the run file, or the name
-            of an entry point of the group ``fedone.candidates``. Its arguments are ``task``,
-            ``texts``, which are the training texts if the run reads them, and the options.
+            of an entry point of the group ``fedone.candidates``. It is called with ``task``,
+            ``texts`` (the training texts, if the run reads them) and the options.
         options: Further keyword arguments of `object`.
     """
 
@@ -123,8 +123,8 @@ class ProposerSpec(Spec):
     Attributes:
         backend: A model that generates text; the run's budget pays for it. With ``reflection``,
             null leaves the writing to models on devices.
-        slot: The slot that it writes for; null is the first slot with built-in instructions, or
-            without such a slot the first text slot.
+        slot: The slot that the model writes for; null is the first slot with built-in instructions,
+            or without such a slot the first text slot.
         every: Rounds between two proposals.
     """
 

@@ -20,7 +20,7 @@ class DataSpec(Spec):
         train: Training file, or ``hf:NAME``. A served run, whose clients have their own rows, needs
             it only for a vocabulary that is counted from text.
         dev: Held-out file, or ``hf:NAME``; used only by evaluation.
-        num_clients: K.
+        num_clients: K, the number of clients.
         shots: Examples per class and client; null uses all examples.
         dirichlet: Concentration of the Dirichlet distribution of each client's label proportions; a
             small number gives uneven proportions. Null gives all clients the same proportions.
@@ -114,11 +114,11 @@ class SearchSpec(_MethodSpec):
 
 
 class OwnMethodSpec(_MethodSpec):
-    """Your own `Algorithm`, which runs on the server. Devices receive neither key.
+    """Your own `Algorithm`, which runs on the server. Devices receive neither of these keys.
 
     Attributes:
-        object: The class or function that makes it: ``package.module:object``, also from a module
-            next to the file, or the name of an entry point of the group ``fedone.methods``.
+        object: The class or function that makes the method: ``package.module:object``, also from a
+            module next to the file, or the name of an entry point of the group ``fedone.methods``.
         options: Keyword arguments of `object`, besides those that `load_method` passes.
     """
 

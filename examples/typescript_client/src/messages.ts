@@ -56,7 +56,7 @@ export interface Claim {
    */
   own_model?: boolean;
   /**
-   * Whether the client's data or settings may have changed since it declined work as unfit, so that it can be drawn again.
+   * Whether the client's data or settings may have changed since it declined work as unfit. If so, the client can be drawn for the run again.
    */
   changed?: boolean;
 }
@@ -106,11 +106,11 @@ export interface Step {
    */
   num_samples: number;
   /**
-   * Seeds the draw of the mini-batch (`fedone_sdk.data.draw_minibatch`).
+   * Seed for the draw of the mini-batch (`fedone_sdk.data.draw_minibatch`).
    */
   minibatch_seed: number;
   /**
-   * Seeds `ask` (alpha exchange only).
+   * Seed for the method's `ask` (alpha exchange only).
    */
   prompt_seed: number;
 }
@@ -132,7 +132,7 @@ export interface LossesAssignment {
   biases?: Tensor | null;
   minibatch_seed: number;
   /**
-   * Whether the client may propose a candidate. The lease then includes one query for its trial.
+   * Whether the client may propose a candidate; if so, the lease includes one query to try the candidate.
    */
   reflect?: boolean;
 }
@@ -191,7 +191,7 @@ export interface RunTask {
   privacy?: PrivacySpec | null;
   calibration?: CalibrationSpec;
   /**
-   * For runs whose devices may propose candidates.
+   * How devices propose candidates; null if they may not.
    */
   reflection?: Reflection | null;
 }
@@ -360,7 +360,7 @@ export interface SearchSpec {
   halving?: number;
 }
 /**
- * Your own `Algorithm`, which runs on the server. Devices receive neither key.
+ * Your own `Algorithm`, which runs on the server. Devices receive neither of these keys.
  */
 export interface OwnMethodSpec {
   /**
@@ -377,7 +377,7 @@ export interface OwnMethodSpec {
   batch_size?: number;
   name: "own";
   /**
-   * The class or function that makes it: `package.module:object`, also from a module next to the file, or the name of an entry point of the group `fedone.methods`.
+   * The class or function that makes the method: `package.module:object`, also from a module next to the file, or the name of an entry point of the group `fedone.methods`.
    */
   object?: string | null;
   /**
@@ -430,7 +430,7 @@ export interface Reflection {
    */
   slot: string;
   /**
-   * Whether the run's model writes them (`POST /v1/reflect`).
+   * Whether the run's model writes the candidates (`POST /v1/reflect`).
    */
   gateway: boolean;
 }
@@ -497,16 +497,16 @@ export interface Score {
    */
   references?: string[];
   /**
-   * Instead of `prompts`: scores one prompt, the parent with this text in its slot.
+   * Instead of `prompts`: one prompt is scored, the parent with the text in its slot.
    */
   proposal?: Proposal | null;
 }
 /**
- * A candidate that a device wrote for the run's proposed slot.
+ * A candidate that a device wrote for the slot in which devices may propose candidates.
  */
 export interface Proposal {
   /**
-   * The prompt that it improves, as a row of the assignment's prompts.
+   * Index of the prompt that the candidate improves, among the assignment's prompts.
    */
   parent: number;
   /**
@@ -538,11 +538,11 @@ export interface Scores {
 export interface Reflect {
   assignment_id: string;
   /**
-   * Row of the assignment's prompts.
+   * Index of the prompt to improve, among the assignment's prompts.
    */
   parent: number;
   /**
-   * The parent's answers to examples, with their labels in the feedback.
+   * Examples with the prompt's answers; the feedback contains the examples' labels.
    */
   cases: Judged[];
 }
