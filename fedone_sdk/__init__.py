@@ -21,8 +21,8 @@ A run with one device, on the embedded model (extras ``server`` and ``local``):
 
     asyncio.run(main())
 
-`EdgeClient` is the device, `Aggregator` the server in a program; `AdminClient` manages a server
-over HTTP. The command ``fedone`` does the same from files.
+`EdgeClient` is a device, and `Aggregator` is a server inside a program. `AdminClient` manages a
+server over HTTP. The command ``fedone`` runs devices and servers from configuration files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fedone_sdk.task import Score, TaskSpec
     from fedone_sdk.vocabulary import Vocabulary
 else:
-    # An edge device does not load the server, nor a server a local model.
+    # Imported on first use: a device needs no server, and a server may need no local model.
     __getattr__, __dir__ = lazy(
         globals(), "errors vocabulary task budget client spec backends aggregator"
     )

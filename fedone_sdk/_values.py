@@ -15,21 +15,21 @@ Usd = Annotated[
     Decimal,
     Field(ge=0, le=2**53, allow_inf_nan=False),
     PlainSerializer(float, return_type=float, when_used="json"),
-    WithJsonSchema({"type": "number", "minimum": 0, "maximum": 2**53}),  # texts are for files
+    WithJsonSchema({"type": "number", "minimum": 0, "maximum": 2**53}),  # text only in files
 ]
 
 
 class Frozen(BaseModel):
-    """An immutable model, with finite numbers only and without unknown keys."""
+    """An immutable model that accepts neither infinite numbers nor unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class Usage(Frozen):
-    """Amounts of use of a model.
+    """How much a model was used, and the cost.
 
     Attributes:
-        queries: Logical (prompt, mini-batch) evaluations, the paper's count.
+        queries: Evaluations of one prompt on one mini-batch, which the paper counts.
         requests: Calls to a model provider.
         prompt_tokens: Tokens sent.
         completion_tokens: Tokens received.
@@ -43,7 +43,7 @@ class Usage(Frozen):
     usd: Usd = Field(Decimal(0), json_schema_extra={"default": 0})
 
     def __add__(self, other: Usage) -> Usage:
-        if self is NOTHING:  # Every sum starts with it.
+        if self is NOTHING:  # Every sum starts with NOTHING.
             return other
         return self._with(other, operator.add)
 
@@ -67,7 +67,7 @@ class Usage(Frozen):
 
     def exact(self) -> dict[str, int | str]:
         """Return JSON values without rounding: money is text, not a float."""
-        # Part of every commit: ten times faster than pydantic's dump.
+        # Called in every commit: this is ten times faster than pydantic's dump.
         return {**vars(self), "usd": str(self.usd)}
 
     def without_queries(self) -> Usage:

@@ -1,14 +1,14 @@
 """Epsilon of releases with Gaussian noise.
 
 Releases with noise multipliers s_1 ... s_k over the same data are exactly one Gaussian mechanism
-whose multiplier s has ``1 / s**2 = sum(1 / s_i**2)``; dp-accounting has the exact epsilon of one
-(Balle and Wang, 2018).
+whose multiplier s has ``1 / s**2 = sum(1 / s_i**2)``. dp-accounting computes the exact epsilon of
+one Gaussian mechanism (Balle and Wang, 2018).
 
 A device draws discrete Gaussian noise, with a standard deviation sigma of at least 1e8 grid steps.
-At k steps its probability is that of a rounded Gaussian, which reveals at most as much as a
-Gaussian, times a factor between ``exp(-k**2 / (24 * sigma**4))`` and ``exp(1 / (24 * sigma**2))``.
-Within 40 sigma of 0 this is ``exp(7e-15)``, and larger values have probability ``exp(-800)``.
-`_MARGIN` covers this for 1e8 released numbers.
+The probability of k steps is the probability of k under a rounded Gaussian, times a factor between
+``exp(-k**2 / (24 * sigma**4))`` and ``exp(1 / (24 * sigma**2))``. A rounded Gaussian reveals at
+most as much as a Gaussian. Within 40 sigma of 0 the factor differs from 1 by at most 7e-15, and
+values beyond have probability ``exp(-800)``. `_MARGIN` covers both for 1e8 released numbers.
 """
 
 from __future__ import annotations

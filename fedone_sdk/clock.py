@@ -38,7 +38,7 @@ class SystemClock:
         self.set(time.time())
 
     def set(self, now: float) -> None:
-        """Continue from a time, seconds since the epoch, such as that of a shared store."""
+        """Continue from a time, seconds since the epoch, such as the time of a shared store."""
         self._start = now - _elapsed_s()
 
     def now(self) -> float:
@@ -49,7 +49,7 @@ class SystemClock:
 def wait_until_s(then: str, now: str | None) -> float | None:
     """Return the seconds between two dates of HTTP, such as ``Retry-After`` and ``Date``.
 
-    Both are times of the sender's clock. None if one is missing or invalid.
+    Both dates are from the sender's clock. Returns None if a date is missing or invalid.
     """
     try:
         until, at = [email.utils.parsedate_to_datetime(text or "") for text in (then, now)]
@@ -59,7 +59,7 @@ def wait_until_s(then: str, now: str | None) -> float | None:
 
 
 async def within(call: Awaitable[T], seconds: float | None = None, *, grace_s: float = 1.0) -> T:
-    """Return the result of a call, which `end` ends after `seconds` or with the caller.
+    """Return the result of a call; cancel the call after `seconds`, or if the caller is cancelled.
 
     Raises:
         TimeoutError: The call took longer than `seconds`.
@@ -76,7 +76,7 @@ async def within(call: Awaitable[T], seconds: float | None = None, *, grace_s: f
 
 async def end(task: asyncio.Future[Any], grace_s: float = 1.0) -> None:
     """Cancel a task, and wait at most `grace_s` seconds for it to end."""
-    # Otherwise asyncio logs an exception that was never retrieved.
+    # Retrieves the exception: asyncio logs exceptions that nobody retrieves.
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
     if not task.done():
         task.cancel()
@@ -84,5 +84,5 @@ async def end(task: asyncio.Future[Any], grace_s: float = 1.0) -> None:
 
 
 async def answer_of(returned: Any) -> Any:
-    """Return the result of an app's function, from its return value or awaitable."""
+    """Return what an app's function returned; if that is an awaitable, await it."""
     return await within(returned, grace_s=0.1) if inspect.isawaitable(returned) else returned

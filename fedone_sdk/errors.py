@@ -12,11 +12,11 @@ FedOneError
 │   └── UnknownLease       a settlement names a lease that is not open
 ├── BackendError
 │   ├── BackendUnavailable the model is temporarily unavailable; a retry may succeed
-│   │   └── FormChanged        the next attempt has another form
+│   │   └── FormChanged        the next attempt uses another request format
 │   ├── BackendBlocked     the model is unavailable until a key, quota or setting changes
-│   │   └── FormBlocked        the model cannot do a task; it answers other queries
+│   │   └── FormBlocked        the model cannot do one task; other tasks may continue
 │   │       └── LabelsNotShown answers rarely include the label words
-│   ├── BackendRefused     the model refused a request, for its input or its form
+│   ├── BackendRefused     the model refused a request, because of its input or format
 │   └── LabelWordError     a label word is not one token of the model
 ├── StoreUnavailable       the aggregator's store is unavailable
 ├── MessageError           a wire message is malformed
@@ -121,7 +121,7 @@ def installing(extra: str) -> str:
 
 @contextmanager
 def system_errors(error: type[FedOneError], what: object) -> Iterator[None]:
-    """Raise errors of the operating system as `error`, with `what` they concern."""
+    """Raise errors of the operating system as `error`, in a message that begins with `what`."""
     try:
         yield
     except OSError as exc:
@@ -146,7 +146,7 @@ class BudgetExhausted(BudgetError):
 
     Attributes:
         held: The amount spent and leased.
-        asked: The amount of the reservation. This and the others are None for a server's account.
+        asked: The amount of the reservation. All attributes are None if a server's cap is reached.
     """
 
     def __init__(
@@ -179,11 +179,11 @@ class BackendError(FedOneError):
     The error's text has all details, for the operator of the model. Devices get only `summary`.
 
     Attributes:
-        summary: What happened, and how to fix it; without the next three attributes.
+        summary: What happened, and how to fix it. It omits the next three attributes.
         url: The model's URL.
         key_env: The environment variable of the key, if the key is the problem.
         said: The text of the provider or of the network, which may quote the request.
-        usage: The cost of the failed call; None if unknown, which is charged in full.
+        usage: The cost of the failed call. None if unknown: the reservation is charged in full.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class BackendUnavailable(BackendError):
 
 
 class FormChanged(BackendUnavailable):
-    """The server does not accept the form of a request; the next attempt has another form."""
+    """The server does not accept a request's format; the next attempt uses another format."""
 
 
 class BackendBlocked(BackendError):
@@ -228,7 +228,7 @@ class BackendBlocked(BackendError):
 
 
 class FormBlocked(BackendBlocked):
-    """A model refuses every input of a task's form; queries of other forms are still possible."""
+    """The model refuses every request of a task; it may still answer requests of other tasks."""
 
 
 class LabelsNotShown(FormBlocked):
@@ -236,9 +236,9 @@ class LabelsNotShown(FormBlocked):
 
 
 class BackendRefused(BackendError):
-    """The model refused a request, for its input or for the form of all requests.
+    """The model refused a request: because of its input, or because of the format of all requests.
 
-    `ModelClient` decides which, by other requests.
+    `ModelClient` sends other requests to find out which.
     """
 
 
@@ -247,7 +247,7 @@ class LabelWordError(BackendError):
 
     Attributes:
         way_out: An alternative fix, for the message.
-        also: The same errors of the task's other label words.
+        also: Errors of this class for the task's other label words.
     """
 
     def __init__(
@@ -351,5 +351,5 @@ def is_retryable(error: BaseException) -> bool:
 
 
 def one_line(text: object) -> str:
-    """Return a text with single spaces for all white space, for errors and logs."""
+    """Return a text on one line, for errors and logs; white space becomes single spaces."""
     return " ".join(str(text).split())

@@ -17,7 +17,7 @@ _UNSUPPORTED = {errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 
 
 def user_path(path: str | Path) -> Path:
-    """Return a path with ``~`` as the home folder; unchanged for an account without one."""
+    """Return a path with ``~`` replaced by the home folder, if the account has one."""
     return Path(os.path.expanduser(path))
 
 
@@ -26,7 +26,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.unlink(missing_ok=True)  # from a killed process with the same id
-        # Created with the final mode, so that it is never readable by more users.
+        # Created with the final mode, so that other users can read it at no time.
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -40,7 +40,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Flush a file's content to disk, or the names of a folder's files.
+    """Flush a file's content, or a folder's list of files, to disk.
 
     Does nothing where this is not supported: on Windows, on some network file systems, and for a
     path that is writable but not readable.
@@ -62,10 +62,10 @@ def lock_file(path: str | Path) -> int:
     """Create a file and lock it until the returned descriptor is closed or the process ends.
 
     Raises:
-        BlockingIOError: It is locked.
+        BlockingIOError: The file is locked already.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    if sys.platform != "win32":  # Python has no equivalent there.
+    if sys.platform != "win32":  # Python has no such lock on Windows.
         import fcntl
 
         try:
@@ -79,7 +79,7 @@ def lock_file(path: str | Path) -> int:
 def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
     """Switch a database to write-ahead logging, in which readers do not block writers.
 
-    Deleted content is overwritten with zeros, which is the default of some builds only. Retries for
+    Also overwrites deleted content with zeros, which only some builds do by default. Retries for
     `timeout_s` seconds, because the first change to WAL ignores the busy timeout.
     """
     db.execute("PRAGMA secure_delete=ON")
@@ -95,7 +95,7 @@ def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
 
 
 def erase_log(db: sqlite3.Connection) -> bool:
-    """Write a database's log to its file and empty it, so that deleted content is in neither.
+    """Copy a database's log to its file, and empty the log: neither keeps deleted content.
 
     Returns:
         False if another connection blocked this for longer than the busy timeout.

@@ -38,7 +38,7 @@ def lazy(
 
 
 def load_object(key: str, name: str, folder: str | Path = ".", *, group: str | None = None) -> Any:
-    """Return the callable of a name.
+    """Return the callable that a name refers to.
 
     Args:
         key: Key in the file, for errors.

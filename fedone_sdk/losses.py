@@ -14,7 +14,7 @@ __all__ = ["biased", "example_loss", "feedback", "label_loss", "predicted"]
 
 
 def biased(task: TaskSpec, log_probs: LogProbs) -> LogProbs:
-    """Return label log-probabilities with the task's bias; unwritten labels are unchanged."""
+    """Return log-probabilities plus the task's bias; labels that were not written keep theirs."""
     if task.bias is None:
         return log_probs
     return tuple(
@@ -31,7 +31,7 @@ def predicted(task: TaskSpec, log_probs: LogProbs) -> int:
 
 
 def _normalised(values: LogProbs) -> tuple[list[float], float]:
-    """Return the probabilities of label log-probabilities, and the logarithm of their sum."""
+    """Return the labels' probabilities divided by their sum, and the logarithm of the sum."""
     highest = max(values)
     odds = [math.exp(value - highest) for value in values]
     total = math.fsum(odds)
@@ -95,16 +95,16 @@ MAX_CLASSES = 4
 """The largest number of labels whose losses are reported per class."""
 
 PROBABILITY_WIDTH = 4.0
-"""Width of a label probability in a release with noise, in units of its range. Relative to its
-range its noise is this many times that of a loss, so that it adds little noise to the losses."""
+"""Relative to its range, a label probability gets this many times the noise of a loss. A larger
+number means less noise on the losses, which are released together with the probabilities."""
 
 
 def sensitivity(num_prompts: int) -> float:
-    """Return the L2 distance by which one example moves the sums of a release, in widths.
+    """Return the L2 distance by which one example moves a release's sums, divided by their widths.
 
-    It moves the losses of I prompts by at most sqrt(I). Two points of a simplex are at most sqrt(2)
-    apart, which bounds its effect on each prompt's probabilities, and on the counts of the labels,
-    whose width is that of the probabilities / sqrt(I).
+    The example moves the losses of I prompts, of width 1, by at most sqrt(I). Two points of a
+    simplex are at most sqrt(2) apart. This bounds the effect on the probabilities of each prompt,
+    of width W = `PROBABILITY_WIDTH`, and on the counts of the labels, of width W / sqrt(I).
     """
     return math.sqrt(num_prompts * (1.0 + 4.0 / PROBABILITY_WIDTH**2))
 
@@ -117,14 +117,14 @@ def probability_noise(noise_multiplier: float, num_prompts: int, batch_size: int
 def num_groups(num_labels: int, *, private: bool) -> int:
     """Return K, the number of groups of examples whose losses are reported.
 
-    One group per class for up to `MAX_CLASSES` labels, else one group of all examples. Privacy
-    needs one group, because the noise on each class would hide the losses.
+    There is one group per class for up to `MAX_CLASSES` labels; for more labels, and under privacy,
+    there is one group of all examples. Noise on each class would hide the losses.
     """
     return 1 if private or num_labels > MAX_CLASSES else num_labels
 
 
 def loss_terms(task: TaskSpec, row: LogProbs, target: int) -> list[float]:
-    """Return one example's cross-entropy, and the terms of its derivatives over the label bias.
+    """Return one example's cross-entropy, and terms of its derivatives by the label bias.
 
     Returns:
         Shape (2 + C,): the loss at the task's bias, nats; the trace of its Hessian,
@@ -140,7 +140,7 @@ def loss_terms(task: TaskSpec, row: LogProbs, target: int) -> list[float]:
 def class_means(
     terms: Sequence[Sequence[float]], targets: Sequence[int], groups: int
 ) -> list[list[float]]:
-    """Return the mean `loss_terms` of each group, shape (K, 2 + C); 0 without examples."""
+    """Return the mean `loss_terms` of each group, shape (K, 2 + C); 0 for a group without any."""
     means = []
     for group in range(groups):
         pairs = zip(terms, targets, strict=True)

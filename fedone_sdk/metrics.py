@@ -62,7 +62,7 @@ def evaluate(
     targets: Sequence[int],
     measure: MetricFunction | None = None,
 ) -> float:
-    """Return a metric by its name; the metric of a user's function needs `measure`.
+    """Return the value of a metric; `measure` is the function if `name` is a user's function.
 
     Raises:
         SpecError: The function is missing, failed, or returned no finite number.
@@ -72,7 +72,7 @@ def evaluate(
             raise ValueError(f"no metric {name!r}; metrics: {', '.join(METRICS)}")
         return METRICS[name](predictions, targets)
     if measure is None:
-        raise SpecError(f"task.metric: {name} needs its function")
+        raise SpecError(f"task.metric: {name}: its function was not passed")
     try:
         value = float(measure(targets, predictions))
     except Exception as exc:

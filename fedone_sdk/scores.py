@@ -13,7 +13,7 @@ from operator import or_
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, validate_call
-from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from fedone_sdk.clock import answer_of
 from fedone_sdk.errors import BackendError, BackendRefused, BudgetError, ProblemError, SpecError
@@ -58,7 +58,7 @@ async def graded(
         most_failed: Maximum share of texts without a score.
 
     Raises:
-        SpecError: The function is missing, or failed on more texts; the cause is its exception.
+        SpecError: The function is missing, or failed on a larger share of texts than `most_failed`.
         BackendError: The function's model is unavailable.
         BudgetError: A cap is reached.
     """
@@ -107,7 +107,7 @@ async def _score(task: TaskSpec, score: ScoreFunction | None, text: str, example
 
 
 def _references(example: Example, column: str) -> list[str]:
-    """Return the expected texts of an example: a list in its column has alternatives."""
+    """Return the expected texts of an example: its column has one, or a list of alternatives."""
     value = example[column]
     return [str(text) for text in value] if isinstance(value, (list, tuple)) else [str(value)]
 
@@ -121,7 +121,7 @@ def _words(text: str) -> list[str]:
 
 
 def exact_match(column: str) -> ScoreFunction:
-    """Score 1 for an expected text, without case and white space."""
+    """Score 1 if the answer is an expected text, apart from case and white space."""
 
     def score(generated: str, example: Example) -> float:
         return float(_plain(generated) in map(_plain, _references(example, column)))
@@ -130,7 +130,7 @@ def exact_match(column: str) -> ScoreFunction:
 
 
 def contains(column: str) -> ScoreFunction:
-    """Score the share of the expected texts that the answer contains, in any case."""
+    """Score the share of the expected texts that the answer contains; ignores case."""
 
     def score(generated: str, example: Example) -> Score:
         expected, text = _references(example, column), _plain(generated)
@@ -168,7 +168,7 @@ def number(column: str, tolerance: Annotated[float, Field(ge=0)] = 0.0) -> Score
 
 
 def token_f1(column: str) -> ScoreFunction:
-    """Score the F1 of the answer's words, without order and articles (SQuAD).
+    """Score the F1 of the answer's words; ignores their order and articles (SQuAD).
 
     Source: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text".
     """
@@ -205,7 +205,7 @@ def _best(column: str, measure: Callable[[str, str], float]) -> ScoreFunction:
 
 
 def _common(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence, by bits (Hyyro 2004)."""
+    """Return the length of the longest common subsequence, by bit operations (Hyyro 2004)."""
     places: dict[str, int] = defaultdict(int)
     for index, word in enumerate(first):
         places[word] |= 1 << index
@@ -225,8 +225,8 @@ def json_fields(
 
     Args:
         column: The column with the expected object, as JSON or a mapping.
-        fields: The fields to compare; empty for all of the expected object. Texts are compared
-            without case and white space, numbers by value.
+        fields: The fields to compare; empty compares all fields of the expected object. Texts are
+            equal apart from case and white space, numbers by value.
         schema: JSON Schema of the object, which constrains the model's output (`Query.schema`). An
             object that violates its `type`, `enum`, `required`, `properties`, `items` or
             ``additionalProperties: false`` scores 0; other keywords are not checked.
@@ -272,7 +272,7 @@ _TYPES: Mapping[str, Any] = {
 
 
 def _form(schema: Mapping[str, Any]) -> Any:
-    """Return the type for the keywords of a JSON Schema that `json_fields` checks."""
+    """Return a type that checks those keywords of a JSON Schema that `json_fields` names."""
     if "enum" in schema:
         if not schema["enum"]:
             raise TypeError("an enum is empty")
@@ -301,7 +301,7 @@ def _type_of(name: str, schema: Mapping[str, Any]) -> Any:
 
 
 def object_in(text: str) -> Mapping[str, Any] | None:
-    """Return the first JSON object in a text, which may be in a fence or between sentences."""
+    """Return a text's first JSON object, which may be in a code fence or between sentences."""
     decoder = json.JSONDecoder(strict=False)
     for brace in re.finditer(r"\{", text[:20_000]):
         try:
@@ -339,7 +339,7 @@ SCORES: dict[str, Callable[..., ScoreFunction]] = {
     make.__name__: make
     for make in (exact_match, contains, number, token_f1, rouge_l, json_fields, regex)
 }
-"""Built-in scores by name; their arguments are the column of the expected answer, and options."""
+"""Built-in scores by name. Each is called with the column of the expected answer, and options."""
 
 
 def ready_score(name: str, column: str, options: Mapping[str, Any]) -> ScoreFunction:

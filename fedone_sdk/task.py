@@ -235,16 +235,16 @@ class TaskSpec(Frozen):
             ``{mask}``; a causal model answers at the end. ``{field:.400}`` is the first 400
             characters of a text. Null with a `chat`.
         chat: Instead of a template: messages for an instruct model, rendered through its chat
-            template. Together they have ``{prompt}`` once, and no ``{mask}``.
-        slots: The prompt's slots that the templates name, each once, instead of ``{prompt}``. The
-            run sets it; empty for ``{prompt}``.
+            template. All messages together contain ``{prompt}`` once, and no ``{mask}``.
+        slots: Names of the prompt's slots. The templates contain each name once, instead of
+            ``{prompt}``. The run sets the key; it is empty for ``{prompt}``.
         description: Words for the built-in instructions and for a proposer.
         labels: The verbaliser: label value -> label word, a single token of the model, or a list of
-            ``{value, word}``. The order is that of log-probabilities and biases. Empty for
+            ``{value, word}``. Log-probabilities and biases have the order of the labels. Empty for
             generation (the losses ``nll`` and ``score``). In a chat, `answer_word` decides on the
             leading space of a label word.
         metric: The metric of evaluation: ``accuracy``, ``f1``, ``matthews``; ``loss``, the mean
-            loss, which is the only one for generation; or a `MetricFunction`,
+            loss, the only metric for generation; or a `MetricFunction`,
             ``package.module:function``, imported like `score`.
         loss: The training loss: ``cross_entropy`` or the ``brier`` score over the label words, a
             multi-class ``hinge`` with margin 1 on their log-probabilities, ``zero_one`` for a wrong
@@ -254,7 +254,7 @@ class TaskSpec(Frozen):
         max_tokens: Maximum length of a generated text for ``score``, tokens.
         score: For loss ``score``: a name of `scores.SCORES`, ``package.module:function``, or an
             entry point of the group ``fedone.scores``; or a name with options, ``{number:
-            {tolerance: 0.01}}``. Imported from local files, never from a message.
+            {tolerance: 0.01}}``. Only a name in a local file is imported, never one in a message.
         bias: Added to the label words' log-probabilities before losses and predictions, one number
             per label, nats. A label that the model did not write stays impossible.
     """
@@ -338,7 +338,7 @@ class TaskSpec(Frozen):
 
     @property
     def crc32(self) -> int:
-        """CRC-32 of the parts that decide a loss, by which a client checks how it read the task.
+        """CRC-32 of the parts that affect a loss, for a client to check how it has read the task.
 
         The input is texts in UTF-8, each ended by a zero byte: loss, label column, template (of a
         chat: system, user, assistant, empty if null), slots, and each label's value and word; then
@@ -364,10 +364,10 @@ class TaskSpec(Frozen):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Texts that end a generated text, because the model begins another example.
+        """Stop sequences of a generated text, at which the model begins another example.
 
-        The text before the template's first column, on a new line; none in a chat, whose models end
-        their answers.
+        There is one: the text before the template's first column, on a new line. A chat needs none,
+        because chat models end their answers.
         """
         if self.loss != "score" or self.template is None:
             return ()
@@ -387,7 +387,7 @@ class TaskSpec(Frozen):
 
     @property
     def messages(self) -> tuple[tuple[Role | None, str], ...]:
-        """The templates of an input, each with its role; None outside a chat."""
+        """The templates of an input, each with its role; the role is None outside a chat."""
         if self.chat is None:
             return ((None, self.template or ""),)
         system: tuple[tuple[Role, str], ...] = ()
@@ -412,7 +412,7 @@ class TaskSpec(Frozen):
 
 
 def placed(task: TaskSpec, prompt: TextPrompt) -> dict[str, str]:
-    """Return a prompt's texts by their names in the task's templates; "" leaves slots empty."""
+    """Return a prompt's texts by their names in the templates; the prompt "" empties all slots."""
     if not task.slots:
         return {"prompt": prompt if isinstance(prompt, str) else prompt.text}
     if isinstance(prompt, Filling):
@@ -445,7 +445,7 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             elif name is not None:
                 parts.append(Part("field", _field(example, name)[:most]))
         if role in ("system", "user") and parts[-1].kind == "prompt":
-            # The line feed after an instruction separates it from a text, which is missing here.
+            # The prompt ends the message, so it needs no line feed before another text.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
 
@@ -457,7 +457,7 @@ def _fields_in(template: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def pieces_of(template: str) -> tuple[tuple[str, str | None, int | None], ...]:
-    """Return the parts of a template: text, the name that follows it, and the name's length."""
+    """Return a template's parts: a text, the field after it, and the field's maximum length."""
     return tuple(
         (text, name, int(spec[1:]) if spec else None)
         for text, name, spec, _ in string.Formatter().parse(template)
@@ -488,7 +488,7 @@ def _field(example: Example, name: str) -> str:
 
 
 def in_unicode(text: str) -> str:
-    """Return a text with ``?`` for unpaired surrogates, which no message can contain."""
+    """Return a text with ``?`` in place of unpaired surrogates, which no message can contain."""
     return text.encode(errors="replace").decode()
 
 
@@ -514,14 +514,15 @@ def target_of(task: TaskSpec, example: Example) -> int | str:
 def label_index(task: TaskSpec, value: object) -> int | None:
     """Return the index of the label that a row's value means; None if it means no label.
 
-    This is the label that is equal as text, else the only label with an equal `label_key`.
+    A label that is equal as text comes first. Without one, it is the only label with an equal
+    `label_key`.
     """
     exact, alike = _label_indices(tuple(task.labels))
     return exact.get(str(value), alike.get(label_key(value)))
 
 
 def label_key(value: object) -> str:
-    """Return a label in NFC and lower case, without outer spaces, with ``1`` for 1.0."""
+    """Return a label in NFC and lower case, without outer spaces; ``1.0`` becomes ``1``."""
     text = unicodedata.normalize("NFC", str(value)).strip().lower()
     return text[:-2] if _WHOLE_NUMBER.fullmatch(text) else text
 

@@ -68,10 +68,10 @@ class ScriptedBackend(LLMBackend):
         answer: Label log-probabilities of an input. The likeliest label is also the model's choice
             (``choice``).
         reference: Log-probability of an input's reference text.
-        write: The text after an input, within a number of tokens.
+        write: The text after an input, of at most a number of tokens.
         answers: The kinds of query that it supports.
-        fingerprint: Its model's fingerprint.
-        gate: Awaited before each answer, to delay it or to raise.
+        fingerprint: Fingerprint of the backend's model.
+        gate: Called before each answer, to delay it or to raise; a coroutine is awaited.
     """
 
     bounds = EVERY_UNIT

@@ -24,13 +24,13 @@ __all__ = ["FileVocabulary", "ListVocabulary", "PmiVocabulary", "Slot", "Vocabul
 
 _MAX_CANDIDATES = 65_536
 MAX_CANDIDATE_CHARS = 4000
-"""The longest candidate, characters."""
+"""Maximum length of a candidate, characters."""
 
 MAX_PROPOSAL_CHARS = 400
-"""The longest candidate that a model or a device proposes, characters; every input pays for it."""
+"""Maximum length of a proposed candidate, characters; every input contains the candidate."""
 
 MAX_PROPOSALS = 2
-"""Maximum candidates of one device in a run, because other devices pay for their evaluation."""
+"""Maximum number of proposals of one device in a run: other devices pay to evaluate them."""
 
 _MAX_NGRAM_CHARS = 200
 _MAX_SLOTS = 64
@@ -46,7 +46,7 @@ _Size = Annotated[int, Field(ge=2, le=_MAX_CANDIDATES)]
 _NAMES = "bos|eos|pad|unk|mask|cls|sep|/?s|/?think|/?tool_call|(start|end)_of_(turn|image)"
 _MISTRAL = "/?(inst|system_prompt|available_tools|tool_results|tool_content)|tool_calls|args|img"
 _SPECIAL = re.compile(
-    # ChatML, Llama 3, Phi and DeepSeek, also in halves; Llama 2, Gemma, T5; Mistral, BERT.
+    # ChatML, Llama 3, Phi, DeepSeek (one bracket is enough); Llama 2, Gemma, T5; Mistral, BERT.
     rf"<\||\|>|<</?sys>>|<({_NAMES}|(unused|extra_id_)\d+)>"
     rf"|\[({_MISTRAL}|g?mask|cls|sep|pad|unk|bos|eos|unused\d+)\]",
     re.IGNORECASE,
@@ -107,9 +107,9 @@ class Slot(Frozen):
     """A part of the prompt with its own candidates.
 
     Attributes:
-        name: Its name. The candidates of `LABELS` are sets of label words, each a JSON array.
+        name: Name of the slot. The candidates of `LABELS` are sets of label words, as JSON arrays.
         candidates: Unique texts, in index order. One may be blank (``""``).
-        repeat: Its number of positions, whose candidates are concatenated.
+        repeat: Number of positions of the slot; the candidates chosen for them are concatenated.
     """
 
     name: SlotName
@@ -128,10 +128,10 @@ class Vocabulary(Frozen):
     Candidates are only appended during a run, so that indices keep their meaning.
 
     Attributes:
-        candidates: Unique texts, in index order, for every position. A prompt is their
-            concatenation, so a word includes its leading space. One may be blank (``""``): a
-            position without a token. At least two; empty with slots, and for methods without a
-            vocabulary.
+        candidates: At least two unique texts, in index order, for every position; empty with slots,
+            and for methods without a vocabulary. A prompt is the concatenation of one candidate per
+            position, so a word includes its leading space. One candidate may be blank (``""``): its
+            position has no token.
         slots: Slots in the order of the prompt.
     """
 
@@ -266,9 +266,9 @@ class Vocabulary(Frozen):
 class PmiVocabulary(Frozen):
     """N-grams of words with high pointwise mutual information in the training text.
 
-    Adjacent words a, b have ``PMI = log(p(ab) / (p(a) p(b)))``, nats. The text is split below a
-    threshold, and the most frequent segments become candidates (Diao et al. 2022, "Black-Box Prompt
-    Learning for Pre-trained Language Models").
+    Adjacent words a, b have ``PMI = log(p(ab) / (p(a) p(b)))``, nats. The text is split between
+    words whose PMI is below a threshold, and the most frequent segments become candidates (Diao et
+    al. 2022, "Black-Box Prompt Learning for Pre-trained Language Models").
 
     Attributes:
         size: Maximum N, including the blank.
@@ -362,8 +362,8 @@ def _with(wanted: Iterable[str], candidates: Sequence[str], size: int | None) ->
     return [*(chosen if size is None else chosen[: size - len(missing)]), *missing]
 
 
-# A word with its inner apostrophes, hyphens and digit groups; a clitic as treebanks split it; or
-# a run of one punctuation mark.
+# A word with its inner apostrophes, hyphens and digit groups; a clitic such as 's, split off as in
+# treebanks; or a run of one punctuation mark.
 _TOKEN = re.compile(
     r"(?P<word>\w+(?:['\u2019-]\w+|(?<=\d)[.,]\d\w*)*|['\u2019](?:s|re|ve|ll|d|m|t)\b)"
     r"|(?P<mark>[^\w\s])(?P=mark)*",

@@ -1,6 +1,6 @@
 """The server: a round machine without I/O, and the service that runs it.
 
-The names of this module are all that other packages use of the server.
+Other packages use only the names that this module exports.
 """
 
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.service import Service
     from fedone_sdk.aggregator.telemetry import Observers
 else:
-    # A server in a program needs neither CONFIG.yaml nor a database.
+    # Imported lazily: a server in a program needs neither CONFIG.yaml nor a database.
     __getattr__, __dir__ = lazy(
         globals(),
         "aggregator dispatch.client_pool rounds rounds.run_state runs.changes runs.run_view "

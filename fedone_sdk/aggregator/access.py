@@ -23,7 +23,7 @@ from fedone_sdk.stores import ClientRecord, Store, TokenRecord, TokenRefused
 _log = structlog.get_logger(__name__)
 
 _CONFIGURED = "config:"
-"""Prefix of the names of configured tokens, which the names of other tokens cannot have."""
+"""Prefix of the names of configured tokens; the names of other tokens cannot start with it."""
 
 _CHANGE_TEXTS = {
     "token_created": "enrolment token created",
@@ -32,12 +32,12 @@ _CHANGE_TEXTS = {
     "client_revoked": "client revoked",
     "client_retired": "client retired",
 }
-"""Label of a change in the metric -> its text in the log."""
+"""Label of a change in the metric ``fedone_access_changes`` -> text of the change in the log."""
 
 _SEEN_PRECISION_S = 86_400.0
-"""Precision of a client's last request time, seconds; coarse, because each update is a write."""
+"""Precision of a client's last request time, seconds; coarse, because each new time is a write."""
 _MAX_LOOKUPS = 4
-"""Maximal number of concurrent lookups of unknown secrets in the store, which guessing causes."""
+"""Maximal number of concurrent lookups of unknown secrets; it limits the load from guesses."""
 
 
 class Access:
@@ -63,7 +63,7 @@ class Access:
         self._index_by_secret: dict[str, int] = {}
         self._tokens: frozenset[str] = frozenset()
         self.num_clients = 0
-        # Incremented when the store changes: a read that began before must not be cached.
+        # Incremented at each change in the store, so that an earlier read is not cached.
         self._generation = 0
         self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._write_lock = asyncio.Lock()
@@ -71,7 +71,7 @@ class Access:
     async def open(self) -> None:
         """Add the configured tokens to the store, and load all tokens.
 
-        A token that is not configured here stays valid: another replica may have it.
+        A token that is not configured here stays valid, because another replica may have it.
 
         Raises:
             SpecError: A configured token has the secret of another token.
@@ -83,7 +83,7 @@ class Access:
     async def reload_all(self) -> None:
         """Read the most recently enrolled clients again, in case other replicas changed them.
 
-        The cache is filled at once: the rate limit of an address counts callers that are not in it.
+        Uncached callers count for the rate limit of their address, so the cache is filled at once.
         """
         self._generation += 1
         self._records.clear()
@@ -94,7 +94,7 @@ class Access:
             self._cache_if_current(client, generation)
 
     async def reload(self, index: int) -> None:
-        """Read a client again that another replica changed."""
+        """Read again a client that another replica has changed."""
         self._invalidate(index)
         self.num_clients = max(self.num_clients, index + 1)
         client = await self.record(index)
@@ -119,7 +119,7 @@ class Access:
         """Create an enrolment token; return it with its secret, which is not stored.
 
         Raises:
-            ProblemError: ``token_conflict`` when the name is taken.
+            ProblemError: ``token_conflict`` if the name is taken.
         """
         secret, now = new_secret("fedone_enrol"), self._clock.now()
         token = TokenRecord(
@@ -141,7 +141,7 @@ class Access:
         return token, secret
 
     async def revoke_token(self, name: str) -> TokenRecord:
-        """Revoke an enrolment token; clients that enrolled with it stay. Unknown: ``not_found``."""
+        """Revoke an enrolment token, but not its clients; an unknown token is ``not_found``."""
         token = await self._store.revoke_token(name, self._clock.now())
         if token is None:
             raise ProblemError("not_found", f"there is no enrolment token {name!r}")
@@ -153,7 +153,7 @@ class Access:
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a client, or refuse its token (``unauthorized``).
 
-        A repetition with the same nonce returns the same client with a new credential.
+        A repeated request with the same nonce returns the same client with a new credential.
         """
         credential, now = new_secret("fedone"), self._clock.now()
         client = ClientRecord(
@@ -175,7 +175,7 @@ class Access:
             await self._on_changed(client.index)
         else:
             self._cache(client)
-            # Other replicas update their count, which decides whether rounds can be filled.
+            # Other replicas update `num_clients`, which decides whether rounds can be filled.
             await publish(self._store, ClientChanged(client_index=client.index))
         _log.info("enrolled", client_id=client.client_id, token=client.token, again=again)
         return Enrolled(client_id=client.client_id, credential=credential)
@@ -197,7 +197,7 @@ class Access:
             raise ProblemError("unauthorized", f"this needs {wanted}")
         _refuse_revoked(client)
         if client.previous_sha256 is not None and client.previous_sha256 != secret_sha256:
-            # The client uses its new credential: the previous one is not needed.
+            # The client uses its new credential, so it does not need the previous one any more.
             await run_to_end(self._clear_previous(client.index, secret_sha256), owner=self._store)
         seen_at = client.enrolled_at if client.seen_at is None else client.seen_at
         if self._clock.now() - seen_at > _SEEN_PRECISION_S:
@@ -211,11 +211,11 @@ class Access:
             _refuse_revoked(current)
 
     async def rotate(self, client: ClientRecord, credential: str | None) -> Rotated:
-        """Give a client a new credential; the current one is valid until the new one is used."""
+        """Issue a new credential; the current one stays valid until the new one is used."""
         secret_sha256, secret = digest(credential or ""), new_secret("fedone")
         async with self._write_lock:
             row = await self._store.client_at(client.index)
-            # The second of two concurrent rotations would lock the first caller out.
+            # A second concurrent rotation must not invalidate the result of the first one.
             if row is None or secret_sha256 not in (row.credential_sha256, row.previous_sha256):
                 raise ProblemError("unauthorized", "this credential was replaced by another one")
             await self._store.change_client(
@@ -226,7 +226,7 @@ class Access:
         return Rotated(credential=secret)
 
     async def revoke_client(self, client_id: str) -> ClientRecord:
-        """Revoke a client permanently. Unknown: ``not_found``."""
+        """Revoke a client permanently; an unknown client is ``not_found``."""
         client = await self.by_name(client_id)
         if client.revoked_at is None:
             await self._store.change_client(client.index, revoked_at=self._clock.now())
@@ -243,7 +243,7 @@ class Access:
         self._count_and_log("client_retired", {"client": index}, expected=True)
 
     async def by_name(self, client_id: str) -> ClientRecord:
-        """Return the client with this public id. Unknown: ``not_found``."""
+        """Return the client with this public id; an unknown id is ``not_found``."""
         client = await self._store.client_named(client_id)
         if client is None:
             raise ProblemError("not_found", f"there is no client {client_id!r}")
@@ -266,7 +266,7 @@ class Access:
     # Cache
 
     def _cached(self, secret_sha256: str) -> ClientRecord | None:
-        # The lookup's timing can only reveal the digest, not the secret.
+        # The duration of the lookup can reveal the digest, but not the secret.
         index = self._index_by_secret.get(secret_sha256)
         if index is None:
             return None
@@ -317,7 +317,7 @@ class Access:
         async with self._write_lock:
             row = await self._store.client_at(index)
             if row is None or row.previous_sha256 is None or row.credential_sha256 != secret_sha256:
-                return  # Already done by a concurrent request.
+                return  # A concurrent request has cleared it already.
             await self._store.change_client(
                 index, credential_sha256=secret_sha256, previous_sha256=None
             )
@@ -341,14 +341,14 @@ class Access:
     # Tokens of the configuration
 
     def _has_token(self, secret_sha256: str) -> bool:
-        # Compares all entries: the time must not reveal which one matched.
+        # Compares with all tokens, so that the duration does not reveal which one matched.
         return any([hmac.compare_digest(secret_sha256, known) for known in self._tokens])
 
     async def _read_tokens(self) -> None:
         self._tokens = frozenset(token.token_sha256 for token in await self._store.tokens())
 
     async def _configure(self) -> None:
-        """Store the configured tokens, each recognised by its secret."""
+        """Store the configured tokens. Tokens with the same secret count as the same token."""
         stored = {token.token_sha256: token for token in await self._store.tokens()}
         is_first_start = not stored
         for token in self.authority.enrolment_tokens:
@@ -358,8 +358,8 @@ class Access:
                 continue
             if not record.name.startswith(_CONFIGURED):
                 raise SpecError(
-                    f"auth.enrolment_tokens: {token.name or 'a token'}: has the secret of the "
-                    f"token {record.name!r}, which was created by an admin"
+                    f"auth.enrolment_tokens: {token.name or 'a token'} has the same secret as the "
+                    f"token {record.name!r}, which an admin has created"
                 )
             if record.revoked_at is not None:
                 _log.warning(
@@ -379,7 +379,7 @@ class Access:
                 )
 
     async def _add(self, token: EnrolmentToken, *, expected: bool) -> None:
-        """Store a new configured token, with a number if its name is missing or taken."""
+        """Store a new configured token; a number is added if its name is missing or taken."""
         names: Iterator[str] = (f"{_CONFIGURED}{number}" for number in count(1))
         if token.name is not None:
             first = f"{_CONFIGURED}{token.name}"

@@ -45,15 +45,15 @@ class Aggregator:
 
     Args:
         backend: The gateway's model, which the caller closes; None if clients have their own.
-        store: Store of runs and clients; by default in memory, so a restart loses them and what
-            they have spent.
+        store: Store of runs and clients. The default store is in memory: a restart loses runs,
+            clients and the record of their spending.
         enrolment_tokens: Tokens that devices enrol with: secrets, or tokens with limits.
-        admin_token: Secret of an admin. Without `admin_token` and `admin_tokens`, the users' routes
-            are closed (``forbidden``).
-        admin_tokens: Tokens of more users, with their roles.
+        admin_token: Token of a user in role admin. Without `admin_token` and `admin_tokens`, the
+            users' routes are closed (``forbidden``).
+        admin_tokens: Tokens of other users, with their roles.
         limits: Rate limits of callers; none by default.
         cors: Origins of web pages that may take part as devices; none by default.
-        drain_s: Time for pending requests to finish at the end, seconds.
+        drain_s: Time that pending requests have to finish when the server stops, seconds.
         retention: How long ended runs, logs and idle clients are kept; for ever by default.
     """
 
@@ -95,7 +95,7 @@ class Aggregator:
             observers.metrics.watch(self.service)
 
     def __repr__(self) -> str:
-        """Return the runs, and what a restart would lose."""
+        """Return the number of runs, and whether a restart would lose them."""
         in_memory = isinstance(self.service.store, MemoryStore)
         lost = ", store in memory: not durable" if in_memory else ""
         return f"Aggregator({len(self.service.runs)} runs served{lost})"
@@ -112,8 +112,8 @@ class Aggregator:
     async def open(self) -> None:
         """Open the store, and start to load the stored runs that are running or paused.
 
-        Entering ``async with`` does this and `admit_devices`. To listen while runs are loaded, call
-        `open`, `listen`, `admit_devices` and, at the end, `__aexit__` instead.
+        ``async with`` calls this and `admit_devices`. To listen while runs are loaded, call `open`,
+        `listen`, `admit_devices` and, at the end, `__aexit__` instead.
         """
         if self._is_default_store:
             _log.warning(
@@ -134,19 +134,19 @@ class Aggregator:
 
     async def __aexit__(self, *_: object) -> None:
         self.drain()
-        # In reverse: no new requests, then the service, then the store.
+        # Stops in reverse order: the HTTP servers, then the service, which closes the store.
         await self._stack.aclose()
 
     def drain(self) -> None:
-        """Begin the shutdown: ``/readyz`` is 503, and long polls and event streams end."""
+        """Begin the shutdown: ``/readyz`` returns 503, and long polls and event streams end."""
         self.service.drain()
 
     async def listen(
         self, *, host: str = "127.0.0.1", port: int = 0, ssl_context: ssl.SSLContext | None = None
     ) -> str:
-        """Start to accept requests, over ``https`` with `ssl_context`; return the base URL.
+        """Start to accept requests, over HTTPS if there is an `ssl_context`; return the base URL.
 
-        Port 0 selects a free one.
+        Port 0 selects a free port.
         """
         return await self._stack.enter_async_context(
             listening(
@@ -158,8 +158,7 @@ class Aggregator:
                 ssl_context=ssl_context,
                 grace_s=self._drain_s,
                 limits=self._limits,
-                # A device that disconnects must lose its long poll and its place among the
-                # available ones.
+                # A device that disconnects must lose its long poll and its place in the pool.
                 handler_cancellation=True,
             )
         )
@@ -185,17 +184,17 @@ class Aggregator:
         measure: MetricFunction | None = None,
         proposer: LLMBackend | None = None,
     ) -> RunHandle:
-        """Add a run under its spec's name, or continue the stored one.
+        """Add a run under its spec's name, or continue the stored run of this name.
 
         Args:
             spec: The run. A method of your own (``method.name: own``) is imported.
-            vocabulary: The candidates; by default those of `spec.prompt`, with files relative to
-                the working directory. Candidates that depend on training texts must be built before
-                the call (`PromptSpec.build`).
+            vocabulary: The candidates. By default they are built from `spec.prompt`, with files
+                relative to the working directory. Candidates that depend on training texts must be
+                built before the call (`PromptSpec.build`).
             dev: Held-out examples to measure prompts on.
             score: Your score function, for loss ``score``.
             measure: Your metric function, for a custom metric.
-            proposer: The model of ``prompt.proposer``, open; without it nothing is proposed.
+            proposer: The open model of ``prompt.proposer``; without it no candidates are proposed.
 
         Raises:
             BackendError: The model is not available.
@@ -223,13 +222,13 @@ class RunHandle:
         return self._run.result()
 
     async def wait_ended(self) -> None:
-        """Wait until the run has ended; `wait` also waits for the metric of its final prompt."""
+        """Wait until the run has ended; do not wait for the metric of its final prompt."""
         await self._run.ended.wait()
 
     async def wait(self) -> RunResult:
         """Return the result once the run has ended and its final prompt is measured.
 
-        A run that is stopped, paused or failed has ended, until it is resumed.
+        A run that is stopped, paused or failed counts as ended until it is resumed.
         """
         await self._service.wait(self._run)
         return self.result()
@@ -238,13 +237,13 @@ class RunHandle:
         """Stop the run, and return the result of the rounds so far.
 
         Raises:
-            ProblemError: ``run_conflict`` if it has ended.
+            ProblemError: ``run_conflict`` if the run has ended already.
         """
         await self._service.stop_run(self._run, reason)
         return self.result()
 
     async def events(self) -> AsyncIterator[RunEvent]:
-        """Stream a report of each round from the first one on, then the result.
+        """Stream a report of each round, from the first round on, then the result.
 
         The report of a round is sent again when its metric is known.
 
@@ -262,7 +261,7 @@ class RunHandle:
                     continue
                 if not self._run.state.running:
                     break
-                await feed.changed()
+                await feed.wait()
             result = await self.wait()
             for report in feed.take():
                 yield report

@@ -21,7 +21,8 @@ from fedone_sdk.stores import TokenRecord
 
 Role = Literal["viewer", "operator", "admin"]
 ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
-"""In ascending order: read runs; also control runs; also manage devices and tokens."""
+"""Roles in ascending order. A viewer reads runs, an operator also controls runs, and an admin also
+manages devices and tokens."""
 
 _PATTERN = re.compile(r"[A-Za-z0-9_.*-]{1,64}")
 
@@ -32,9 +33,9 @@ def new_secret(prefix: str) -> str:
 
 
 def digest(secret: str) -> str:
-    """Return the hex SHA-256 of a secret; secrets with high entropy need no slow hash.
+    """Return the hex SHA-256 of a secret; a slow hash is unnecessary for secrets of high entropy.
 
-    Bytes of a header that are not UTF-8 arrive as lone surrogates.
+    Bytes of an HTTP header that are not UTF-8 are lone surrogates in the text.
     """
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -52,7 +53,7 @@ MAKE_A_TOKEN = """python3 -c "import secrets; print(secrets.token_urlsafe(32))\"
 
 
 def _token(value: object) -> object:
-    # Raises its own ValueErrors: pydantic's messages would contain the secret.
+    # Raises ValueErrors of its own, because pydantic's messages would contain the secret.
     if isinstance(value, SecretStr):
         return value
     if isinstance(value, dict) and value.keys() == {"env"} and isinstance(value["env"], str):
@@ -62,12 +63,12 @@ def _token(value: object) -> object:
     if not isinstance(value, str):
         raise ValueError("must be a token in quotes, or {env: NAME} to read it from NAME")
     if not is_sendable(value) or " " in value:
-        raise ValueError("a token is printable ASCII without spaces, and not empty")
+        raise ValueError("must be printable ASCII without spaces, and not empty")
     return value
 
 
 Token = Annotated[SecretStr, BeforeValidator(_token)]
-"""A secret: text, or ``{env: NAME}`` to read it from the environment. Errors never show it."""
+"""A secret: text, or ``{env: NAME}`` to read it from the environment. No error contains it."""
 
 TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
@@ -78,8 +79,8 @@ def _run_patterns(value: object) -> tuple[str, ...] | None:
     if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
         raise ValueError("must be a list of names of runs; * stands for any text")
     if not value:
-        raise ValueError("runs must name at least one run or pattern; leave it out for all runs")
-    # Excludes the other special characters of fnmatch.
+        raise ValueError("must have at least one run or pattern; leave out the key for all runs")
+    # The pattern excludes the other special characters of `fnmatch`.
     if not all(map(_PATTERN.fullmatch, value)):
         raise ValueError(
             "a pattern of runs is 1 to 64 letters, digits, dots, dashes, underscores and *"
@@ -91,7 +92,7 @@ Runs = Annotated[tuple[str, ...] | None, BeforeValidator(_run_patterns)]
 
 
 class _Secret(Spec):
-    # An error of pydantic shows its input by default.
+    # By default, an error of pydantic contains its input.
     model_config = ConfigDict(hide_input_in_errors=True)
 
     token: Token
@@ -105,10 +106,10 @@ class EnrolmentToken(_Secret):
     """A configured token that devices enrol with.
 
     Attributes:
-        name: By default a number.
-        runs: Names of the runs that its clients may access, with ``*`` for any text; null is all.
+        name: Name in logs and lists; by default a number.
+        runs: Names of the runs that its clients may access (``*`` is any text); null allows all.
         expires: Date and time with UTC offset.
-        uses: Maximal number of clients that enrol with it.
+        uses: Maximal number of clients that can enrol with it.
     """
 
     name: TokenName | None = None
@@ -117,7 +118,7 @@ class EnrolmentToken(_Secret):
     uses: Annotated[int, Field(ge=1, le=2**53 - 1)] | None = None
 
     def record(self, name: str, created_at: float) -> TokenRecord:
-        """Return the record of the store, with a digest of the secret."""
+        """Return the record for the store, which contains only a digest of the secret."""
         return TokenRecord(
             name=name,
             token_sha256=self.token_sha256,
@@ -132,7 +133,7 @@ class AdminToken(_Secret):
     """A user's token.
 
     Attributes:
-        runs: Names of the runs that it is valid for, with ``*`` for any text; null is all.
+        runs: Names of the runs that it is valid for, with ``*`` for any text; null allows all runs.
     """
 
     name: TokenName
@@ -142,7 +143,7 @@ class AdminToken(_Secret):
     @model_validator(mode="after")
     def _check_scope(self) -> Self:
         if self.role == "admin" and self.runs is not None:
-            raise ValueError("role admin is for all runs; give a viewer or operator runs instead")
+            raise ValueError("runs: cannot limit role admin; use role viewer or operator instead")
         return self
 
     def allows(self, role: Role) -> bool:
@@ -151,19 +152,19 @@ class AdminToken(_Secret):
 
 
 def _with_token(value: object) -> dict[str, Any]:
-    """Return a mapping with ``token`` from a token, ``{env: ...}``, or a mapping with either."""
+    """Return a mapping with the key ``token``, also for a plain token and for ``{env: ...}``."""
     if not isinstance(value, dict) or value.keys() == {"env"}:
         return {"token": value}
     if "env" not in value:
         return value
     if "token" in value:
-        raise ValueError("has both token and env; one of them is the secret")
+        raise ValueError("must have either token or env, not both")
     others = {name: part for name, part in value.items() if name != "env"}
     return {"token": {"env": value["env"]}, **others}
 
 
 def _list_of(kind: str) -> BeforeValidator:
-    """Return the validator of a list of tokens; `kind` describes them in errors."""
+    """Return the validator of a list of tokens; `kind` describes the tokens in errors."""
 
     def validate(value: object) -> object:
         # The characters of a text are not tokens.
@@ -180,8 +181,9 @@ class Authority(Spec):
     A token is text, or ``{env: NAME}`` to read it from the environment.
 
     Attributes:
-        admin_tokens: Tokens of more users, with their roles. Without any admin token, the
-            administrative routes are disabled.
+        admin_token: Token of a user in role admin.
+        admin_tokens: Tokens of other users, with their roles. If neither `admin_token` nor
+            `admin_tokens` is set, the routes for users are disabled.
     """
 
     model_config = ConfigDict(hide_input_in_errors=True)
@@ -209,10 +211,10 @@ class Authority(Spec):
             digests = [token.token_sha256 for token in tokens]
             for what, values in ("name", names), ("secret", digests):
                 if len(set(values)) < len(values):
-                    raise ValueError(f"{key}: two of them have the same {what}")
+                    raise ValueError(f"{key}: two tokens have the same {what}")
         enrolment_digests = {token.token_sha256 for token in self.enrolment_tokens}
         if any(person.token_sha256 in enrolment_digests for person in self._people):
-            raise ValueError("admin_tokens: must not be one that devices enrol with")
+            raise ValueError("admin_tokens: a token must not also be an enrolment token")
         return self
 
     def person(self, token: str | None) -> AdminToken | None:
@@ -220,7 +222,7 @@ class Authority(Spec):
         if token is None:
             return None
         sha256 = digest(token)
-        # Compares all entries: the time must not reveal which one matched.
+        # Compares with all tokens, so that the duration does not reveal which one matched.
         matches = [p for p in self._people if hmac.compare_digest(sha256, p.token_sha256)]
         return matches[0] if matches else None
 

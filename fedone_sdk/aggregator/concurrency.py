@@ -21,18 +21,18 @@ T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 _PENDING: dict[asyncio.Task[Any], object] = {}
-"""Task -> owner. The event loop only keeps weak references to tasks."""
+"""Task -> owner. Keeps the tasks alive: the event loop only has weak references to tasks."""
 _SMALL_BYTES = 32 * 1024
-"""Below this size of its input, work takes less time than the switch to a thread."""
+"""Work on a smaller input takes less time than the switch to a thread."""
 
-# Few: each thread that runs Python code can delay the event loop by a switch interval of 5 ms.
+# Few threads: each one that runs Python code can delay the event loop by up to 5 ms.
 _THREADS = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) - 1)), "fedone-worker")
 
 
 async def run_to_end(work: Coroutine[Any, Any, T], *, owner: object) -> T:
-    """Await `work` of an `owner`; it goes on to its end if the caller is cancelled."""
+    """Await `work`; if the caller is cancelled, the work goes on. `wait_pending` waits for it."""
     if asyncio.current_task() in _PENDING:
-        return await work  # The caller itself runs to its end.
+        return await work  # The current task already outlives its caller.
     task = asyncio.create_task(work)
     _PENDING[task] = owner
     task.add_done_callback(_PENDING.pop)
@@ -46,21 +46,21 @@ async def run_to_end(work: Coroutine[Any, Any, T], *, owner: object) -> T:
 async def wait_pending(owner: object) -> None:
     """Wait until all calls of `run_to_end` for an owner have ended."""
     caller = asyncio.current_task()
-    while tasks := [t for t, changed in _PENDING.items() if changed is owner and t is not caller]:
+    while tasks := [t for t, whose in _PENDING.items() if whose is owner and t is not caller]:
         await asyncio.wait(tasks)
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:
     error = None if task.cancelled() else task.exception()
-    # asyncio itself reports a KeyboardInterrupt to the caller.
+    # A KeyboardInterrupt is not logged here: asyncio raises it in the main program.
     if isinstance(error, Exception) and not isinstance(error, FedOneError):
-        # Formatted here: log renderers may print local variables.
+        # Formatted here, because some log renderers print local variables, which contain texts.
         lines = traceback.format_exception(error)
         _log.error("background work failed", traceback="".join(lines))
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work` in a thread; it must be thread-safe and not wait for `in_thread` itself."""
+    """Call `work` in a thread; `work` must be thread-safe, and must not wait for `in_thread`."""
     context = contextvars.copy_context()
     call = functools.partial(context.run, work, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
@@ -69,7 +69,7 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 async def in_thread_if_large(
     num_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call `work` in a thread if its input has at least 32 KiB, else inline."""
+    """Call `work` in a thread if its input has at least 32 KiB, otherwise in this thread."""
     if num_bytes < _SMALL_BYTES:
         return work(*args, **kwargs)
     return await in_thread(work, *args, **kwargs)

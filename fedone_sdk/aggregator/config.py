@@ -53,7 +53,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 Address = Annotated[str, AfterValidator(_address)]
-"""``HOST:PORT``; port 0 selects a free one."""
+"""``HOST:PORT``; port 0 selects a free port."""
 
 
 def _is_loopback(host: str) -> bool:
@@ -67,8 +67,8 @@ class StoreConfig(Spec):
     """Store of runs and clients.
 
     Attributes:
-        url: SQLite file, or a SQLAlchemy URL of a PostgreSQL database.
-        password: Inserted into the URL.
+        url: Path of a SQLite file, or a SQLAlchemy URL of a PostgreSQL database.
+        password: Password that is inserted into the URL.
     """
 
     url: Token = SecretStr("fedone.db")
@@ -76,7 +76,7 @@ class StoreConfig(Spec):
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a SQLite file."""
+        """Whether the store is a SQLite file."""
         return "://" not in self.url.get_secret_value()
 
     def build(self, folder: Path, *, serving: bool = True) -> SqlStore:
@@ -88,7 +88,7 @@ class StoreConfig(Spec):
         url = self.url.get_secret_value()
         password = None if self.password is None else self.password.get_secret_value()
         if self.is_file and password is not None:
-            raise SpecError("store.password: a SQLite file has none; name a URL")
+            raise SpecError("store.password: a SQLite file has no password; leave it out")
         try:
             where = str(folder / url) if self.is_file else url
             return SqlStore.at(where, password=password, serving=serving)
@@ -96,7 +96,7 @@ class StoreConfig(Spec):
             raise SpecError([f"store: {problem}" for problem in exc.problems]) from None
 
     async def check(self, folder: Path) -> str:
-        """Describe the content, without changes; a `SpecError` if the store cannot be used."""
+        """Describe the store's content, and change nothing; a `SpecError` if it is unusable."""
         store = self.build(folder)
         try:
             return await store.check()
@@ -104,9 +104,9 @@ class StoreConfig(Spec):
             raise SpecError(str(exc)) from exc
 
     async def stored(self, folder: Path, run_ids: Iterable[str]) -> list[RunRecord]:
-        """Return the stored runs of these names, without changes of the store.
+        """Return the stored runs of these names, without changing the store.
 
-        Empty if the store does not exist or has an older schema.
+        The list is empty if the store does not exist or has an older schema.
         """
         from fedone_sdk.stores.sql import schema
 
@@ -121,16 +121,16 @@ class StoreConfig(Spec):
         return [record for record in records if record is not None]
 
     def __str__(self) -> str:
-        """Return the file or URL, with stars for a password."""
+        """Return the file or URL, with asterisks in place of a password."""
         return self.url.get_secret_value() if self.is_file else str(self.build(Path()))
 
 
 class MetricsConfig(Spec):
-    """Access to ``/metrics``, which needs a viewer's token on the main port.
+    """Access to ``/metrics``. On the main port it needs a viewer's token.
 
     Attributes:
-        listen: ``HOST:PORT`` of a separate port without tokens and TLS, for a network that only
-            Prometheus reaches; null serves them on the main port.
+        listen: ``HOST:PORT`` of a separate port for metrics, without tokens and TLS, in a network
+            that only Prometheus can reach. Null serves the metrics on the main port.
     """
 
     enabled: bool = True
@@ -138,21 +138,21 @@ class MetricsConfig(Spec):
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Host and port of `listen`; None if metrics are disabled."""
+        """Host and port of the separate port, or None if there is none."""
         return _host_and_port(self.listen) if self.enabled and self.listen is not None else None
 
 
 class TracingConfig(Spec):
     """OpenTelemetry traces, exported to the collector at `endpoint` (OTLP/HTTP).
 
-    Null uses OpenTelemetry's environment variables.
+    If `endpoint` is null, OpenTelemetry's environment variables are used.
     """
 
     endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
 
 
 class LogConfig(Spec):
-    """Logging; `requests` is the level of the line for each request."""
+    """Logging, from `level` on; `requests` is the level of the line that each request gets."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     requests: Literal["off", "debug", "info"] = "debug"
@@ -160,7 +160,7 @@ class LogConfig(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunToServe:
-    """A run of the config, without its data; `unmeasured` says why there are no `dev` rows."""
+    """A run of the config, without its data; `unmeasured` is the reason if it has no dev rows."""
 
     path: Path
     spec: RunSpec
@@ -173,13 +173,14 @@ class ServeConfig(Spec):
     """Configuration of `fedone serve`. Paths are relative to the config's folder.
 
     Attributes:
-        store: A file, a URL, ``{env: NAME}``, or the keys of `StoreConfig`.
-        tls: Null serves plain HTTP, for loopback or behind a proxy.
+        store: A file, a URL, ``{env: NAME}``, or a mapping with the keys of `StoreConfig`.
+        tls: Null serves plain HTTP, which is for loopback, or for a server behind a proxy.
         backend: The gateway's model; null if clients query their own models.
-        tracing: Null disables traces unless OpenTelemetry's environment variables name an endpoint.
-        drain_s: Time for pending requests to finish after SIGTERM, seconds.
-        drain_notice_s: Time before that during which requests are still accepted while ``/readyz``
-            returns 503, for load balancers, seconds.
+        runs: Paths of the RUN.yaml files to serve.
+        tracing: Null disables traces, unless OpenTelemetry's environment variables set an endpoint.
+        drain_s: Time that pending requests have to finish when the server stops, seconds.
+        drain_notice_s: Time from SIGTERM to the begin of `drain_s`, seconds. ``/readyz`` returns
+            503, so that load balancers send no more requests; requests are still accepted.
     """
 
     listen: Address = "127.0.0.1:8080"
@@ -202,25 +203,25 @@ class ServeConfig(Spec):
         people = (self.auth.admin_token, *(p for p in self.auth.admin_tokens if p.role == "admin"))
         if not self.auth.enrolment_tokens and not any(people):
             raise ValueError(
-                "auth.enrolment_tokens: needs at least one, or no device can enrol; "
-                f"make one with: {MAKE_A_TOKEN} (or name an admin, who can make them later)"
+                "auth.enrolment_tokens: needs at least one token, or no device can enrol; "
+                f"make one with: {MAKE_A_TOKEN} (or set an admin token, to make them later)"
             )
         return self
 
     @classmethod
     def load(cls, path: str | Path | None = None) -> Self:
-        """Load a CONFIG.yaml and the environment, which takes precedence.
+        """Load a CONFIG.yaml and the environment variables, which take precedence.
 
-        ``FEDONE_AUTH__ADMIN_TOKEN`` is the key ``auth.admin_token``; lists and mappings are JSON.
-        Mappings are merged key by key, other values are replaced. Variables of this prefix that are
-        similar to a key are an error; others are ignored.
+        ``FEDONE_AUTH__ADMIN_TOKEN`` is the key ``auth.admin_token``; lists and mappings are JSON. A
+        mapping is merged with the file's mapping, any other value replaces the file's value. A
+        ``FEDONE_`` variable with a name similar to a key is an error; others are ignored.
 
         Args:
             path: The file; None uses the environment only.
 
         Raises:
-            SpecError: A key is unknown, or its value is invalid. The text contains no value of the
-                environment.
+            SpecError: A key is unknown, or its value is invalid. The text contains no value of an
+                environment variable.
         """
         document = {} if path is None else load_yaml(path)
         source = "environment" if path is None else str(path)
@@ -234,7 +235,7 @@ class ServeConfig(Spec):
             return validate_spec(cls, document, source=source)
         except SpecError as exc:
             variables = _variables(cls)
-            problems = [_naming_variable(problem, variables) for problem in exc.problems]
+            problems = [_name_variable(problem, variables) for problem in exc.problems]
             raise SpecError(problems, source=source) from None
 
     @property
@@ -243,8 +244,8 @@ class ServeConfig(Spec):
         lines = []
         if "backend" not in self.model_fields_set:
             lines.append(
-                "backend: is not set, so the gateway's model is the small embedded one; write "
-                "backend: {kind: onnx} to use it, or null if the clients have their own"
+                "backend: is not set, so the gateway uses the small embedded model; set "
+                "backend: {kind: onnx} to use it, or null if the clients have their own models"
             )
         host, _ = self.address
         if _is_loopback(host):
@@ -258,8 +259,8 @@ class ServeConfig(Spec):
                 for key in weak
             ),
             *(
-                f"auth.enrolment_tokens.{at}: has no uses, so a leaked token enrols any number "
-                "of devices; set uses, or several tokens that expire"
+                f"auth.enrolment_tokens.{at}: has no limit (uses), so a leaked token enrols any "
+                "number of devices; set uses, or several tokens that expire"
                 for at, token in enumerate(self.auth.enrolment_tokens)
                 if token.uses is None
             ),
@@ -271,13 +272,13 @@ class ServeConfig(Spec):
         return _host_and_port(self.listen)
 
     def server_tls(self, folder: Path) -> ServerTls | None:
-        """Return the TLS context if TLS is configured; a `SpecError` if its files are unusable."""
+        """Return the TLS context if TLS is configured; a `SpecError` if its files are invalid."""
         return None if self.tls is None else ServerTls(self.tls, folder)
 
     def load_runs(
         self, folder: Path, source: str = "config"
     ) -> tuple[list[RunToServe], list[FedOneError]]:
-        """Return the runs that can be served, and the errors of the others."""
+        """Return the runs that can be served, and the errors of the other runs."""
         runs: dict[str, RunToServe] = {}
         errors: list[FedOneError] = []
         for number, name in enumerate(self.runs):
@@ -308,10 +309,8 @@ class ServeConfig(Spec):
             and "backend" in spec.model_fields_set
             and _model_of(spec.backend, path.parent) != _model_of(self.backend, folder)
         ):
-            # The gateway has one model.
-            raise SpecError(
-                "backend: is not the one that the server's config names; leave it out here"
-            )
+            # The gateway has only one model.
+            raise SpecError("backend: differs from the server's; leave it out of the RUN.yaml")
         texts = _public_text(spec, path.parent)
         try:
             vocabulary = spec.prompt.build(spec.task, texts, path.parent)
@@ -332,9 +331,9 @@ class ServeConfig(Spec):
 
 
 def _dev_rows(spec: RunSpec, folder: Path) -> tuple[tuple[Example, ...], str | None]:
-    """Return the rows of `data.dev`, or why it has no rows.
+    """Return the rows of `data.dev`, or the reason why there are none.
 
-    A missing file is not an error: the RUN.yaml may come from another machine.
+    A missing file is not an error, because the RUN.yaml may come from another machine.
     """
     source = None if spec.data is None else spec.data.dev
     if source is None:
@@ -348,7 +347,7 @@ def _dev_rows(spec: RunSpec, folder: Path) -> tuple[tuple[Example, ...], str | N
 
 
 def _public_text(spec: RunSpec, folder: Path) -> list[str]:
-    """Return the texts of `data.train`, which must be public, for a vocabulary that counts them."""
+    """Return the (public) texts of `data.train` if a vocabulary counts them, else an empty list."""
     counted = [
         (key, source.kind)
         for key, source in spec.prompt.sources
@@ -391,7 +390,7 @@ def _model_of(backend: BackendSpec, folder: Path) -> dict[str, Any]:
 _PREFIX = "FEDONE_"
 _DELIMITER = "__"
 _SIMILAR = 0.75
-"""Similarity (`difflib`) of a variable's name to a key from which on it counts as a typo."""
+"""A variable whose name is at least this similar to a key's (`difflib`) counts as a typo."""
 
 _FIELD = re.compile(r'field "(\w+)"')
 
@@ -409,7 +408,7 @@ def _from_environment(model: type[BaseModel]) -> dict[str, Any]:
     try:
         return source()
     except SettingsError as exc:
-        # Without text and cause, which may contain a secret.
+        # The exception's text and cause are left out, because they may contain a secret.
         match = _FIELD.search(str(exc))
         names = [
             name
@@ -423,7 +422,7 @@ def _from_environment(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _variables(model: type[BaseModel]) -> dict[str, str]:
-    """Return the set variables that match keys of the model: variable -> key."""
+    """Return the environment variables that stand for keys of the model: variable -> key."""
     keys = {
         name: name.upper().removeprefix(_PREFIX).lower().replace(_DELIMITER, ".")
         for name in os.environ
@@ -433,9 +432,9 @@ def _variables(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _misspelt(model: type[BaseModel]) -> Iterator[str]:
-    """Yield errors of variables with a delimiter, or with a name similar to a key.
+    """Yield an error for each variable with a delimiter, or with a name similar to a key.
 
-    Others are not errors: commands read some, and Kubernetes sets some for each Service.
+    Other unknown variables are no errors: commands read some, and Kubernetes sets some.
     """
     for name in os.environ:
         key, nested, _ = name.upper().removeprefix(_PREFIX).lower().partition(_DELIMITER)
@@ -458,7 +457,7 @@ def _merged(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     return merged
 
 
-def _naming_variable(problem: str, variables: Mapping[str, str]) -> str:
+def _name_variable(problem: str, variables: Mapping[str, str]) -> str:
     key, colon, text = problem.partition(": ")
     for name, variable_key in variables.items():
         if colon and (key == variable_key or key.startswith(f"{variable_key}.")):

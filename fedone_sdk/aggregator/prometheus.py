@@ -30,7 +30,7 @@ _AN_HOUR_S = 3600.0
 Labels = tuple[str, ...]
 
 _WAITING = ("/v1/assignments/claim", "/v1/runs/{run_id}/events")
-"""Routes whose requests stay open without work for the server."""
+"""Routes whose requests stay open while the server waits for work or events to send."""
 
 
 class Metrics:
@@ -52,7 +52,7 @@ class Metrics:
         )
         self._in_progress = Gauge(
             "fedone_requests_in_progress",
-            "Requests that are being answered here, without those that wait for work or for events",
+            "Requests in progress on this replica, except requests that wait for work or events",
             registry=self.registry,
         )
         self._refusals = counter(
@@ -60,8 +60,7 @@ class Metrics:
         )
         self._claims = histogram(
             "fedone_claim_wait_seconds",
-            "How long devices waited for work, by how it ended: assigned, turned_away, or the code "
-            "of a problem",
+            "How long a claim waited, by outcome: assigned, turned_away, or the code of a problem",
             ("outcome",),
             buckets=_WAIT_S,
         )
@@ -77,15 +76,15 @@ class Metrics:
         )
         self._commits = histogram(
             "fedone_store_commit_duration_seconds",
-            "One transaction of a run, by outcome: ok, conflict (another replica was first, so it "
-            "is made again) or error",
+            "Duration of a run's transaction, by outcome: ok, conflict (another replica was first, "
+            "and the change is repeated) or error",
             ("outcome",),
             buckets=_FAST_S,
         )
         self._model_requests = histogram(
             "fedone_llm_request_duration_seconds",
-            "One request to the language model, by outcome: ok, unavailable, blocked, refused or "
-            "cancelled",
+            "Duration of a request to the language model, by outcome: ok, unavailable, blocked, "
+            "refused or cancelled",
             ("outcome",),
             buckets=_MODEL_S,
         )
@@ -99,7 +98,7 @@ class Metrics:
         return exposition.generate_latest(self.registry), exposition.CONTENT_TYPE_LATEST
 
     @contextmanager
-    def answering(self, route: str) -> Iterator[None]:
+    def track_request(self, route: str) -> Iterator[None]:
         """Count a request while it is being answered."""
         if route in _WAITING:
             yield
@@ -107,7 +106,7 @@ class Metrics:
         with self._in_progress.track_inprogress():
             yield
 
-    def answered(
+    def count_response(
         self, method: str, route: str, status: int, problem: str | None, seconds: float
     ) -> None:
         """Count a response."""
@@ -120,7 +119,7 @@ class Metrics:
         elif route == "/v1/assignments/{assignment_id}/update":
             self._updates.labels(problem or "accepted").inc()
 
-    def transferred(self, route: str, upload: int, download: int) -> None:
+    def count_bytes(self, route: str, upload: int, download: int) -> None:
         """Count the sizes of a request and a response body."""
         self._bytes.labels(route, "up").inc(upload)
         self._bytes.labels(route, "down").inc(download)
@@ -146,7 +145,7 @@ _MODEL_OUTCOMES = {
 def _measured(
     histogram: Histogram, outcomes: Mapping[type[Exception], str], otherwise: str
 ) -> Iterator[None]:
-    """Measure the duration of the body, by its outcome: ok, or the outcome of its exception."""
+    """Measure the duration of the ``with`` block, by outcome: ok, or that of its exception."""
     began, outcome = time.perf_counter(), otherwise
     try:
         yield
@@ -181,7 +180,7 @@ class _ServiceFigures(Collector):
         yield changes
         for name, text, value in self._gauges():
             yield GaugeMetricFamily(f"fedone_{name}", text, value)
-        yield from self._of_runs()
+        yield from self._run_metrics()
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
         service, replicas = self._service, self._service.replicas
@@ -196,7 +195,7 @@ class _ServiceFigures(Collector):
         text = "Whether the gateway's model is available; 0 while its circuit breaker is open"
         yield "model_available", text, service.trouble is None
 
-    def _of_runs(self) -> Iterator[Metric]:
+    def _run_metrics(self) -> Iterator[Metric]:
         runs = list(self._service.runs.values())
         statuses = Tally("paused" if r.state.paused else r.state.status for r in runs)
         statuses.update(stored.summary.status for stored in self._service.registry.stored.values())
@@ -220,7 +219,7 @@ class _ServiceFigures(Collector):
 
 _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], str, Labels], ...] = (
     ("run_rounds", CounterMetricFamily, "Finished rounds", ()),
-    ("run_spent", CounterMetricFamily, "Usage; queries are training only", ("unit",)),
+    ("run_spent", CounterMetricFamily, "Usage; only queries of training are counted", ("unit",)),
     ("run_leased", GaugeMetricFamily, "Usage reserved for open work", ("unit",)),
     ("run_left", GaugeMetricFamily, "Remaining usage under the caps, by capped unit", ("unit",)),
     ("run_label_values", CounterMetricFamily, "Scored label log-probabilities", ()),
@@ -243,7 +242,7 @@ _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], st
     ),
     ("clients_quarantined", GaugeMetricFamily, "Devices in quarantine", ()),
     ("run_devices_connected", GaugeMetricFamily, "Connected devices that may work for a run", ()),
-    ("run_devices_fit", GaugeMetricFamily, "Connected devices that have not declined it", ()),
+    ("run_devices_fit", GaugeMetricFamily, "Connected devices that have not declined the run", ()),
 )
 
 

@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 _POLL_S = 1.0
 """Interval at which a replica checks the leader lock and the other replicas, seconds."""
 _MAX_SIGNALS = 10_000
-"""Maximal number of queued signals; beyond it, a full reload is cheaper."""
+"""Maximal number of queued signals; for more signals, a full reload is cheaper."""
 _DAY_S = 86_400.0
 _CLIENTS_AT_ONCE = 500
 _SWEEP_INTERVAL_S = 3600.0
@@ -39,13 +39,14 @@ Days = Annotated[float, Field(gt=0, le=36_500)]
 
 
 class Retention(Spec):
-    """Retention periods in days. Null, the default, keeps data for ever.
+    """Days after which data is removed. Null, the default, keeps data for ever.
 
     Attributes:
-        ended_runs_days: Runs after their end, with all their data; the names stay reserved.
-        logs_days: Logs of runs that have ended for good; the result and the prompt stay.
-        closed_work_days: Receipts of ended runs; afterwards a repeated update gets 404.
-        idle_clients_days: Clients after their last request; the index and the public id stay.
+        ended_runs_days: After its end, a run is removed with all its data; its name stays reserved.
+        logs_days: After the end of a run that cannot be resumed, its log is removed; the result and
+            the prompt stay.
+        closed_work_days: After a run's end, receipts are removed; a repeated update then gets 404.
+        idle_clients_days: After its last request, a client is removed; its index and id stay.
     """
 
     ended_runs_days: Days | None = None
@@ -56,14 +57,14 @@ class Retention(Spec):
 
 @dataclass(kw_only=True, eq=False)
 class Replicas:
-    """This replica among those that serve a store.
+    """This replica's part in an aggregator of several replicas on one store.
 
-    Every replica follows the commits of the others. The leader, which has the store's leader lock,
-    applies deadlines, charges the pending calls of replicas that have exited, and removes data
-    whose retention period is over.
+    Every replica follows the commits of the others. One replica, the leader, holds the store's
+    leader lock. The leader applies deadlines, charges the pending calls of replicas that have
+    exited, and removes data whose retention period is over.
 
     Args:
-        delete: Deletes a run at a version.
+        delete: Deletes a run, given its id and its version.
     """
 
     store: Store
@@ -83,7 +84,7 @@ class Replicas:
     _alive: frozenset[str] = field(default=frozenset(), init=False)
     _polled_at: float = field(default=-_POLL_S, init=False)
     _published_load: tuple[int, float] = field(default=(0, 0.0), init=False)
-    # Run id -> version, log and closed work that were trimmed.
+    # Run id -> its version at the last trim, and whether log and closed work were trimmed.
     _trimmed: dict[str, tuple[int, bool, bool]] = field(default_factory=dict, init=False)
 
     @property
@@ -95,8 +96,8 @@ class Replicas:
         """Start to listen for signals. The caller then loads the runs and calls `restore`."""
         self.store.listen(self._enqueue)
         self._alive = await self.store.alive()
-        # Every replica tries to acquire the leader lock on start. Only the first one after downtime
-        # gets it: a replica that already serves holds it.
+        # Every replica tries to acquire the leader lock on start. It succeeds only if no other
+        # replica serves, that is, after downtime.
         self.is_leader = self._down = await self.store.lead()
 
     async def restore(self) -> None:
@@ -139,9 +140,9 @@ class Replicas:
         self._tasks.clear()
 
     def on_run_changed(self, run: ServedRun) -> None:
-        """Check the deadlines again if a change of a run brings an earlier one, or ends the run."""
+        """Check the deadlines again if a change of a run adds an earlier one, or ends the run."""
         is_earlier = run.due is not None and run.due < self._wakes_at
-        if is_earlier or not run.state.running:  # An ended run leaves no timer behind.
+        if is_earlier or not run.state.running:  # The timer of an ended run is removed.
             self._changed.set()
 
     # Leader
@@ -173,7 +174,7 @@ class Replicas:
     async def _for_each(
         self, runs: Iterable[ServedRun], work: Callable[[ServedRun], Awaitable[object]]
     ) -> None:
-        """Process runs concurrently, then raise all failures: no run delays the others."""
+        """Process runs concurrently, then raise all failures together."""
         results = await asyncio.gather(*map(work, runs), return_exceptions=True)
         failures = [result for result in results if isinstance(result, Exception)]
         if failures:
@@ -182,7 +183,7 @@ class Replicas:
     async def _poll_store(self) -> None:
         """Check the leader lock, the other replicas, and commits without a signal."""
         now = asyncio.get_running_loop().time()
-        # At intervals: the check costs the store more than a change of a run.
+        # Limited to one check per interval, because it costs the store more than a run's commit.
         if not self.store.shared or now < self._polled_at + _POLL_S:
             return
         self._polled_at = now
@@ -195,13 +196,13 @@ class Replicas:
     async def _update_alive(self) -> None:
         before, self._alive = self._alive, await self.store.alive()
         if before - self._alive:
-            # Their last commits may lack a signal, so the copies here may be stale.
+            # A replica has exited. Its last commits may lack a signal, so copies may be stale.
             for run in self.registry.served.values():
                 run.may_be_stale = True
             await self.access.reload_all()
 
     async def _check_run(self, run: ServedRun) -> None:
-        # A replica can exit between a commit and its signal, and signals can be lost.
+        # A commit may have no signal: its replica may exit before it, or the signal may be lost.
         if run.may_be_stale:
             await run.catch_up()
         if self.is_leader and has_lost_calls(run.state, self._alive):
@@ -218,7 +219,7 @@ class Replicas:
     async def _watch(self) -> None:
         while True:
             self._changed.clear()
-            # If the first fails, the second is called all the same.
+            # A failure of the first call does not prevent the second.
             works = self._poll_store, self._apply_deadlines
             succeeded = [await self._try(work, "deadlines could not be applied") for work in works]
             if not all(succeeded):
@@ -306,14 +307,14 @@ class Replicas:
         if changed.offered is None:
             self.dispatcher.wake()
         else:
-            self.dispatcher.offer(run.run_id, changed.offered)
-        # Event streams show these changes at once; others are loaded on the next access.
+            self.dispatcher.note_seats(run.run_id, changed.offered)
+        # Event streams show these changes at once. Other changes are loaded on the next access.
         if changed.finished or changed.offered is None or changed.status != run.state.status:
             await run.catch_up()
 
     async def _reload_all(self) -> None:
         for run in self.registry.served.values():
-            run.may_be_stale = True  # First: if the store fails now, a later check reloads them.
+            run.may_be_stale = True  # Set first: if the store fails now, a later check reloads.
         try:
             await self.access.reload_all()
             await self.registry.refresh()
@@ -345,7 +346,7 @@ class Replicas:
                     "a run cannot be removed", run_id=run_id, traceback=traceback.format_exc()
                 )
         if self.retention.idle_clients_days is not None:
-            # Clients of live runs stay: enrolled again they would have a new ledger and epsilon.
+            # Clients of runs that can go on stay, with their defence records and their epsilon.
             spared = {client for run in runs.values() if not run.final for client in run.clients}
             await self._sweep_clients(now - self.retention.idle_clients_days * _DAY_S, spared)
 
@@ -366,7 +367,7 @@ class Replicas:
     async def _sweep_clients(self, before: float, spared: Set[int]) -> None:
         num_spared = 0
         while True:
-            # The query returns spared clients again, so the limit grows by their number.
+            # The query also returns the spared clients, so the limit grows by their number.
             limit = num_spared + _CLIENTS_AT_ONCE
             idle = await self.store.idle_clients(before, limit)
             retired = [index for index in idle if index not in spared]

@@ -39,9 +39,9 @@ from fedone_sdk.vocabulary import Vocabulary
 _log = structlog.get_logger(__name__)
 
 _RETURN_TIMEOUT_S = 5.0
-"""Maximal wait of a gentle stop for updates whose queries are answered, seconds."""
+"""How long a gentle stop waits for updates of clients whose queries are answered, in seconds."""
 _START_TIMEOUT_S = 20.0
-"""Maximal time that a device's request waits for the start, seconds."""
+"""How long a device's request waits until the server has started, in seconds."""
 
 KEEP_ALL = Retention()
 """Unlimited retention."""
@@ -52,7 +52,8 @@ class Service:
 
     Args:
         backend: The gateway's model; None if clients query their own models.
-        observe_commit: Returns the context manager in which a run's commit is made, by its id.
+        observe_commit: Called with a run's id before each commit of the run; returns a context
+            manager, inside which the commit is made.
     """
 
     def __init__(
@@ -75,17 +76,18 @@ class Service:
         self._backend = backend = None if backend is None else _metered(backend)
         self._models = calls.ModelChecks(backend)
         self._gateway = None if backend is None else ModelGateway(backend)
+        # Run id -> the run's evaluation and proposer.
         self._companions: dict[str, list[calls.Companion]] = {}
         self._loading: asyncio.Task[None] | None = None
         self._adding = asyncio.Lock()
         self._admitting = asyncio.Event()
         self.registry = RunRegistry(
             store=store,
-            new_run=self._stored_run,
+            new_run=self._restored_run,
             check_model=self._models.probe,
             on_loaded=lambda run: self.dispatcher.sync_run(run),
             on_removed=self._on_removed,
-            keeps=self._companions.__contains__,
+            must_stay=self._companions.__contains__,
         )
         self.runs = self.registry.served
         self.dispatcher = Dispatcher(
@@ -118,7 +120,7 @@ class Service:
     async def open(self) -> None:
         """Open the store and start to load its live runs; if this fails, `stop` has to be called.
 
-        Users' requests can be answered from now on: the runs that they name are loaded on demand.
+        After this call users' requests can be answered: a run that they name is loaded on demand.
         """
         await self.store.open()
         if isinstance(self.clock, SystemClock):
@@ -169,16 +171,16 @@ class Service:
         if self._gateway is not None:
             await self._gateway.stop()
         await self.replicas.stop()
-        await wait_pending(self.store)  # Includes work of cancelled callers.
+        await wait_pending(self.store)  # Includes the work of callers that were cancelled.
         await self.store.close()
 
     def drain(self) -> None:
-        """Answer polls immediately from now on; open work can still be returned."""
+        """Answer open and later polls immediately; clients can still return open work."""
         self.draining = True
         self.dispatcher.drain()
         for run in self.runs.values():
             for listener in self.listeners:
-                listener(run, Change(reloaded=True))  # Wakes event streams, which end.
+                listener(run, Change(reloaded=True))  # Wakes the event streams, so that they end.
 
     @property
     def trouble(self) -> str | None:
@@ -197,9 +199,9 @@ class Service:
         measure: MetricFunction | None = None,
         proposer: LLMBackend | None = None,
     ) -> ServedRun:
-        """Add a run, or continue the stored one; see `Aggregator.add_run`.
+        """Add a run, or continue the stored run of this name; see `Aggregator.add_run`.
 
-        Higher caps in the spec raise those of the stored run.
+        If the spec's caps are higher, the stored run's caps are raised.
         """
         check_examples(spec.task, dev, "dev")
         if vocabulary is None:
@@ -216,10 +218,9 @@ class Service:
                     await run.create()
                 except RunDeleted as exc:
                     raise SpecError(
-                        f"name: {spec.name!r} was the name of a run that is deleted; "
-                        "take another one"
+                        f"name: {spec.name!r} is the name of a deleted run; use another name"
                     ) from exc
-                except ValueError:  # Another replica added it first.
+                except ValueError:  # Another replica has added the run first.
                     run = await self.registry.get_or_load(spec.name)
                     if run is None:
                         raise
@@ -250,12 +251,12 @@ class Service:
             added.append(kind(run, _metered(proposer), model=self._backend))
         for companion in added:
             self._companions.setdefault(run.run_id, []).append(companion)
-            companion.on_restart()
+            companion.on_started()
         self.dispatcher.sync_run(run)
         self.dispatcher.wake()
         return run
 
-    def _stored_run(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> ServedRun:
+    def _restored_run(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> ServedRun:
         return self._new_run(self._models.machine(run_id, spec, vocabulary), vocabulary)
 
     def _new_run(self, machine: RoundMachine, vocabulary: Vocabulary) -> ServedRun:
@@ -271,18 +272,18 @@ class Service:
             priced=lambda: self._backend is None or "usd" in self._backend.bounds,
         )
 
-    def _on_restart(self, run: ServedRun) -> None:
+    def _on_resumed(self, run: ServedRun) -> None:
         for companion in self._companions.get(run.run_id, ()):
-            companion.on_restart()
+            companion.on_started()
         self.dispatcher.sync_run(run)
-        self.replicas.on_run_changed(run)  # Its seats have new deadlines.
+        self.replicas.on_run_changed(run)  # The run's seats have new deadlines.
         self.dispatcher.wake()
 
     async def wait(self, run: ServedRun) -> None:
         """Wait until a run has ended, its calls are answered, and its final prompt is evaluated."""
         await run.ended.wait()
         if self._gateway is not None:
-            await self._gateway.wait_idle(run)  # Paid answers go into the cache.
+            await self._gateway.wait_idle(run)  # The answers are paid for, and are cached.
         for companion in self._companions.get(run.run_id, ()):
             await companion.wait_idle()  # The cost of the evaluation is part of the result.
 
@@ -295,16 +296,16 @@ class Service:
         return answers
 
     def charge_judge(self, run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
-        """Return a score function whose calls of a judge are charged to the run."""
+        """Return the score function; if it is a judge, its calls are charged to the run."""
         return calls.charged_to(run, score)
 
     async def delete_run(self, run: ServedRun, *, dry: bool = False) -> Removal:
         """Delete a run with all its data; its name stays reserved.
 
-        With `dry`, the run stays, and the removal says what would be deleted.
+        With `dry`, the run stays, and the reply describes what would be deleted.
 
         Raises:
-            ProblemError: ``run_conflict`` if it is running or paused, or has open work.
+            ProblemError: ``run_conflict`` if the run is running or paused, or has open work.
         """
         await run.catch_up()
         state = run.state
@@ -344,10 +345,11 @@ class Service:
     ) -> None:
         """Stop a run and keep its result.
 
-        `gently` first waits for pending calls and their updates, so that leases are settled with
-        their actual cost. `keep` keeps the open work of the round, with its leases, for a resume.
+        With `gently`, pending calls and the updates that follow them are awaited first, so that
+        leases are settled with their actual cost. With `keep`, the round's open work and its leases
+        stay open for a resume.
         """
-        with self.dispatcher.closing(run):
+        with self.dispatcher.stopping(run):
             if gently:
                 await self._wait_for_updates(run)
             if run.state.running or not gently:
@@ -373,25 +375,25 @@ class Service:
             self.listeners.remove(listener)
 
     async def resume_run(self, run: ServedRun) -> None:
-        """Resume a stopped run, with the current model.
+        """Resume a stopped, paused or failed run with the server's current model.
 
         Raises:
-            ProblemError: ``run_conflict`` if it is running or has ended for good,
+            ProblemError: ``run_conflict`` if the run is running or has ended for good,
                 ``backend_blocked`` or ``backend_unavailable`` if the model is unavailable.
         """
         self._models.reset()
         await run.catch_up()
-        if run.state.can_resume:  # Else the machine refuses with the reason.
+        if run.state.can_resume:  # Otherwise the handler refuses, and gives the reason.
             await self._models.check_available(run)
         model = run.state.model
         await run.apply(lifecycle.resume)
         if model is not None and run.state.model != model:
             models = {"before": model, "now": run.state.model}
             _log.warning("run resumed with another model", run_id=run.run_id, **models)
-        self._on_restart(run)
+        self._on_resumed(run)
 
     async def raise_caps(self, run: ServedRun, caps: Budget) -> None:
-        """Raise caps of a run; a run with an exhausted budget continues.
+        """Raise caps of a run; a run that ended because its budget was exhausted continues.
 
         Raises:
             ProblemError: ``run_conflict`` if a cap would not be higher or the run cannot continue;
@@ -403,14 +405,14 @@ class Service:
             await self._check_resumable(run)
         await run.apply(lifecycle.raise_caps, caps=caps)
         if ended:
-            self._on_restart(run)
+            self._on_resumed(run)
 
     async def _check_resumable(self, run: ServedRun) -> None:
         if len(run.history) < run.state.round:
-            raise ProblemError("run_conflict", "the log of the run was removed: it cannot continue")
+            raise ProblemError("run_conflict", "the run cannot continue: its log was removed")
         for name in run.history[-1].client_id.split(",") if run.history else ():
             if await self.store.client_named(name) is None:
-                raise ProblemError("run_conflict", "the clients of the run are in another store")
+                raise ProblemError("run_conflict", "the run's clients are not in this store")
         await self._models.check_available(run)
         before, now = run.state.model, run.base.gateway_model
         if before and now and before != now:
@@ -422,20 +424,20 @@ class Service:
         """Roll a run back to its state after `to_round` rounds; its spending stays counted.
 
         Raises:
-            ProblemError: ``run_conflict`` if it has no snapshot of the round or has ended for good.
+            ProblemError: ``run_conflict`` if there is no snapshot, or the run has ended for good.
         """
-        # The method's initial state is for round 0; else the snapshot's replaces it.
+        # Used for round 0 only. For a later round the run takes the method's state from a snapshot.
         initial = run.base.initial_state().method
         await run.apply(lifecycle.roll_back, method=initial, to_round=to_round, reason=reason)
 
     async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:
-        """Put a client of a run in quarantine. Unknown: ``not_found``."""
+        """Put a client of a run in quarantine; an unknown client is ``not_found``."""
         client = await self.access.by_name(client_id)
         await run.apply(seats.quarantine, client=client.index, reason=reason)
         _log.warning("client quarantined", run_id=run.run_id, client=client.index, reason=reason)
 
     async def lift_quarantine(self, run: ServedRun, client_id: str) -> None:
-        """Release a client from quarantine. Unknown: ``not_found``."""
+        """Release a client from quarantine; an unknown client is ``not_found``."""
         client = await self.access.by_name(client_id)
         await run.apply(seats.lift_quarantine, client=client.index)
         _log.warning("client released", run_id=run.run_id, client=client.index)

@@ -1,7 +1,8 @@
 """Signals between the replicas of an aggregator. A lost signal causes delay, never inconsistency.
 
-Signals about waiting clients are sent in the transaction of the write, so that all replicas draw
-from the same clients. Signals about commits are sent after it; versions reveal a lost one.
+Signals about waiting clients are sent in the transaction that stores the change, so that all
+replicas draw from the same clients. The signal of a run's commit is sent after the transaction. If
+it is lost, the other replicas notice the run's newer version later.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class RunChanged(_Signal):
     """A run was changed by a commit.
 
     Attributes:
-        due: Its next deadline, seconds since the epoch.
-        offered: Clients that were offered a seat; None if more than `MAX_NAMED`.
-        finished: Whether a round ended.
+        due: The run's next deadline, seconds since the epoch.
+        offered: Clients that were offered a seat; None if they are more than `MAX_NAMED`.
+        finished: Whether a round has ended.
     """
 
     kind: Literal["run"] = "run"
@@ -60,14 +61,14 @@ class MembersLeft(_Signal):
 
 
 class ClientChanged(_Signal):
-    """A client was added, changed its credential, or was revoked."""
+    """A client was added or revoked, or has a new credential."""
 
     kind: Literal["client"] = "client"
     client_index: int
 
 
 class PoolLoad(_Signal):
-    """The load of a replica: clients that poll again later, and finished assignments per second."""
+    """A replica's load: number of clients it turned away, and finished assignments per second."""
 
     kind: Literal["load"] = "load"
     replica: str
@@ -86,5 +87,5 @@ async def publish(store: Store, signal: Signal) -> None:
 
 
 def encode_signals(store: Store, *signals: Signal) -> list[str]:
-    """Return signals in the store's format; none if the store is not shared."""
+    """Return signals in the store's format; an empty list if the store is not shared."""
     return [signal.model_dump_json() for signal in signals] if store.shared else []

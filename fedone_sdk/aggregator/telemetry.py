@@ -1,4 +1,4 @@
-"""Metrics and OpenTelemetry traces, bundled as one argument.
+"""Metrics and OpenTelemetry traces, which the server gets as one argument.
 
 Prometheus and OpenTelemetry are imported only if they are enabled.
 """
@@ -45,14 +45,14 @@ class Observers:
         endpoint: str | None,
         request_level: RequestLevel,
     ) -> Self:
-        """Return the observers of a server, which must be closed at its end.
+        """Return the observers of a server; the caller closes them when the server has stopped.
 
         Args:
             metrics: Whether Prometheus metrics are collected.
             traces: Whether OpenTelemetry traces are exported.
-            endpoint: URL of their collector, such as ``http://127.0.0.1:4318/v1/traces``; None uses
-                OpenTelemetry's environment variables.
-            request_level: As the field.
+            endpoint: URL of the traces' collector, such as ``http://127.0.0.1:4318/v1/traces``;
+                None uses OpenTelemetry's environment variables.
+            request_level: Level of the log line that each request gets.
 
         Raises:
             MissingExtraError: Prometheus' or OpenTelemetry's packages are not installed.
@@ -66,7 +66,7 @@ class Observers:
         return cls(metrics=collected, tracing=tracing, request_level=request_level)
 
     def close(self) -> None:
-        """Export the remaining spans; waits a few seconds."""
+        """Export the remaining spans, which may take a few seconds."""
         if self.tracing is not None:
             self.tracing.close()
 
@@ -115,7 +115,7 @@ class Tracing:
         return cls(provider)
 
     def close(self) -> None:
-        """Export the remaining spans; waits a few seconds."""
+        """Export the remaining spans, which may take a few seconds."""
         self._provider.shutdown()
 
     @contextmanager
@@ -146,7 +146,7 @@ class Tracing:
     def request(
         self, request: web.Request, facts: Callable[[], Mapping[str, str | int]]
     ) -> Iterator[None]:
-        """Span of a request to this server; `facts` returns its attributes once it is answered."""
+        """Open the span of a request; `facts` returns its attributes once it is answered."""
         from opentelemetry.trace import StatusCode
 
         known = {"http.request.method": request.method, "url.path": request.path}
@@ -164,20 +164,20 @@ class Tracing:
 
     @contextmanager
     def commit(self, run_id: str) -> Iterator[None]:
-        """Span of a transaction."""
+        """Open the span of a transaction."""
         with self._span("store commit", {"fedone.run_id": run_id}):
             yield
 
     @contextmanager
     def model_request(self, backend: LLMBackend, query: Query) -> Iterator[None]:
-        """Span of a request to the model."""
+        """Open the span of a request to the model."""
         known: dict[str, str | int] = {
             "fedone.model": backend.fingerprint,
             "fedone.inputs": len(query.inputs),
         }
         if query.payer is not None:
             known["fedone.run_id"] = query.payer.name
-        number = get_contextvars().get("round")  # Of the request that pays for the model's.
+        number = get_contextvars().get("round")  # Bound while a device's request is answered.
         if number is not None:
             known["fedone.round"] = number
         with self._span("model request", known):

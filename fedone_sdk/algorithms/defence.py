@@ -21,22 +21,22 @@ from . import _checks
 from .method_state import Memory
 
 WINDOW = 64
-"""Recent updates that define typical sizes and agreement, which change during a run."""
+"""Number of recent updates that define the typical size and agreement of an update."""
 
 WARM_UP = 5
-"""Updates before the first outlier is detected."""
+"""Number of updates before an update can be an outlier."""
 
 PRIOR = 2.0
 """Shrinkage of a token's effect, as a number of updates without an effect."""
 
 _MOST_VOTE = 3.0
-"""Clip of an update's vote per token, as a multiple of its root mean square entry."""
+"""Bound of an update's vote for a token, as a multiple of the root mean square of its votes."""
 
 _FEW = 3
-"""Updates that define a typical step; of fewer, one Byzantine client could be the median."""
+"""Updates that define a typical step; the median of fewer could be a Byzantine client's."""
 
 _FIRST_STEP, _FIRST_BOUND = 0.02, 0.3
-"""Before `_FEW` updates, the longest step in norms of alpha; the second with `only_bounds`."""
+"""Longest step before `_FEW` updates, in norms of alpha: by default, and with `only_bounds`."""
 
 _GROWTH = 2.0
 """Upper bound of a recorded step length, as a multiple of the allowed length."""
@@ -55,10 +55,10 @@ class Contribution:
     """The result of one client's work.
 
     Attributes:
-        alpha: Alpha after its local steps, float32, shape (n, N), feasible.
-        advantage: The loss of each token's prompts above the average, shape (n, N), 0 for tokens
-            that no prompt has; None derives it from the step of alpha.
-        spread: Standard deviation of the reported losses; None stands for the step's norm.
+        alpha: Alpha after the client's local steps, float32, shape (n, N), feasible.
+        advantage: By how much the losses of a token's prompts exceed the average, shape (n, N), 0
+            for tokens that no prompt has; None derives it from the step of alpha.
+        spread: Standard deviation of the reported losses; None uses the norm of the step instead.
     """
 
     client: int
@@ -73,7 +73,8 @@ class Admitted:
     """The part of a contribution that is applied.
 
     Attributes:
-        alpha: Float32, shape (n, N): bit for bit the client's for `scale` 1, and the round's for 0.
+        alpha: Float32, shape (n, N). If `scale` is 1, it is bit for bit the client's alpha; if 0,
+            the round's initial alpha.
         scale: The applied fraction of the step, from 0 to 1.
         agreement: Cosine with the accumulated effects of the same tokens; None without effects.
     """
@@ -90,10 +91,11 @@ class Influence:
     """The accumulated influence of one client on a run.
 
     Attributes:
-        rounds: Its accepted updates.
-        movement: The sum of the L2 norms of its applied steps.
-        score: Its mean outlier score in robust standard deviations; negative is disagreement.
-        loss_residual: The mean difference of its mean losses from the run's median at that time.
+        rounds: Number of the client's accepted updates.
+        movement: The sum of the L2 norms of the client's applied steps.
+        score: Mean outlier score in robust standard deviations; negative is disagreement.
+        loss_residual: Mean difference of the client's mean losses from the run's median at the time
+            of each.
     """
 
     client: int
@@ -117,7 +119,7 @@ class Defence:
             typical agreement or above the typical spread. Outliers are rejected; None disables.
         quarantine: A client is quarantined when at least this many of its updates, and more than
             half of them, were outliers; None disables.
-        only_bounds: Whether steps are scaled, but clients neither judged nor recorded.
+        only_bounds: Whether steps are scaled only: clients are neither judged nor recorded.
     """
 
     num_samples: int
@@ -151,7 +153,7 @@ class Defence:
         """
         history = _History(memory, (0, 0) if self.only_bounds else alpha.shape)
         updates = [_Update.of(each, alpha, history) for each in contributions]
-        # The median of three updates shows which one is too long; that of two does not.
+        # The median of three updates shows which one is too long; the median of two does not.
         usual = [
             *history.steps,
             *(update.norm for update in updates if len(updates) > 2 and update.norm),
@@ -195,12 +197,12 @@ class Defence:
             outlier=outlier,
             agreement=update.agreement,
         )
-        # A long step may raise the typical length only by a factor.
+        # The recorded length is bounded, so that one long step does not raise the typical length.
         recorded = min(update.norm, _GROWTH * max(longest, first))
         return _Verdict(admitted=admitted, score=score, recorded=recorded)
 
     def _score(self, update: _Update, history: _History) -> float:
-        """Return the lower of the two scores, in robust standard deviations; negative is worse."""
+        """Return the lower of the scores of direction and size, in robust standard deviations."""
         score = 0.0
         if update.agreement is not None and len(history.agreements) >= WARM_UP:
             chance = 1.0 / math.sqrt(self.num_samples - 1)
@@ -299,7 +301,7 @@ class _History:
 
     def add(self, update: _Update, verdict: _Verdict) -> None:
         admitted = verdict.admitted
-        # Zero steps are left out: a nearly converged run has many, and the typical step would be 0.
+        # Zero steps are left out: a nearly converged run has so many that the median would be 0.
         if update.norm:
             self.steps.append(verdict.recorded)
         if not self.votes.size:

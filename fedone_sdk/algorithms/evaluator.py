@@ -4,12 +4,12 @@ The model of a mini-batch is, for each class,
 
     loss of a prompt = random intercept of the mini-batch + value of the prompt + noise,
 
-each prompt at its best label bias. A class is a group of examples that clients report separately;
-with many labels or under privacy all examples are one group. Values are a Gaussian process whose
-kernel depends on the candidates that prompts share (`Kernel`). Intercepts have a flat prior, so
-prompts are compared within a mini-batch, or through prompts that link mini-batches. The noise of a
-mean over b examples has the variance sigma^2 / b; a part of it is correlated between similar
-prompts. Variances maximise the marginal likelihood (`Likelihood`).
+with each loss at the prompt's best label bias. A class is a group of examples that clients report
+separately; with many labels or under privacy all examples are one group. Values are a Gaussian
+process whose kernel depends on the candidates that prompts share (`Kernel`). Intercepts have a flat
+prior, so prompts are compared within a mini-batch, or through prompts that link mini-batches. The
+noise of a mean over b examples has the variance sigma^2 / b; a part of the noise is correlated
+between similar prompts. Variances maximise the marginal likelihood (`Likelihood`).
 
 A prompt's best bias is a shared bias, fitted to all losses, plus a deviation. The same process,
 with a larger prior variance, estimates the gradient and the trace of each prompt's losses at the
@@ -54,18 +54,19 @@ _DEGREES_OF_FREEDOM = 4.0
 _MARGIN = 1.0
 """Standard deviations by which an incumbent must beat the reference.
 
-The prior already corrects for choosing the best of many prompts. In 40 runs as for
-`ThompsonSampling`, the part of the gap closed at 100 / 300 queries with honest clients, and with a
-fifth of them Byzantine, is for a margin of 0: 83 / 94 %, 63 / 91 % (one run lost twice the gap); 1:
+The prior already corrects for choosing the best of many prompts. Share of the possible improvement
+after 100 / 300 queries in the 40 runs of `ThompsonSampling`, with honest clients, and with a fifth
+of them Byzantine: margin 0: 83 / 94 %, 63 / 91 % (one run lost twice that much); margin 1:
 85 / 93 %, 70 / 92 %; 1.5: 83 / 96 %, 59 / 89 %; 2: 81 / 93 %, 40 / 90 %. On 200 words of small
-effect (24 runs, 500 queries) a margin of 1 gains 0.0076 nats, 2 gains 0.0056."""
+effect (24 runs, 500 queries) a margin of 1 gains 0.0076 nats, and a margin of 2 gains 0.0056."""
 
 _CONFIRMED = 1.5
-"""The trust that mini-batches with an incumbent must sum to in each class, so two are needed.
+"""Minimum sum, in each class, of the trust in mini-batches that scored an incumbent: at least two.
 
 A search of 20 queries in asks of 5 seldom scores a prompt three times. In 30 simulated runs on
-written answers (scores of 0 or 1), "no prompt" was deployed in 67 % with 2.5, and in 23 % with 1.5;
-the gain was 0.030 and 0.078 of 0.169. From 60 queries on both are equal."""
+written answers (scores of 0 or 1), a minimum of 2.5 deployed "no prompt" in 67 % of the runs, 1.5
+in 23 %; of a possible gain of 0.169, they reached 0.030 and 0.078. From 60 queries on both are
+equal."""
 
 _DEVIATION_STD = 1.0
 """Prior standard deviation of a prompt's label bias about the shared bias, nats."""
@@ -77,14 +78,14 @@ _JITTER = 1e-6
 """Fraction of the mean variance that is added to the covariance of draws for its Cholesky root."""
 
 _POOLED = 8.0
-"""Weight of the common noise in the noise of a class, in independent differences of losses."""
+"""Weight of all classes' noise in the noise of a class, as a number of differences of losses."""
 
 _FITTED = 128
 """Prompts of the last mini-batches that hyperparameters are fitted to; the cost grows with the cube
 of their number."""
 
 _ALL_AT_ONCE = 64
-"""Up to this many prompts a mini-batch updates all hyperparameters; with more, one in turn."""
+"""With up to this many prompts, each mini-batch updates all hyperparameters; with more, one."""
 
 
 class Estimates(NamedTuple):
@@ -115,7 +116,7 @@ class Evaluator:
         kernel: The kernel in units of one example's noise.
         inverse: The inverse of the prior covariance, shape (P, P).
         classes: The posterior of each class; None if no example of it was observed.
-        reference: The row of "no prompt", which the others are compared with; None if absent.
+        reference: The row of "no prompt", with which prompts are compared; None if absent.
     """
 
     observed: Observations
@@ -185,7 +186,7 @@ class Evaluator:
         prior = self.kernel.matrix(np.concatenate([self.present, self.features.present(prompts)]))
         unknown = np.arange(len(observed), len(prior))
         prior[unknown, unknown] -= self.kernel.nugget
-        # Per class the covariance is noise (prior - gain (K - unit) gain'), and K = prior[P, P].
+        # The covariance of a class is noise * (prior - gain (K - unit) gain'), K = prior[P, P].
         gain = prior[:, observed] @ self.inverse
         mean, explained, scale = np.zeros(len(observed)), np.zeros_like(self.inverse), 0.0
         seen = prior[np.ix_(observed, observed)]
@@ -212,9 +213,9 @@ class Evaluator:
     def incumbent(self, estimates: Estimates) -> int:
         """Return the row with the best pessimistic value among confirmed prompts.
 
-        A prompt is confirmed when two mini-batches agree on it in each class; otherwise, if clients
-        have single classes, a prompt could get a bias that fits one class. The reference is always
-        confirmed. If no prompt is confirmed, the best pessimistic value of all is taken.
+        A prompt is confirmed when two mini-batches agree on it in each class. With fewer, a prompt
+        could get a bias that fits one class, if each client has one class only. The reference is
+        always confirmed. If no prompt is confirmed, the choice is among all prompts.
         """
         confirmed = self.confirmed
         if not confirmed.any():
@@ -245,8 +246,8 @@ class _Parts(NamedTuple):
     ) -> tuple[Posterior | None, ...]:
         """Return the posterior of each class, from losses (J, I, C).
 
-        The noise of a class is shrunk to that of all classes, because one or two rows of a class do
-        not show how much its rows differ.
+        The noise of a class is shrunk to the noise of all classes, because one or two rows of a
+        class do not show how much the class's rows differ.
         """
         weights = observed.trust[:, None] * observed.examples
         processes: dict[int, Posterior] = {
@@ -332,7 +333,7 @@ def _best_biases(
 
 
 def _with_unseen(biases: NDArray[np.float64], observed: Observations) -> NDArray[np.float64]:
-    """Return biases (P, C) where labels without an example have the mean of the others."""
+    """Return biases (P, C), where a label without examples has the mean of the other labels."""
     seen = np.broadcast_to(observed.seen, biases.shape[1:])
     filled = np.where(seen, biases, biases[:, seen].mean(axis=1, keepdims=True))
     shifted: NDArray[np.float64] = filled - filled[:, :1]
@@ -340,7 +341,7 @@ def _with_unseen(biases: NDArray[np.float64], observed: Observations) -> NDArray
 
 
 def _optimism(observed: Observations) -> NDArray[np.float64]:
-    """Return the expected excess of losses at the best biases over those at fitted ones, (P,).
+    """Return the expected loss at the best bias minus the loss at the fitted bias, shape (P,).
 
     A bias of C - 1 numbers, fitted to n examples with the ridge r / n, makes their mean loss lower
     by about tr((H + r / n)^-1 H) / 2n nats (Akaike 1974, with a ridge). H is taken as h times the
@@ -382,7 +383,7 @@ def _trust_of(
     losses: NDArray[np.float64],
     processes: tuple[Posterior | None, ...],
 ) -> NDArray[np.float64]:
-    """Return the trust in each mini-batch by its agreement with the others, shape (J,)."""
+    """Return the trust in each mini-batch, from its agreement with the other ones, shape (J,)."""
     batches, reml = parts.batches, parts.reml
     squares = np.zeros(len(observed.examples))
     degrees = np.zeros(len(observed.examples))

@@ -29,7 +29,7 @@ class MiniBatches:
 
     @classmethod
     def of(cls, rows: NDArray[np.int64], batches: NDArray[np.int64], num_prompts: int) -> Self:
-        """Return the mini-batches of losses, from the prompt and the mini-batch of each, (E,)."""
+        """Return the mini-batches, given the prompt and the mini-batch of each loss, shape (E,)."""
         sizes = np.bincount(batches)
         present = np.arange(sizes.max(initial=0)) < sizes[:, None]
         members = np.zeros(present.shape, dtype=np.int64)
@@ -120,7 +120,7 @@ class RemlNoise(NamedTuple):
 # No slots: cached_property needs a __dict__.
 @dataclass(frozen=True)
 class Features:
-    """The features of prompts: the candidates of each slot, independent of the position in it.
+    """The features of prompts: the candidates of each slot, whatever their position in the slot.
 
     The blank of a repeated slot is no feature, because a missing candidate does not make prompts
     similar. In a slot of one position the blank is a candidate like any other.
@@ -252,7 +252,7 @@ class Posterior(NamedTuple):
 
     Attributes:
         mean: Values relative to the average prompt, nats, shape (P,).
-        unit: Their covariance in units of the noise variance, shape (P, P).
+        unit: Covariance of the values in units of the noise variance, shape (P, P).
         noise: The variance of one example's noise, nats^2.
         degrees: The number of independent differences of losses behind `noise`.
     """
@@ -285,7 +285,7 @@ _STEP = math.log(2.0)
 """Largest step of a hyperparameter, on a log scale."""
 
 _LEAST_NUGGET = 1e-3
-"""Least nugget, relative to the other variances, for a well-conditioned covariance."""
+"""Smallest nugget, relative to the other variances, for a well-conditioned covariance."""
 
 LARGEST = 12.0
 """Bound on the absolute value of hyperparameters."""
@@ -295,7 +295,7 @@ class Hyperparameters(NamedTuple):
     """Log variances and a log-odds; variances are in units of a typical mini-batch's noise.
 
     Attributes:
-        additive: Log of the kernel's variance of the same name; so are `pairs` and `nugget`.
+        additive: Log of `Kernel.additive`; likewise `pairs` and `nugget`.
         shared_noise: Log-odds of the part of the noise that has the kernel's covariance.
         curves: Prior variance at a fixed label bias, relative to that at each prompt's best bias.
     """
@@ -321,13 +321,13 @@ class Hyperparameters(NamedTuple):
 
 
 PRIOR = Hyperparameters(math.log(0.5), math.log(0.25), math.log(0.25), 0.0, math.log(4.0))
-"""Prior means, with which half of the variance between prompts is noise."""
+"""Prior means: with these, half of the variance between prompts is noise."""
 
 _CURVES_INDEX = 4
 """The index of `curves`, which has its own likelihood."""
 
 _SPREAD = 1.5
-"""Prior standard deviation: a factor of 4.5 either way."""
+"""Prior standard deviation on the log scale: a factor of 4.5 up or down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -416,7 +416,7 @@ def _prior_deviance(values: Hyperparameters) -> float:
 def _coordinate_step(
     loss: Callable[[list[float]], float], values: list[float], coordinates: Sequence[int]
 ) -> list[float]:
-    """Step along each coordinate, to the best of both sides and the parabola's minimum."""
+    """Step along each coordinate: to the best of both sides and of the minimum of a parabola."""
     if not coordinates:
         return values
     current, best = values, loss(values)

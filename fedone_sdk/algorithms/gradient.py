@@ -80,7 +80,7 @@ class AdamW:
         return decayed - step_size * m / scale, {"m": m, "v": v, "t": np.array(t, dtype=np.int64)}
 
     def longest_step(self, largest: float) -> float:
-        """Return the bound of m / sqrt(v) by the Cauchy-Schwarz inequality, and of the decay."""
+        """Return a bound: the Cauchy-Schwarz inequality bounds m / sqrt(v), `largest` the decay."""
         beta1, beta2 = self.BETAS
         ratio = (1.0 - beta1) / math.sqrt((1.0 - beta2) * (1.0 - beta1**2 / beta2))
         return self.learning_rate * (max(ratio, 1.0) + self.WEIGHT_DECAY * largest)
@@ -147,7 +147,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
         return State(alpha=self.project(warm_start(self.space, self.start)))
 
     def check(self, state: State) -> None:
-        """Raise for an alpha without logarithms, or another optimiser's memory."""
+        """Raise if alpha is not positive, or if the memory is another optimiser's."""
         self._optimizer().update(self._alpha(state), np.zeros(self.shape), state.memory)
 
     def ask(
@@ -183,7 +183,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
 
     @abstractmethod
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Return the nearest feasible `alpha`; a feasible one comes back bit for bit."""
+        """Return the nearest feasible `alpha`; a feasible `alpha` is unchanged, bit for bit."""
 
     def prompt(self, state: State) -> NDArray[np.int64]:
         """Return the likeliest token of each position."""
@@ -199,9 +199,10 @@ class PolicyGradient(PlainAlgorithm, ABC):
     def _gradient(
         self, advantage: NDArray[np.float64], alpha: NDArray[np.float64], candidates: Candidates
     ) -> NDArray[np.float64]:
-        """Return the advantage times the difference of a token's scores, drawn less not drawn.
+        """Return the gradient, shape (n, N), from the advantage of each token.
 
-        Shape (n, N). Off the mask the advantage is 0, so that any score works.
+        It is the advantage times the difference of a token's scores if drawn and if not drawn.
+        Where the mask is false the advantage is 0, so the scores there have no effect.
         """
 
     def _alpha(self, state: State) -> NDArray[np.float64]:
@@ -224,7 +225,7 @@ class GumbelSoftmaxBDPL(PolicyGradient):
     was drawn and -p_ij / (tau alpha_ij) at the others.
 
     Attributes:
-        tau: Temperature of the softmax. `PolicyGradient` has the others.
+        tau: Temperature of the softmax. `PolicyGradient` has the other attributes.
     """
 
     tau: float
@@ -258,8 +259,8 @@ class GumbelSoftmaxBDPL(PolicyGradient):
 class BDPL(PolicyGradient):
     """Black-box discrete prompt learning: alpha holds the probabilities themselves.
 
-    The score d log P / d p is 1/p_ij at the token that was drawn and 0 at the others. The floor is
-    needed because at p = 0 the score is infinite, and the token is never drawn again.
+    The score d log P / d p is 1/p_ij at the token that was drawn, 0 at other tokens. The floor is
+    needed because at p = 0 the score is infinite, and the token would never be drawn again.
     `PolicyGradient` has the attributes.
     """
 
@@ -307,8 +308,8 @@ def aggregate(
 
     Args:
         alphas: One matrix per client, of equal shapes, finite. The last bit of the mean depends on
-            their order, which should be that of the enrolment indices.
-        weights: The number of examples of each client; None weighs all equally, as Algorithm 1.
+            their order, which should be the order of the enrolment indices.
+        weights: The number of examples of each client; None weighs all equally, as in Algorithm 1.
 
     Returns:
         Float32; a single client's alpha is returned bit for bit.

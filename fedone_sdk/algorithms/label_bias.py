@@ -6,8 +6,8 @@ The loss at the bias b0 + d is approximated by
 
     l - t.d + s log sum_k p_k e^(d_k / s),    s = (1 - sum_k p_k^2) / h.
 
-At d = 0 this has the reported value, gradient p - t and trace; for large d it has the slopes of a
-cross-entropy. It is convex, and exact for one example, where s is 1.
+At d = 0 the approximation has the reported value, the gradient p - t and the reported trace. For
+large d it has the slopes of a cross-entropy. It is convex, and exact for one example, where s is 1.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Expansions(NamedTuple):
     Attributes:
         losses: l, nats, shape (...).
         probabilities: p, shape (..., C), on the simplex.
-        gradients: p - t, shape (..., C), sum 0; noise may take p - t off the simplex.
+        gradients: p - t, shape (..., C), sum 0. With noise, p here may be off the simplex.
         spreads: s, shape (...), at least 1.
         biases: b0, shape (..., C).
     """
@@ -65,7 +65,7 @@ class Expansions(NamedTuple):
         """
         numbers = means.astype(np.float64)
         gradients = numbers[..., 2:] - targets
-        # Noised probabilities do not extrapolate: only their slope is used, with a fixed curvature.
+        # Noised probabilities give only the gradient; the curvature is that of equal probabilities.
         noised = numbers[..., 1:2] >= UNKNOWN_TRACE
         probabilities = np.where(noised, 1.0 / targets.shape[-1], on_simplex(numbers[..., 2:]))
         return cls(

@@ -19,8 +19,8 @@ class Holder(NamedTuple):
     """The client whose rows a mini-batch has.
 
     Attributes:
-        client: Its enrolment index.
-        all_rows: Whether each of its mini-batches has all its rows.
+        client: Enrolment index of the client.
+        all_rows: Whether each mini-batch of the client has all of the client's rows.
     """
 
     client: int
@@ -113,7 +113,7 @@ class ClassLosses:
 
     @classmethod
     def plain(cls, losses: NDArray[np.float64]) -> ClassLosses:
-        """Return losses, shape (I,), without label biases, as those of one label in one group."""
+        """Return losses without label biases, shape (I,), as losses of one group and one label."""
         means = np.stack([losses, np.zeros_like(losses), np.ones_like(losses)], axis=1)
         return cls(
             means=means[:, None],
@@ -170,15 +170,15 @@ class Algorithm(Protocol):
         ...
 
     def check(self, state: State) -> None:
-        """Raise unless the method can continue from a state, whose memory may be untrusted.
+        """Raise unless the method can continue from a state. The state's memory may be untrusted.
 
         Raises:
-            ValueError: Alpha has another shape, or the memory is not that of this method.
+            ValueError: Alpha has another shape, or the memory is not one of this method.
         """
         ...
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Return the nearest feasible `alpha`; a feasible one comes back bit for bit."""
+        """Return the nearest feasible `alpha`; a feasible `alpha` is unchanged, bit for bit."""
         ...
 
     def prompt(self, state: State) -> NDArray[np.int64]:
@@ -190,7 +190,7 @@ class Algorithm(Protocol):
         ...
 
     def plain_bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return the label bias of "no prompt", fitted to observed losses; None without them."""
+        """Return the label bias of "no prompt", fitted to its losses; None if it has no losses."""
         ...
 
     def finished(self, state: State) -> bool:
@@ -233,7 +233,7 @@ class Algorithm(Protocol):
 class PlainAlgorithm:
     """Defaults for a method without calibration that asks for I prompts and never finishes.
 
-    Every `alpha` of its shape is feasible.
+    Every `alpha` of the method's shape is feasible.
     """
 
     __slots__ = ()
@@ -262,7 +262,7 @@ class PlainAlgorithm:
         return None
 
     def finished(self, state: State) -> bool:
-        """Return False: only the run's rounds and budget end it."""
+        """Return False: only the run's rounds and budget end the run."""
         return False
 
     def search_on(self, state: State) -> State:

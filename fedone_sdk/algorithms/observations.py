@@ -19,10 +19,11 @@ EVALUATIONS_PER_PROMPT = 4
 """Remembered losses per prompt, on average."""
 
 _SHARE_SPREAD = 0.1
-"""Prior standard deviation of a class's share about equal shares."""
+"""Prior standard deviation of a class's share; the prior mean is an equal share for each class."""
 
 _CLIENTS_AHEAD = 50
-"""The number of future clients, whose class shares are uncertain if clients differ."""
+"""Assumed number of future clients: the more the clients' class shares differ, the less certain are
+the mean shares of the future ones."""
 
 
 # No slots: cached_property needs a __dict__.
@@ -33,7 +34,7 @@ class Observations:
     Classes are weighted by their share among all clients so far, not by the classes that a prompt
     was evaluated on: a prompt does not get better by evaluations on positive reviews alone. If
     clients have different classes, the first clients are a poor estimate of all, so the shares are
-    shrunk to equal ones.
+    shrunk towards equal shares.
 
     Attributes:
         prompts: Shape (P, n), int64.
@@ -42,7 +43,7 @@ class Observations:
         means: For each group of examples, as in `ClassLosses`, shape (E, K, 2 + C), float32.
         scored_at: The label bias that each loss was scored at, nats, shape (E, C), float32.
         examples: The number of examples of each group and mini-batch, shape (J, K), int64.
-        targets: The shares of the labels among them, shape (J, K, C), float32.
+        targets: The shares of the labels among these examples, shape (J, K, C), float32.
         trust: The weight of each mini-batch, in (0, 1], shape (J,), float64.
         biases: The best label bias of each prompt so far, nats, shape (P, C), float64.
         clients: The client c of each mini-batch, shape (J,), int64: c if it has all rows of its
@@ -83,7 +84,7 @@ class Observations:
         The memory may come from a client, and is checked.
 
         Raises:
-            ValueError: `memory` is not that of a search.
+            ValueError: `memory` is not the memory of a search.
         """
         prompt_len = space.prompt_len
         empty = cls.empty(prompt_len, groups, labels)
@@ -116,7 +117,7 @@ class Observations:
             raise ValueError(f"the memory's arrays do not fit prompts of {prompt_len} tokens")
         if not all(np.isfinite(array).all() for array in arrays.values()):
             raise ValueError("the memory's numbers must be finite")
-        if not (_all_there(arrays["rows"], size) and _all_there(arrays["batches"], clients)):
+        if not (_covers(arrays["rows"], size) and _covers(arrays["batches"], clients)):
             raise ValueError("every prompt and mini-batch of a memory must have a loss")
         if (np.diff(arrays["batches"]) < 0).any():
             raise ValueError("a memory's mini-batches must be in ascending order")
@@ -193,7 +194,7 @@ class Observations:
         )
 
     def of(self, prompts: NDArray[np.int64], evaluations: NDArray[np.int64]) -> Self:
-        """Return some of the losses, without prompts and mini-batches that have none of them.
+        """Return some of the losses; prompts and mini-batches without such a loss are left out.
 
         Args:
             prompts: Rows of `prompts`, in their new order.
@@ -222,8 +223,8 @@ class Observations:
         if len(self.prompts) <= size:
             return self
         # The first occurrence of each prompt, counted from the end.
-        met = np.unique(self.rows[::-1], return_index=True)[1]
-        distinct = np.cumsum(np.bincount(met, minlength=len(self.rows)))
+        first = np.unique(self.rows[::-1], return_index=True)[1]
+        distinct = np.cumsum(np.bincount(first, minlength=len(self.rows)))
         backwards = self.batches[::-1]
         inside = np.flatnonzero(distinct <= size)
         oldest = backwards[inside[-1]]
@@ -234,7 +235,7 @@ class Observations:
         return self.of(np.unique(self.rows[evaluations]), evaluations)
 
     def remembering(self, prompts: NDArray[np.int64], size: int) -> Self:
-        """Return some prompts (rows, in a new order) that have one of their last `size` losses."""
+        """Return some prompts (rows, in a new order) with the last `size` of all their losses."""
         evaluations = np.flatnonzero(np.isin(self.rows, prompts))[-size:]
         return self.of(prompts, evaluations)
 
@@ -256,8 +257,8 @@ class Observations:
         np.add.at(totals, of, each)
         shares = totals / np.bincount(of)[:, None]
         clients, mean, square = len(shares), shares.mean(axis=0), (shares**2).mean(axis=0)
-        # The variance is taken about equal shares: about the mean, it is too small if a few clients
-        # are similar by chance.
+        # The variance about equal shares, because the variance about the mean is too small if a few
+        # clients are similar by chance.
         from_equal = square - 2.0 * equal * mean + equal**2
         varies = float((from_equal / clients + (square - mean**2) / _CLIENTS_AHEAD).max())
         believed = _SHARE_SPREAD**2 / (_SHARE_SPREAD**2 + varies)
@@ -272,7 +273,7 @@ class Observations:
 
     @cached_property
     def trusted_evaluations(self) -> NDArray[np.float64]:
-        """The sum of the trust in mini-batches with a loss of a prompt on a class, shape (P, C).
+        """For each prompt and class, the summed trust of mini-batches with a loss, shape (P, C).
 
         Mini-batches of the same rows count once, with the largest trust.
         """
@@ -307,10 +308,10 @@ class Observations:
                 biases[place] = self.biases[row]
         return biases
 
-    def last_met(self) -> NDArray[np.int64]:
+    def last_batches(self) -> NDArray[np.int64]:
         """Return the last mini-batch of each prompt, shape (P,)."""
         last = np.zeros(len(self.prompts), dtype=np.int64)
-        last[self.rows] = self.batches  # The batches are ascending, so the last is kept.
+        last[self.rows] = self.batches  # Batches are ascending: the last one is kept.
         return last
 
     def row(self, prompt: NDArray[np.int64] | None) -> int | None:
@@ -321,8 +322,8 @@ class Observations:
         return int(rows[0]) if len(rows) else None
 
 
-def _all_there(numbers: NDArray[np.int64], count: int) -> bool:
-    """Return whether the numbers are those of range(count), each at least once."""
+def _covers(numbers: NDArray[np.int64], count: int) -> bool:
+    """Return whether the numbers contain every number of range(count), and no other number."""
     if not numbers.size:
         return count == 0
     in_range = numbers.min() >= 0 and numbers.max() < count
@@ -346,7 +347,7 @@ class Standings(NamedTuple):
 
 
 def standings(memory: Memory, position: int, size: int) -> Standings:
-    """Return the standings of one position's candidates, over all other positions."""
+    """Return the standings of one position's candidates, whatever the other positions have."""
     if not memory:
         return Standings(np.zeros(size), np.full(size, np.nan), np.full((size, 1), np.nan))
     observed = _read(memory)
@@ -368,8 +369,8 @@ def standings(memory: Memory, position: int, size: int) -> Standings:
 def clusters(memory: Memory, position: int) -> Counter[int]:
     """Return the number of clients for which each candidate of a position is best.
 
-    The best candidate of a client is that of the deployable prompt, unless another one is better on
-    at least two mini-batches that have both, by more than the standard error of the mean
+    The best candidate of a client is the deployable prompt's, unless another candidate is better on
+    at least two mini-batches that scored both, by more than the standard error of the mean
     difference.
     """
     if not memory:

@@ -24,7 +24,7 @@ POOL_SIZE = 256
 """Prompts that a search remembers; with 1,000 the Gaussian process would take a second."""
 
 ELITE = 4
-"""How many of the best prompts are always remembered, and are the start of small changes."""
+"""How many of the best prompts are always remembered, and are varied to make new prompts."""
 
 REVISITED = 0.3
 """The fraction of an ask that re-evaluates known prompts."""
@@ -32,9 +32,9 @@ REVISITED = 0.3
 CHANGES = 2.0
 """Mean number of positions in which new prompts differ from "no prompt".
 
-In the seven tables of docs/benchmarks/slots.md one changed slot of four closes 25 to 100 % of the
-gap to the best combination, 71 % in the mean, and two close 94 %. A few hundred queries can
-distinguish the 10 to 17 prompts with one change, and pairs of them."""
+In the seven tables of docs/benchmarks/slots.md, one changed slot of four reaches 25 to 100 % of the
+improvement by the best combination, 71 % on average; two changed slots reach 94 %. A few hundred
+queries can distinguish the 10 to 17 prompts with one change, and combinations of two changes."""
 
 FINALISTS = 8
 """The largest number of prompts that enter successive halving."""
@@ -72,18 +72,18 @@ class PromptSearch(ABC):
     """A search that remembers its observations; subclasses make new prompts.
 
     An ask has known prompts to re-evaluate: the reference ("no prompt", if the space has it), then
-    in equal parts the best prompts and those with the best optimistic values. The others of an ask
-    are new. `Evaluator` compares losses of different clients.
+    in equal parts the best prompts and those with the best optimistic values. The other prompts of
+    an ask are new. `Evaluator` compares losses of different clients.
 
     The deployable prompt is the incumbent, the prompt with the best pessimistic value, with its
-    best bias. After the first ask it is the reference.
+    best bias. Before a prompt is confirmed (`Evaluator.incumbent`), the incumbent is the reference.
 
     **Successive halving.** After `search` asks there are no new prompts. The best prompts and the
     reference are re-evaluated for `halving` asks, in stages of equal length; each stage keeps the
     better half of them. Then the method has finished.
 
     alpha is the probability of each candidate to be in the best prompt: its smoothed frequency in
-    the minima of `DRAWS` posterior draws. It is a report; the search depends on the observations.
+    the minima of `DRAWS` posterior draws. It is only reported: the search uses the observations.
 
     Attributes:
         num_samples: I, at least 2.
@@ -131,14 +131,14 @@ class PromptSearch(ABC):
         return State(alpha=self.project(warm_start(self.space, self.start)))
 
     def check(self, state: State) -> None:
-        """Raise for an alpha without logarithms, or a malformed memory."""
+        """Raise if alpha is not positive, or if the memory is malformed."""
         self._alpha_of(state)
         self._observed(state)
         self._values(state)
         self._progress(state)
 
     def wanted(self, state: State) -> int:
-        """Return I; in the halving, the number of prompts left, including the reference."""
+        """Return I; in successive halving, the number of remaining prompts and the reference."""
         if not self._is_halving(state):
             return self.num_samples
         return len(self._finalists(state, self._observed(state)))
@@ -150,7 +150,7 @@ class PromptSearch(ABC):
         num_samples: int | None = None,
         holder: Holder | None = None,
     ) -> Candidates:
-        """Return known prompts to re-evaluate, then new ones; in the halving, the prompts left."""
+        """Return known and new prompts; in successive halving, the prompts that remain."""
         alpha = self._alpha_of(state)
         count = _checks.count(num_samples, default=self.wanted(state))
         observed = self._observed(state)
@@ -214,8 +214,8 @@ class PromptSearch(ABC):
     ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
         """Return the shortest confirmed prompt that may be as good as the incumbent, and its bias.
 
-        The 95 % posterior interval of its difference to the incumbent contains 0. "No prompt" is
-        returned only if it is the incumbent.
+        It may be as good if the 95 % posterior interval of its difference to the incumbent contains
+        0. "No prompt" is returned only if it is the incumbent.
         """
         observed = self._observed(state)
         known = self._known(state)
@@ -233,7 +233,7 @@ class PromptSearch(ABC):
         return bool(halving_start >= 0 and asks - halving_start >= self.halving)
 
     def search_on(self, state: State) -> State:
-        """Return the state without its halving, from which the search makes new prompts again."""
+        """Return the state without its halving; from there the search makes new prompts again."""
         if not self._is_halving(state):
             return state
         asks = self._progress(state)[_ASKS]
@@ -291,8 +291,9 @@ class PromptSearch(ABC):
     def _changed(self, count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Return the positions in which new prompts may differ from the reference, (count, n).
 
-        A geometrically distributed number of them are random slots of one position and the first
-        positions of a repeated slot with a blank. Other positions may always differ.
+        Their number is drawn from a geometric distribution: as many random slots of one position,
+        and as many of the first positions of each repeated slot with a blank. Other positions may
+        always differ.
         """
         order = np.zeros((count, self.space.prompt_len), dtype=np.int64)
         if self.space.reference is not None:
@@ -305,7 +306,7 @@ class PromptSearch(ABC):
         return changed
 
     def _revisited(self, known: Known, count: int) -> NDArray[np.int64]:
-        """Return rows to re-evaluate: the reference, the best prompts, then the challengers."""
+        """Return rows to re-evaluate: the reference, the best, and the best by optimistic value."""
         wanted = min(max(2, round(REVISITED * count)), count - 1) if count > 1 else count
         number = min(wanted, len(known.prompts))
         reference = known.evaluator.reference
@@ -330,14 +331,14 @@ class PromptSearch(ABC):
         ranked: NDArray[np.int64] = np.concatenate([first, order[order != incumbent]])
         if len(ranked) <= POOL_SIZE:
             return ranked
-        # The elite and the reference are kept, then the most recently evaluated. Ranking by loss
+        # After the elite and the reference, the latest evaluated are kept. Ranking by loss
         # would keep poor candidates with lucky losses.
         reference = known.evaluator.reference
         is_kept = np.zeros(len(ranked), dtype=bool)
         is_kept[ranked[:ELITE]] = True
         if reference is not None:
             is_kept[reference] = True
-        last = np.where(is_kept, np.iinfo(np.int64).max, known.evaluator.observed.last_met())
+        last = np.where(is_kept, np.iinfo(np.int64).max, known.evaluator.observed.last_batches())
         kept = np.argsort(-last, kind="stable")[:POOL_SIZE]
         remembered: NDArray[np.int64] = ranked[np.isin(ranked, kept)]
         return remembered

@@ -86,8 +86,8 @@ def method_from_spec(
         seed: The run's seed.
         num_labels: Labels whose biases a search fits; 1 disables calibration.
         num_groups: Groups of examples that losses are reported for (`losses.num_groups`).
-        asks: The run's number of asks, of which a search uses the last for successive halving;
-            None disables the halving.
+        asks: The run's number of asks; a search uses the last of them for successive halving. None
+            disables the halving.
         start: The warm start of the search (`warm_start`).
 
     Raises:
@@ -140,10 +140,10 @@ _loaded: dict[str, Callable[..., Any]] = {}
 def load_method(spec: MethodSpec, folder: str | Path = ".") -> None:
     """Import the object that RUN.yaml names as its method; other methods need no import.
 
-    The object is called with the spec's options, and with those of these arguments that its
+    The object is called with the spec's options, and with each of the following arguments that its
     signature names: `prompt_len` (n), `vocab_size` (N), `num_samples` (I), `seed`, `blank` (the
     index of the blank candidate, or None), `space` (`Space`, the candidates of each position),
-    `asks` (how many asks the run has room for) and `start` (the warm start, or None). It returns
+    `asks` (the number of asks that the run plans) and `start` (the warm start, or None). It returns
     an `Algorithm`; `PlainAlgorithm` is a base class.
 
     Args:
@@ -163,8 +163,8 @@ def own_method(
     """Return a user's method, checked once.
 
     Raises:
-        SpecError: It was not loaded.
-        ValueError: It violates the protocol (`check_algorithm`).
+        SpecError: The method was not loaded.
+        ValueError: The method violates the protocol (`check_algorithm`).
     """
     make = None if spec.object is None else _loaded.get(spec.object)
     if make is None:
@@ -201,10 +201,10 @@ def own_method(
 
 
 def check_algorithm(method: Any, *, space: Space, num_samples: int) -> None:
-    """Check that an object implements the protocol `Algorithm`, by two asks and a tell.
+    """Check that an object implements the protocol `Algorithm`, by calls of its members.
 
-    Its states must be storable, and equal inputs must give equal results: a restarted server
-    repeats calls.
+    The states must be storable, and equal inputs must give equal results, because a restarted
+    server repeats calls.
 
     Raises:
         MethodError: The object violates the protocol; the message names the member.

@@ -77,8 +77,8 @@ def draw_prompts(
         Token indices, shape (I, n).
     """
     cumulative = np.cumsum(probabilities, axis=1)
-    # Rounding may leave the last sum below 1. Divided by itself it is exactly 1, which is above all
-    # uniforms, so that a token of probability 0 is never drawn.
+    # Rounding may leave the last sum below 1. The division makes it exactly 1, above all uniforms.
+    # With side="right" a token of probability 0 is never drawn.
     cumulative /= cumulative[:, -1:]
     uniforms = rng.random((num_samples, len(cumulative)))
     indices = np.empty(uniforms.shape, dtype=np.int64)

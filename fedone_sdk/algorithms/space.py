@@ -52,7 +52,7 @@ def nearest_probabilities(
     Args:
         alpha: Shape (n, N).
         floor: The least probability of a candidate.
-        mask: Which candidates exist, shape (n, N); the others get the probability 0.
+        mask: Whether a candidate exists, shape (n, N); if not, its probability is 0.
     """
     feasible = not alpha[~mask].any() and alpha[mask].min() >= floor
     feasible = feasible and np.abs(alpha.sum(axis=1) - 1.0).max() <= _ROUNDING
@@ -197,7 +197,7 @@ class Space:
         return uniform
 
     def admitted(self, alpha: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return alpha with the mean weight of a position for its new candidates, shape (n, N)."""
+        """Return alpha, in which new candidates get their position's mean weight, shape (n, N)."""
         weights = alpha.astype(np.float64)
         known = weights > 0.0
         means = weights.sum(axis=1) / known.sum(axis=1)

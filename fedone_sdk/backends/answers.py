@@ -40,8 +40,8 @@ class AnswerCache:
     """Keeps the answer to each input by its key, and shares one call between equal pending inputs.
 
     Inputs are equal if their texts (or shortened forms) and the query's scope, kind and label words
-    are. A cached or shared answer has ``usage=NOTHING`` and ``cached=1``. Errors and failed inputs
-    are shared, and not kept. One instance serves one event loop at a time.
+    are equal. A cached or shared answer has ``usage=NOTHING`` and ``cached=1``. Errors and failed
+    inputs are shared, but not stored. One instance serves one event loop at a time.
 
     With a file, each answer is on disk before `rows` returns, so that no answer is paid twice, also
     after a crash. Several processes may share a file.
@@ -74,13 +74,13 @@ class AnswerCache:
             unknown = [key for key in missing if key not in known]
             pending = {key: call for key in unknown if (call := self._in_flight.get(key))}
             if mine := [key for key in unknown if key not in pending]:
-                known |= await self._called(mine, fingerprint, ask)
+                known |= await self._ask_once(mine, fingerprint, ask)
             elif pending:
                 # `wait` and not `await`: a cancelled caller would cancel the call for all callers.
                 await asyncio.wait(pending.values())
-                # A call is cancelled with its query, which pays for it, or for lack of budget. One
-                # of the waiting queries then calls again, so that usage is reported to exactly one
-                # caller, and no query fails because of the budget of another.
+                # A call is cancelled if its query is cancelled or exceeds a budget, because that
+                # query pays for the call. One of the waiting queries then calls again. So usage is
+                # reported to one caller only, and no query fails because of another query's budget.
                 done = {key: call for key, call in pending.items() if not call.cancelled()}
                 known |= {key: _as_known(call.result()) for key, call in done.items()}
         rows = []
@@ -93,7 +93,7 @@ class AnswerCache:
     async def unknown(self, keys: Sequence[bytes]) -> list[int]:
         """Return the positions of the keys whose answer is neither in memory nor in the file."""
         new = [key for key in dict.fromkeys(keys) if self._remembered(key) is None]
-        filed = await self._filed(new)
+        filed = await self._load_filed(new)
         return sorted(keys.index(key) for key in new if key not in filed)
 
     async def aclose(self) -> None:
@@ -102,7 +102,7 @@ class AnswerCache:
             file, self._file = self._file, None
             await file.aclose()
 
-    async def _called(
+    async def _ask_once(
         self, keys: Sequence[bytes], fingerprint: str, ask: Ask
     ) -> dict[bytes, Answer]:
         loop = asyncio.get_running_loop()
@@ -122,7 +122,7 @@ class AnswerCache:
             answered(rows)
 
         try:
-            answered(await self._filed(keys))
+            answered(await self._load_filed(keys))
             if missing := [key for key, call in calls.items() if not call.done()]:
                 self.misses += len(missing)
                 await ask(missing, keep)
@@ -133,14 +133,14 @@ class AnswerCache:
             for call in calls.values():
                 if not call.done():
                     call.set_exception(exc)
-                    call.exception()  # Marks it as retrieved, for a call without waiters.
+                    call.exception()  # Marks the exception as retrieved: there may be no waiters.
             raise
         finally:
             for key, call in calls.items():
                 del self._in_flight[key]
                 call.cancel()  # A no-op for a finished call.
 
-    async def _filed(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
+    async def _load_filed(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
         if self._file is None or not keys:
             return {}
         filed = await self._file.get(keys)
@@ -165,7 +165,7 @@ def _as_known(answer: Answer) -> Answer:
 def row_keys(
     fingerprint: str, query: Query, shortened: Sequence[object], *, apart: bool = True
 ) -> list[bytes]:
-    """Return the 16-byte key of each input of a query to a model (see `LLMBackend`)."""
+    """Return the 16-byte key of each input of a query to a model (`apart`: see `LLMBackend`)."""
     shared = [fingerprint, query.scope, query.want, query.label_words, query.max_tokens, query.stop]
     shared.append(query.schema)
     around = _dump(shared if apart else [*shared, query.inputs])
@@ -192,14 +192,14 @@ class _AnswerFile:
         except OSError as exc:
             raise SpecError(f"cannot be opened: {exc.strerror}", source=str(path)) from exc
         except sqlite3.Error as exc:
-            raise SpecError(f"is no cache of answers: {exc}", source=str(path)) from exc
+            raise SpecError(f"is not a cache of answers: {exc}", source=str(path)) from exc
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="answers")
 
     async def get(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
         return await self._in_worker(lambda: self._get(keys))
 
     async def put(self, rows: Mapping[bytes, Answer], fingerprint: str, usage: Usage) -> None:
-        """Store answers durably, also if the caller is cancelled. An earlier answer is kept."""
+        """Store answers durably, even if the caller is cancelled. Stored answers are kept."""
         now = time.time()
         with self._lock:
             for key, answer in rows.items():
@@ -219,7 +219,7 @@ class _AnswerFile:
         except sqlite3.Error as exc:
             raise BackendBlocked(
                 f"{self._path}: the cache of answers cannot be used: {exc}; "
-                "free the disk, or move the file away",
+                "free disk space, or move the file away",
                 usage=usage,
             ) from exc
 
@@ -282,7 +282,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 
 def _dump(value: object) -> bytes:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    # Lone surrogates pass here; the model rejects them.
+    # Lone surrogates are encoded here, and rejected by the model.
     return text.encode("utf-8", "surrogatepass")
 
 

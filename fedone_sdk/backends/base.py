@@ -29,7 +29,7 @@ EVERY_UNIT = frozenset(
 """All units that a budget can cap."""
 
 _MAX_PREPARED = 4096
-"""Number of prepared queries that are kept: usually more than are pending at once."""
+"""Maximum number of prepared queries in memory, usually more than are pending at once."""
 
 _MAX_MODEL_CHARS = 500
 
@@ -52,7 +52,7 @@ class Query:
         references: Per input, the text to score (``reference``).
         samples: Answers to sample per input; a model may return fewer (``counts``).
         max_tokens: Maximum length of the generated text, in tokens (``text``).
-        stop: A generated text ends before the first of these strings.
+        stop: A generated text ends before the first of these strings (``text``).
         schema: JSON Schema of the generated text, as JSON; empty for any text.
         scope: The run and, at a gateway, the device that asks; empty for other callers. Cached
             answers are shared within a scope only, because their time and cost reveal that a text
@@ -150,7 +150,7 @@ class LLMBackend(ABC):
         answers: The supported kinds of queries.
         takes_schema: Whether the backend can constrain a generated text to a JSON schema.
         max_inputs: Maximum number of inputs per request; `ModelClient` splits longer queries. None
-            is no limit.
+            means no limit.
         apart: Whether the answer to an input is independent of the other inputs of its query. If
             so, `ModelClient` requests only the inputs that are not in its cache.
         metered: Whether each request is charged to the query's payer (done by `ModelClient`).
@@ -183,8 +183,8 @@ class LLMBackend(ABC):
         """Answer one query with one request.
 
         The SDK's backends shorten an input that is too long: they cut the ends of its text fields,
-        the longest first, but no prompt, template text or mask. Their log-probabilities are float32
-        numbers, which messages preserve.
+        the longest first. Prompts, template texts and masks stay whole. The log-probabilities are
+        float32 numbers, which messages preserve.
 
         Raises:
             BackendError: An input does not fit the model, the model refused the query as a whole,
@@ -202,7 +202,7 @@ class LLMBackend(ABC):
 
         Args:
             label_words: The task's label words.
-            form: The task's form (`fedone_sdk.task.form_of`); empty checks the label words only.
+            form: The task's form (`fedone_sdk.task.form_of`); if empty, only words are checked.
 
         Raises:
             LabelWordError: A label word is not one token.
@@ -265,7 +265,7 @@ class Wrapper(LLMBackend):
 
     Args:
         inner: The backend.
-        changes: Fields that replace those of every query, such as ``payer``.
+        changes: Values that replace fields of every query, such as ``payer``.
     """
 
     def __init__(self, inner: LLMBackend, **changes: Any) -> None:
@@ -432,7 +432,7 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
         await self._in(self._token_thread, check)
         await self._in(self._model_threads, self._loaded)
         if form and not is_chat(form) and self._warns_of_raw_template:
-            self._warns_of_raw_template = False  # Once.
+            self._warns_of_raw_template = False
             warn_of_raw_template(self._model_name)
 
     async def special_tokens(self, text: str) -> list[str]:
@@ -459,7 +459,7 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
 
 
 def setting_error(problem: str) -> SpecError:
-    """Return the error for a key of ``backend``, with which the problem begins."""
+    """Return the error for a key of ``backend``; `problem` begins with the key."""
     return SpecError(problem, source="backend")
 
 

@@ -27,11 +27,13 @@ class Surplus:
     """Learns from each answer how much a provider bills beyond the adapter's quote.
 
     Causes are hidden reasoning, a longer chat template, or another tokeniser. The surplus of prompt
-    tokens and money is learnt in proportion to the quote, that of completion tokens per input.
+    tokens and money is learnt in proportion to the quote; the surplus of completion tokens is
+    learnt per input.
     """
 
     def __init__(self) -> None:
-        self.unsure = False  # The last bill exceeded the raised quote: the next request goes alone.
+        # Whether the last bill exceeded the raised quote. Then the next request is sent alone.
+        self.unsure = False
         self._prompt = 0.0
         self._completion = 0.0
         self._usd = Decimal(0)
@@ -123,7 +125,7 @@ class Billing:
                 else:
                     settle(exc.usage)
                 raise
-            except BudgetExhausted:  # Raised by the model's server.
+            except BudgetExhausted:  # An adapter's server may refuse before it calls the model.
                 settle(NOTHING)
                 raise
             usage = settle(answer.usage, answer.cached_tokens)

@@ -60,7 +60,7 @@ def _errors_of(key: str, part: str) -> Iterator[None]:
 async def proposer_of(
     spec: RunSpec, folder: str | Path = ".", backend: LLMBackend | None = None
 ) -> AsyncIterator[LLMBackend | None]:
-    """Open the model of a run's ``prompt.proposer``; None without a proposer."""
+    """Open the model of a run's ``prompt.proposer``; None if the run has no such model."""
     proposer = spec.prompt.proposer
     if proposer is None or proposer.backend is None:
         yield None
@@ -72,7 +72,7 @@ async def proposer_of(
 
 
 def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
-    """Return the adapter to one API."""
+    """Return the adapter that a spec describes."""
     options, model = spec.adapter_options, spec.model or ""
     if spec.tokenizer is not None:
         options["tokenizer"] = _path(folder, spec.tokenizer)

@@ -21,8 +21,8 @@ _log = structlog.get_logger(__name__)
 ApplyTemplate = Callable[[list[dict[str, str]]], str]
 """Applies a model's chat template to messages (``role``, ``content``), and returns the text.
 
-If the last message is the user's, the text ends where the answer begins. If it is the assistant's,
-it is the beginning of the answer, and the text ends with it.
+If the last message is the user's, the text ends where the answer begins. If the last message is the
+assistant's, this message is the beginning of the answer, and the text ends with it.
 
 Raises:
     BackendError: The template refuses the messages.
@@ -57,8 +57,8 @@ def refuse_chat(parts: Rendered) -> None:
     """Raise an error if an input is a chat, for masked models."""
     if is_chat(parts):
         raise BackendError(
-            "the task is a chat, which this model does not take: a masked model answers at {mask}, "
-            "so write the task as a template"
+            "the task is a chat, which this model does not support: a masked model answers at "
+            "{mask}, so write the task as a template"
         )
 
 
@@ -91,7 +91,7 @@ def messages_of(parts: Rendered) -> list[Message]:
 
 
 def placeholder_chats(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return two chats of placeholders, without and with spaces, for `chat_frame`."""
+    """Return two chats of placeholders for `chat_frame`: without and with spaces around them."""
     pairs = [*zip(roles, _placeholders(roles), strict=True)]
     bare = [{"role": role, "content": name} for role, name in pairs]
     return bare, [{"role": role, "content": f" {name} "} for role, name in pairs]
@@ -119,16 +119,16 @@ def _placeholders(roles: Sequence[str]) -> list[str]:
 
 
 def _pieces(text: str, names: Sequence[str]) -> list[str]:
-    pieces, rest = [], text
+    pieces, remaining = [], text
     for name in names:
-        before, mark, rest = rest.partition(name)
-        if not mark or name in rest:
+        before, mark, remaining = remaining.partition(name)
+        if not mark or name in remaining:
             raise BackendError(
                 "the model's chat template repeats, drops or moves a message of the role "
                 f"{name.strip('@').partition('-')[0]!r}: write the task with other roles"
             )
         pieces.append(before)
-    return [*pieces, rest]
+    return [*pieces, remaining]
 
 
 def unpadded(parts: Rendered, ends: tuple[bool, bool]) -> Rendered:
@@ -157,7 +157,7 @@ def answer_words(words: Sequence[str], framed: Rendered) -> tuple[str, ...]:
 
 
 def warn_of_raw_template(model: str) -> None:
-    """Log that the form of the task does not use the chat template of an instruct model."""
+    """Log that a task for an instruct model does not use the model's chat template."""
     _log.warning(
         "raw_template_on_chat_model",
         model=model,

@@ -28,7 +28,7 @@ _MAX_EXCESS = 0.02
 _SAME = 0.01
 
 FIRST = 3
-"""Answers to each input; more are sampled only if these differ (docs/benchmarks/sampled.md)."""
+"""Answers that an input gets first; it gets more if they differ (docs/benchmarks/sampled.md)."""
 
 _SMOOTHING = 0.5
 """Added to each label's count: the estimate of Krichevsky and Trofimov (1981)."""
@@ -37,12 +37,12 @@ Counts = Sequence[float]
 """For each label the number of answers that wrote it, then the number of all answers."""
 
 T = TypeVar("T")
-# Only the first position is read; the others have no form that all servers share.
+# Only the first position is read, because servers differ in the form of the others.
 _First = Annotated[list[T], BeforeValidator(lambda positions: (positions or [])[:1])]
 
 
 def _joined(content: Any) -> Any:
-    # A content may be a list of parts, and reasoning is a part of another type.
+    # A content may be a list of parts; reasoning is a part of another type, and is left out.
     if not isinstance(content, list):
         return content
     parts = [part for part in content if isinstance(part, dict)]
@@ -79,7 +79,7 @@ class Token(NamedTuple):
 
 
 class Choice(BaseModel):
-    """An entry of ``choices``, of both endpoints."""
+    """An entry of ``choices``, as the chat or the completions endpoint returns it."""
 
     message: _Message | None = None
     text: str | None = None
@@ -121,19 +121,19 @@ class Choice(BaseModel):
 
 
 def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
-    """Return the tokens in descending order, each once."""
-    # Entries with the same bytes are the same token. Without bytes, two tokens may have the same
-    # text, and differ in their log-probability.
+    """Return the tokens, the likeliest first, each once."""
+    # Entries with equal bytes are one token. Without bytes, two tokens may have the same text; they
+    # then differ in their log-probability.
     last: dict[str, float] = {}
     tokens = []
     rows = [row for row in shown if row is not None and row.token is not None]
     for row in sorted(rows, key=lambda row: -(row.logprob or 0.0)):
         if row.logprob is None or not _NOT_SHOWN < row.logprob < math.inf:
             continue
-        same = str(row.bytes or row.token)
-        if same in last and (row.bytes or last[same] - row.logprob < _SAME):
+        identity = str(row.bytes or row.token)
+        if identity in last and (row.bytes or last[identity] - row.logprob < _SAME):
             continue
-        last[same] = row.logprob
+        last[identity] = row.logprob
         tokens.append(Token(str(row.token), row.logprob))
     return tokens
 
@@ -159,7 +159,7 @@ class Completion(BaseModel):
 
     @property
     def reasoning_tokens(self) -> object:
-        """The reported number of hidden tokens."""
+        """The reported number of reasoning tokens, which are not shown."""
         details = isinstance(self.usage, dict) and self.usage.get("completion_tokens_details")
         return details.get("reasoning_tokens") if isinstance(details, dict) else None
 
@@ -184,11 +184,11 @@ def spellings(label_words: Sequence[str]) -> list[str]:
     first: dict[str, str] = {}
     for word, folded in zip(label_words, map(str.casefold, spelled), strict=True):
         if not folded:
-            raise SpecError(f"labels: {word!r} is no word", source="task")
+            raise SpecError(f"labels: {word!r} is not a word", source="task")
         if folded in first:
             raise SpecError(
                 f"labels: {first[folded]!r} and {word!r} are the same word for this model: case "
-                "and the space in front do not count",
+                "and a leading space are ignored",
                 source="task",
             )
         first[folded] = word
@@ -225,7 +225,7 @@ def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None
     """Return 0.0 for the written label word and `LOG_ZERO` for others; None for an empty text.
 
     The label word may be in a JSON object, a fence, quotes or bold, at the end of reasoning, after
-    ``Answer:`` or before ``: reasons``. An answer with two label words counts as one without.
+    ``Answer:`` or before ``: reasons``. An answer with two label words counts as having none.
     """
     text = unicodedata.normalize("NFKC", _REASONING.sub("", written)).casefold().strip()
     if not text:
@@ -240,7 +240,7 @@ _MARKUP = re.compile(r"(?m)^```\w*$|\\boxed\b|</?\w+>")
 _OBJECT = re.compile(r"\{[^{}]*\}")
 _SEPARATOR = re.compile(r":|\bis\b|\)\s|[.\u2013\u2014]\s|\s-\s")
 _EDGES = " \t\"'`*_.,;:!()[]{}<>\u201c\u201d\u2018\u2019\u201e\u00ab\u00bb\u3002\u300c\u300d"
-_MOST_WORDS = 5  # before a label word: "The sentiment of this text is"
+_MAX_WORDS_BEFORE = 5  # Words before a label word, as in "The sentiment of this text is".
 
 
 def _forms(text: str) -> Iterator[str]:
@@ -257,7 +257,7 @@ def _forms(text: str) -> Iterator[str]:
         yield line.strip(_EDGES)
         before, *after = _SEPARATOR.split(line, maxsplit=1)
         yield before.strip(_EDGES)
-        if after and len(before.split()) <= _MOST_WORDS:
+        if after and len(before.split()) <= _MAX_WORDS_BEFORE:
             yield after[0].strip(_EDGES)
 
 
@@ -267,18 +267,18 @@ async def sampled(
     at_once: Callable[[], int],
     ask: Callable[[Query], Awaitable[Answer]],
 ) -> Answer:
-    """Estimate the log-probabilities of a query for ``labels``, without usage.
+    """Answer a query for ``labels`` by estimates from sampled answers. The answer has no usage.
 
     Args:
         query: The query.
-        samples: Answers to an input whose first answers differ.
+        samples: Number of answers to an input whose first answers differ.
         at_once: Returns the maximum number of answers per request.
         ask: Sends one request of kind ``counts``.
     """
     counts: list[Counts | None] = [(0.0,) * (len(query.label_words) + 1) for _ in query.inputs]
     model: str | None = None
     while missing := {
-        place: more for place, row in enumerate(counts) if (more := _missing(row, samples))
+        place: more for place, row in enumerate(counts) if (more := _num_missing(row, samples))
     }:
         more = min(*missing.values(), at_once())
         answer = await ask(replace(query.part([*missing]), want="counts", samples=more))
@@ -291,7 +291,7 @@ async def sampled(
 
 
 def requests_of(samples: int, at_once: int) -> Iterator[int]:
-    """Yield the largest number of answers of each request for one input."""
+    """Yield the maximum number of answers of each request for one input."""
     for part in (min(FIRST, samples), samples - min(FIRST, samples)):
         for start in range(0, part, at_once):
             yield min(at_once, part - start)
@@ -300,8 +300,8 @@ def requests_of(samples: int, at_once: int) -> Iterator[int]:
 def estimated(counts: Counts) -> tuple[float, ...]:
     """Return the labels' log-probabilities, nats; `LOG_ZERO` if no answer wrote a label.
 
-    ``p(c) = (k_c + 1/2) / (n + C/2)``. An answer without a label counts as an equal part of an
-    answer for each label.
+    ``p(c) = (k_c + 1/2) / (n + C/2)``. An answer without a label counts as ``1/C`` of an
+    answer for each of the C labels.
     """
     *labels, total = counts
     if not any(labels):
@@ -311,7 +311,7 @@ def estimated(counts: Counts) -> tuple[float, ...]:
     return tuple(float32(math.log((count + each) / every)) for count in labels)
 
 
-def _missing(counts: Counts | None, samples: int) -> int:
+def _num_missing(counts: Counts | None, samples: int) -> int:
     if counts is None:
         return 0
     *labels, total = counts

@@ -9,9 +9,9 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fedone_sdk.backends import chat
+from fedone_sdk.backends import chat, tokens
 from fedone_sdk.backends.base import Query
-from fedone_sdk.backends.tokens import CHARS_PER_TOKEN, Span, fit, load_tokenizer, special_names
+from fedone_sdk.backends.tokens import CHARS_PER_TOKEN, Span, load_tokenizer, special_names
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError
 from fedone_sdk.task import Part, Rendered
 
@@ -35,7 +35,7 @@ class Encoding(NamedTuple):
     def spread(cls, text: str, ids: list[int]) -> Encoding:
         """Return an encoding with evenly spread offsets, for a tokeniser that shows no offsets.
 
-        They suffice for `fit`, which checks the length again after each cut.
+        They suffice for `fit_fields`, which checks the length again after each cut.
         """
         starts = [index * len(text) // len(ids) for index in range(len(ids))]
         return cls(ids, list(zip(starts, [*starts[1:], len(text)], strict=True)))
@@ -44,7 +44,7 @@ class Encoding(NamedTuple):
 class _Encoder:
     # Text before a continuation, for tokenisers that tokenise the start of a text differently.
     _anchor = ""
-    # Whether label words may have several tokens; else the advice in the error.
+    # Whether label words may have several tokens, and the advice in the error if they may not.
     _multi_token, _advice = False, ""
 
     def __init__(self, tokenizer_file: Path, max_length: int) -> None:
@@ -54,7 +54,7 @@ class _Encoder:
         # "<mask>" in a user's text is plain text.
         self._tokenizer.encode_special_tokens = True
         # This class inserts special tokens by their ids. The post-processor only makes offsets
-        # include spaces, which `fit` needs.
+        # include spaces, which `fit_fields` needs.
         from tokenizers.processors import ByteLevel
 
         self._tokenizer.post_processor = ByteLevel(trim_offsets=False)
@@ -110,12 +110,12 @@ class _Encoder:
         return labels
 
     def _fitted(self, parts: Rendered, num_extra: int) -> list[int]:
-        """Return the token ids of a rendered input, shortened to max_length - `num_extra`."""
+        """Return the token ids of a rendered input, shortened to `max_length - num_extra`."""
         special = [index for index, part in enumerate(parts) if part.kind in ("mask", "special")]
         names = [parts[index].text or "<mask>" for index in special]
         special_ids = [int(self._tokenizer.token_to_id(name)) for name in names]
         before_masks = [at for at, index in enumerate(special) if parts[index].kind == "mask"]
-        # The text between two special tokens is tokenised as one, as a token may span two parts.
+        # The parts between two special tokens are tokenised together: a token may span two parts.
         pairs = pairwise([-1, *special, len(parts)])
         sections = [parts[before + 1 : after] for before, after in pairs]
         encodings: list[Any] = []
@@ -130,7 +130,8 @@ class _Encoder:
 
         max_tokens = self._max_length - len(special) - num_extra
         limit = f"the model takes {max_tokens} tokens besides special tokens and the answer"
-        fit(sections, max_tokens, offsets, chars=self._max_length * CHARS_PER_TOKEN, limit=limit)
+        chars = self._max_length * CHARS_PER_TOKEN
+        tokens.fit_fields(sections, max_tokens, offsets, chars=chars, limit=limit)
         ids = list(encodings[0].ids)
         for special_id, encoding in zip(special_ids, encodings[1:], strict=True):
             ids += [special_id, *encoding.ids]
@@ -169,7 +170,7 @@ class CausalEncoder(_Encoder):
     """Encodes inputs of causal language models, which answer at the end.
 
     An input begins with the tokeniser's start tokens, if it has any, and is shortened like an input
-    of `ClozeEncoder`. A chat has the frame of the model's chat template instead.
+    of `ClozeEncoder`. A chat has the frame of the model's chat template instead of start tokens.
     """
 
     frames: dict[tuple[str, ...], chat.ChatFrame]  # By the roles of the messages.
@@ -217,7 +218,7 @@ class CausalEncoder(_Encoder):
             if self._apply_template is None:
                 raise BackendError(
                     "the task is a chat, but the model has no chat template: "
-                    "write the task as a template, or take an instruct model"
+                    "write the task as a template, or use an instruct model"
                 )
             bare, spaced = map(self._apply_template, chat.placeholder_chats(roles))
             self.frames[roles] = chat.chat_frame(roles, bare, spaced, self.split_special)
@@ -248,7 +249,7 @@ class CausalEncoder(_Encoder):
         for ((*ids,),) in endings:
             if not 0 < len(ids) < self._max_length - 1:
                 raise BackendError(
-                    f"a reference text is {len(ids)} tokens, it must be 1 to "
+                    f"a reference text has {len(ids)} tokens; it must have 1 to "
                     f"{self._max_length - 2} for this model"
                 )
         return endings
@@ -278,7 +279,7 @@ class CausalEncoder(_Encoder):
 
 
 def read_max_length(folder: Path, *, causal: bool = False) -> int:
-    """Return the maximum tokens per input of a causal model, or one of the RoBERTa family."""
+    """Return the maximum tokens per input of a causal model, or a model of the RoBERTa family."""
     limits: list[int] = []
     stated = read_json(folder / "tokenizer_config.json").get("model_max_length")
     if isinstance(stated, int) and stated < 2**31:  # transformers writes 1e30 for "unknown"

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.build import build_backend
-from fedone_sdk.backends.queries import ask_each, score_all, written_query
+from fedone_sdk.backends.queries import run_each, score_all, written_query
 from fedone_sdk.budget import BudgetGuard
 from fedone_sdk.errors import BackendError, BackendRefused, SpecError
 from fedone_sdk.imports import load_object
@@ -66,7 +66,7 @@ class Judge:
     Attributes:
         backend: The model; the caller opens and closes it.
         bill: Counts the cost of all calls.
-        ask: Sends the queries and charges them; None sends them to the backend.
+        ask: Sends the queries and charges them; if None, they are sent to the backend.
     """
 
     task: TaskSpec
@@ -82,7 +82,7 @@ class Judge:
         if isinstance(points, bool) or not isinstance(points, (int, float)):
             raise ValueError("the judge's answer has no score")
         if not 1 <= points <= _POINTS:
-            raise ValueError(f"the judge's score is {points}; it must be in 1 to {_POINTS}")
+            raise ValueError(f"the judge's score is {points}; it must be from 1 to {_POINTS}")
         return Score((points - 1) / (_POINTS - 1), str(answer.get("reason", "")))
 
     def query(self, generated: str, example: Example) -> Query:
@@ -92,7 +92,7 @@ class Judge:
         return self._query(example, {"answer": generated}, form, score=score)
 
     async def prefer(self, text: str, other: str, example: Example) -> Pair | None:
-        """Return the preference for `text` over `other`; None if an answer contains none.
+        """Return the preference for `text` over `other`; None if an answer has no preference.
 
         Equal texts are a tie, without a call.
         """
@@ -122,12 +122,12 @@ class Judge:
             try:
                 return await self.prefer(text, other, example)
             except BackendError as exc:
-                if type(exc) in (BackendError, BackendRefused):  # These texts only.
+                if type(exc) in (BackendError, BackendRefused):  # Failed on these texts only.
                     return None
                 raise
 
         rows = zip(texts, others, examples, strict=True)
-        pairs, failures = await ask_each(pair, rows, concurrency=AT_ONCE)
+        pairs, failures = await run_each(pair, rows, concurrency=AT_ONCE)
         if failures:
             raise failures[0]
         return [pairs[row] for row in range(len(pairs))]

@@ -11,7 +11,7 @@ import structlog
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.backends.completions import spelling, token_spellings
-from fedone_sdk.backends.request_form import WITHOUT
+from fedone_sdk.backends.request_form import SAMPLES_ADVICE
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import forms_of, label_sets
 from fedone_sdk.errors import LabelsNotShown, LabelWordError
@@ -28,11 +28,11 @@ NUM_WATCHED = 64
 
 _MAX_PER_DEVICE = NUM_WATCHED // 4
 _MAJORITY = NUM_WATCHED // 2
-_FEW = 8  # If no answer so far has a label word, the warning comes after this many.
+_FEW = 8  # A warning is logged after this many answers if none of them has a label word.
 _MAX_SETS = 256  # Callers of a gateway may use different label words.
 _MAX_NAMED = 5
 # An error names a token, or the beginning of a written answer, only if this many answers have it.
-# It is then how the model begins an answer, and not a word of one private input.
+# Then it is how the model often begins, and not a word of one private input.
 _MIN_REPEATS = 3
 _BEGINNING_WORDS = 3
 
@@ -67,7 +67,7 @@ async def valid_words(
     *,
     apart_from: Sequence[str] = (),
 ) -> list[str]:
-    """Return the valid label words of a model, each in one spelling, without those taken."""
+    """Return the supported label words, each in one spelling, without those of `apart_from`."""
     taken = {word.strip().casefold() for word in apart_from}
     valid = []
     for word in dict.fromkeys(words):
@@ -121,16 +121,16 @@ class _Count:
     """Counts of the answers to queries with one set of label words."""
 
     answers: int = 0
-    unseen: int = 0  # Answers without any of the label words, and how they begin.
-    likeliest: Counter[str] = field(default_factory=Counter)
+    unseen: int = 0  # Answers without any of the label words.
+    beginnings: Counter[str] = field(default_factory=Counter)  # Of these answers.
     seen: Counter[str] = field(default_factory=Counter)  # By label word.
-    # By label word, answers with a token that begins the word, but is shorter.
+    # By label word, answers with a token that is only the beginning of the word.
     prefixed: Counter[str] = field(default_factory=Counter)
     devices: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
     @property
     def split(self) -> list[str]:
-        """The label words of several tokens: most answers begin them, and none shows them."""
+        """The label words of which most answers show the beginning, and none the whole word."""
         return [w for w, n in self.prefixed.items() if n > _MAJORITY and not self.seen[w]]
 
     @property
@@ -139,7 +139,7 @@ class _Count:
 
 
 class LabelWatch:
-    """Counts answers without label words, and refuses queries once they are the majority.
+    """Counts answers without label words, and refuses queries if most answers have none.
 
     The first `NUM_WATCHED` answers for each set of label words are counted. As soon as more than
     half of them are certain to have none of the words, or to show only the beginning of a word that
@@ -155,7 +155,7 @@ class LabelWatch:
         self._counts: OrderedDict[tuple[str, ...], _Count] = OrderedDict()
 
     def admit(self, words: tuple[str, ...]) -> None:
-        """Check a query before it is sent."""
+        """Raise `LabelsNotShown` if queries with these words are refused."""
         count = self._counts.get(words)
         if count is not None and count.refused:
             raise self._refusal(words, count)
@@ -185,16 +185,16 @@ class LabelWatch:
         count.seen.update(seen)
         if not seen:
             count.unseen += 1
-            count.likeliest[" ".join(shown[0].split(" ")[: _BEGINNING_WORDS + 1])] += 1
+            count.beginnings[" ".join(shown[0].split(" ")[: _BEGINNING_WORDS + 1])] += 1
         if not self._written:
-            beginnings = tokens - {"", *spelled.values()}
+            others = tokens - {"", *spelled.values()}
             count.prefixed.update(
-                word for word in words if any(map(spelled[word].startswith, beginnings))
+                word for word in words if any(map(spelled[word].startswith, others))
             )
         never = [word for word in words if not count.seen[word]]
         if count.answers == (_FEW if len(never) == len(words) else NUM_WATCHED) and never:
             _log.warning(
-                "label words that no answer has",
+                "no answer has some of the label words",
                 model=self._model,
                 answers=count.answers,
                 words=never,
@@ -208,31 +208,31 @@ class LabelWatch:
 
     def _refusal(self, words: tuple[str, ...], count: _Count) -> LabelsNotShown:
         common = [
-            repr(text) for text, times in count.likeliest.most_common(3) if times >= _MIN_REPEATS
+            repr(text) for text, times in count.beginnings.most_common(3) if times >= _MIN_REPEATS
         ]
         split = [] if count.unseen > _MAJORITY else count.split
         named = ", ".join(map(repr, (split or words)[:_MAX_NAMED]))
         named += ", ..." if (split or words)[_MAX_NAMED:] else ""
         answers = f"of the first {count.answers} answers of model {self._model!r}"
-        one_of = "ask it for one of these words and nothing else at the end of the template"
+        advice = "ask it for one of these words and nothing else at the end of the template"
         if split:
             problem = (
                 f"none {answers} shows the label word {named}, and most show its beginning, so it "
                 "is several tokens: choose label words of one token, such as ' A', ' B' with a "
-                f"slot of candidates: codes, or {WITHOUT}"
+                f"slot of candidates: codes, or {SAMPLES_ADVICE}"
             )
         elif self._written:
             problem = (
                 f"{count.unseen} {answers} are none of the label words {named}, so they count as "
-                f"wrong: {one_of}, or set reasoning_effort: none for a model "
+                f"wrong: {advice}, or set reasoning_effort: none for a model "
                 "that reasons until its tokens are used up"
             )
         else:
             problem = (
                 f"{count.unseen} {answers} show none of the label words {named} among the "
                 "likeliest tokens, so their losses are meaningless: choose label words that the "
-                f"model writes, {one_of}, ask a base model with api: completions and an instruct "
-                f"model with api: chat, or {WITHOUT}"
+                f"model writes, {advice}, ask a base model with api: completions and an instruct "
+                f"model with api: chat, or {SAMPLES_ADVICE}"
             )
         return LabelsNotShown(
             problem,

@@ -134,7 +134,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
 
 
 def _label_log_probs(engine: LlamaEngine, plan: _Plan) -> tuple[tuple[float, ...], ...]:
-    # Per beginning of label words, the tokens that follow it in one of them.
+    # Per beginning of a label word, the tokens that follow it in the label words.
     following: dict[tuple[int, ...], list[int]] = {}
     for label in plan.labels:
         for at, token in enumerate(label):

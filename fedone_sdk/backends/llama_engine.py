@@ -34,7 +34,7 @@ _MAX_LOGIT = 1e6
 """A logit far above all others."""
 
 _STRING, _ARRAY = 8, 9
-# By type number; the missing two have no fixed size.
+# Formats of `struct` by type number; strings and arrays have no fixed size.
 _NUMBERS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", "", "", "<Q", "<q", "<d")
 _MAX_TEXT = 1 << 24
 
@@ -98,8 +98,8 @@ class LlamaEngine:
         self._bos = str(self._request("/props")["bos_token"])
 
     def used_cores(self) -> float:
-        """Return the mean number of cores that a pass over some tokens had."""
-        for _ in range(2):  # The second pass counts.
+        """Return the mean number of cores that a pass over some tokens used."""
+        for _ in range(2):  # The first pass is a warm-up.
             wall_s, cores_s = time.perf_counter(), time.process_time()
             self._shown([self._sampled] * min(_TIMED_TOKENS, self.context_length // 2), fresh=True)
         return (time.process_time() - cores_s) / (time.perf_counter() - wall_s)
@@ -142,12 +142,12 @@ class LlamaEngine:
     ) -> list[Written]:
         """Generate greedily after each prompt, up to one of the stop texts.
 
-        With a JSON schema the text is an object of that form, or its beginning.
+        With a JSON schema, the text is an object that the schema allows, or its beginning.
         """
         form = {"json_schema": json.loads(schema)} if schema else {}
         written = []
         for prompt in prompts:
-            # Without reuse of a prefix, so that a text does not depend on earlier texts.
+            # No prefix is reused, so that a text does not depend on earlier texts.
             choice = self._complete(
                 prompt,
                 fresh=True,
@@ -172,7 +172,7 @@ class LlamaEngine:
         return dict(choice)
 
     def tokenise(self, text: str, *, special: bool = False) -> list[tuple[int, str]]:
-        """Return the tokens of a text, with their texts; `special` parses special tokens."""
+        """Return the id and text of each token; with `special`, special tokens are parsed."""
         return self._tokens(text, parse_special=special)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
@@ -190,7 +190,7 @@ class LlamaEngine:
         return token
 
     def id_to_token(self, token_id: int) -> str:
-        """Return the text of a token of an encoded text."""
+        """Return the text of a token that `encode` has returned."""
         return self._names[token_id]
 
     def _tokens(
@@ -212,7 +212,7 @@ class LlamaEngine:
         return f"{self._bos}{text}" if starts and not text.startswith(self._bos) else text
 
     def _request(self, path: str, body: object = None) -> dict[str, Any]:
-        """Return the answer of the engine's HTTP server: GET without a body, else POST."""
+        """Return the HTTP server's answer to a GET request, or to a POST request with a body."""
         request = urllib.request.Request(
             self._url + path,
             None if body is None else json.dumps(body).encode(),
@@ -236,7 +236,7 @@ class LlamaEngine:
 def _engine() -> Any:
     """Import the engine's module.
 
-    By OpenMP's default its threads spin while they wait for each other, and another busy process
+    By default, OpenMP's threads spin while they wait for each other. Another busy process then
     makes the model tens of times slower. With the setting here they sleep after a short spin.
     """
     name = "GOMP_SPINCOUNT"
@@ -264,7 +264,7 @@ class GgufEncoder(CausalEncoder):
         self._place_special_tokens(Path(engine.name))
 
     def special_names(self, text: str) -> list[str]:
-        """Return the special tokens in a text: the names that are other tokens as plain text."""
+        """Return the special tokens in a text: those whose name, as plain text, is other tokens."""
         return [
             name
             for token, name in dict(self._engine.tokenise(text, special=True)).items()

@@ -53,7 +53,7 @@ LOCAL_MODELS: Mapping[str, LocalModel] = {model.name: model for model in _SHIPPE
 
 
 def local_model(name: str) -> LocalModel:
-    """Return the model of a name."""
+    """Return the local model with this name."""
     if name not in LOCAL_MODELS:
         known = ", ".join(sorted(LOCAL_MODELS))
         raise SpecError(f"{name!r} is not the name of a local model; known names: {known}")
@@ -63,7 +63,7 @@ def local_model(name: str) -> LocalModel:
 def models_folder() -> Path:
     """Return the folder of fetched models, in ``FEDONE_CACHE`` or the user's cache folder.
 
-    Without a home folder it is in the current folder. It may not exist.
+    If the user has no home folder, it is in the current folder. The folder may not exist.
     """
     if cache := os.environ.get("FEDONE_CACHE"):
         return user_path(cache).absolute() / "models"
@@ -89,7 +89,7 @@ def is_present(model: LocalModel) -> bool:
 
 
 def gguf_file(model: str | Path) -> Path:
-    """Return the path of a file, or of a known model by its name."""
+    """Return the path of a GGUF file, given its path or the name of a known model."""
     file = user_path(model)
     if file.is_file():
         return file

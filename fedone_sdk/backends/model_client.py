@@ -13,7 +13,7 @@ from fedone_sdk.backends.answers import AnswerCache, Keep, row_keys
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.billing import Billing
 from fedone_sdk.backends.completions import sampled
-from fedone_sdk.backends.queries import CONCURRENCY, ask_each
+from fedone_sdk.backends.queries import CONCURRENCY, run_each
 from fedone_sdk.backends.rate_limit import RateLimiter
 from fedone_sdk.backends.refusals import Refusals, failed
 from fedone_sdk.backends.retries import Retries
@@ -22,19 +22,19 @@ from fedone_sdk.errors import BackendError, BackendRefused
 from fedone_sdk.spec import LimitsSpec, RetrySpec
 
 _SMALL = 32 * 1024
-"""Characters up to which a key is computed on the event loop."""
+"""Maximum characters of a query whose keys are computed on the event loop, not in a thread."""
 
 Watch = Callable[[LLMBackend, Query], AbstractContextManager[object]]
 """Returns a context manager that wraps one request."""
 
 
 class ModelClient(Wrapper):
-    """Sends queries to a model through stages, in one order.
+    """Sends queries to a model through these stages, in this order.
 
-    1. cache: answers known inputs, and joins equal pending ones (`AnswerCache`);
+    1. cache: answers known inputs; equal pending inputs share one call (`AnswerCache`);
     2. split: divides the other inputs into requests of at most `LLMBackend.max_inputs`, and sends
        several requests if log-probabilities are estimated from answers (`sampled`);
-    3. refusals: a refused input fails alone, until all inputs of a form are refused (`Refusals`);
+    3. refusals: a refused input fails alone, unless the model refuses every input (`Refusals`);
     4. retries: repeats a request after temporary failures, until a circuit breaker opens
        (`Retries`);
     5. rate limits: delays each attempt (`RateLimiter`);
@@ -44,20 +44,20 @@ class ModelClient(Wrapper):
     The requests of a query are sent concurrently. After a failure no further request starts,
     pending requests complete, and the most severe error is raised with the usage of all requests.
 
-    **Budget.** The query's payer is charged, and an optional second budget. The adapter's `quote`,
+    **Budget.** The query's payer and an optional second budget are charged. The adapter's `quote`,
     an upper bound on the cost, is reserved before a request is sent; a request that does not fit is
     not sent. After the answer the actual cost is charged, and the remainder is released. A request
     of unknown cost (a timeout, a cancelled caller) is charged in full. If a provider bills more
     than the quote, the actual cost is charged, and later quotes are higher (`Billing`). A cap may
-    be exceeded by the surplus of one request: the first request of each kind, and the next request
-    after each surplus, is sent alone, if the client has retries.
+    be exceeded by such a surplus. With `retry` only one request can exceed it, because the first
+    request of each kind, and the next request after each surplus, are sent alone.
 
     Args:
         inner: The adapter.
-        cache: None keeps no answers.
-        retry: None sends each request once.
-        limits: None delays no request.
-        price: Price of the model; None keeps the adapter's cost in money.
+        cache: If None, no answers are stored.
+        retry: If None, each request is sent once.
+        limits: If None, no request is delayed.
+        price: Price of the model. If None, the adapter's cost in money is charged.
         guard: A budget that is charged in addition to the query's payer.
         watch: Called for every request, including each retry.
     """
@@ -97,7 +97,7 @@ class ModelClient(Wrapper):
         if self.inner.samples:
             self.answers = self.answers - {"counts"} | {"labels"}
         if self._price is not None:
-            # Money is bounded if every unit with a price is.
+            # Money is bounded if every unit with a price is bounded.
             if self._price.units <= self.bounds:
                 self.bounds |= {"usd"}
             else:
@@ -107,8 +107,8 @@ class ModelClient(Wrapper):
         """Answer one query with as many requests as needed.
 
         Returns:
-            `usage` of all requests with the cost in money, `limits` of the last request, and the
-            `model` of the first input; if another input has another model, that one.
+            The answer. `usage` is the sum over all requests, in money too. `limits` come from the
+            last request. `model` is the first input's model, or the first one that differs.
 
         Raises:
             BackendBlocked: The breaker is open, a setting, key or quota must change, or the file of
@@ -123,7 +123,7 @@ class ModelClient(Wrapper):
             asked = query.part(part)
             try:
                 answer = await self._answered(asked, sent)
-            except BackendRefused as exc:  # One of several inputs; asking for halves finds it.
+            except BackendRefused as exc:  # Some input is refused; sending halves finds it.
                 sent.append(failed(asked, exc.usage or NOTHING))
                 half = len(part) // 2
                 return [*await send(part[:half], keep), *await send(part[half:], keep)]
@@ -140,7 +140,7 @@ class ModelClient(Wrapper):
             requests = self._parts(places)
             if len(requests) == 1:
                 return await send(requests[0], keep)
-            answers, errors = await ask_each(
+            answers, errors = await run_each(
                 lambda part: send(part, keep), requests, concurrency=self._concurrency
             )
             if errors:
@@ -158,7 +158,7 @@ class ModelClient(Wrapper):
         return _merged(await self.cache.rows(keys, self.fingerprint, ask), sent)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """Return the bound on all requests of `batch_size` inputs, as one query, in money too."""
+        """Return the bound on the cost of a query of `batch_size` inputs, money included."""
         max_inputs = self.inner.max_inputs or max(batch_size, 1)
         num_full, remainder = divmod(batch_size, max_inputs)
         usage = NOTHING
@@ -168,7 +168,7 @@ class ModelClient(Wrapper):
         return _as_one_query(usage)
 
     async def quote(self, query: Query) -> Usage:
-        """Return the bound on all requests of the query, as one query, in money too.
+        """Return the bound on the cost of all requests of a query, money included.
 
         A cached input costs nothing, so that a resumed run near its cap can replay paid answers.
         """
@@ -258,7 +258,7 @@ def _rows(answer: Answer) -> list[Answer]:
             log_probs=(row,),
             texts=answer.texts[place : place + 1],
             usage=NOTHING,
-            # The share of each input is not known.
+            # The counts are not known per input, so the first answer has all of them.
             censored=0 if place else answer.censored,
             cached=0 if place else answer.cached,
         )
@@ -274,7 +274,7 @@ def _merged(rows: Sequence[Answer], sent: Sequence[Answer]) -> Answer:
         cached=sum(row.cached for row in rows),
         texts=tuple(chain.from_iterable(row.texts for row in rows)),
         censored=sum(row.censored for row in rows),
-        # So that a run detects answers from different models.
+        # A model that differs is reported, so that a run detects it.
         model=next((row.model for row in rows if row.model != first), first),
         limits=sent[-1].limits if sent else None,
     )

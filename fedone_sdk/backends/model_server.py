@@ -33,10 +33,10 @@ _QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_h
 _NO_CAPACITY = frozenset({"resource_unavailable", "resource_unavailable_error"})
 _CAPACITY_WAIT_S = 30.0
 _RETRYABLE = frozenset({408, 409, 425, 429})
-# Sent by proxies; the server behind one may have processed the request.
+# Sent by proxies; the server behind the proxy may have processed the request.
 _OUTCOME_UNKNOWN = frozenset({502, 504, *range(520, 528)})
 _NOT_SENT = ClientConnectorError, aiohttp.ClientHttpProxyError, aiohttp.ConnectionTimeoutError
-# The connection broke in use; other TLS errors come from its configuration.
+# Errors of a connection that broke in use; other TLS errors come from the configuration.
 _TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _CONNECT_S = 10.0
 # Headers that select the billed organisation and project of a key, by environment variables.
@@ -99,9 +99,9 @@ class ModelServer:
     """HTTP client for one model of a server.
 
     Args:
-        model: The server's name of the model.
-        base_url: URL with its ``/v1``, or an address of Azure with its query; None is OpenAI's own.
-        api_key_env: Environment variable that holds the key; None sends no key.
+        model: The server's name for the model.
+        base_url: URL with its ``/v1``, or a URL of Azure with its query; None means `OPENAI_URL`.
+        api_key_env: Environment variable that contains the key; if None, no key is sent.
         timeout_s: Time limit of a request, in seconds. The connect timeout is half of it, at most
             10 s.
         max_bytes: Maximum length of an answer; a longer answer is an error.
@@ -136,7 +136,7 @@ class ModelServer:
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, path: str, body: Mapping[str, Any] | None = None) -> Reply:
-        """Send one request, GET without a body, and return the reply, which may be an error.
+        """Send a GET request, or a POST request if there is a body. The reply may be an error.
 
         Raises:
             BackendUnavailable: There is no reply, or it is cut off or too long.
@@ -181,7 +181,7 @@ class ModelServer:
         return _parsed(response.status, bytes(received), response.headers)
 
     async def call(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Send one request, GET without a body, and return the JSON object of its answer."""
+        """Send a request like `send`, and return the JSON object of its answer."""
         reply = await self.send(path, body)
         if reply.is_error:
             raise self.error_of(reply)
@@ -196,7 +196,7 @@ class ModelServer:
     def unreadable(self) -> BackendUnavailable:
         """Return the error for an answer that cannot be parsed; its cost is unknown."""
         return BackendUnavailable(
-            "the answer is cut off or not a completion (if that stays so, check base_url and api)",
+            "the answer is cut off or not a completion (if this repeats, check base_url and api)",
             url=self.url,
         )
 
@@ -209,10 +209,10 @@ class ModelServer:
 
         Returns:
             `BackendUnavailable` for 408, 409, 425, 429 and 5xx; `BackendBlocked` for 401, 402, 404,
-            405, a redirect, and an exhausted quota; else `BackendRefused`.
+            405, a redirect, and an exhausted quota; `BackendRefused` for all others.
         """
-        status, said = reply.status, self.message_of(reply)
-        facts: dict[str, Any] = {"url": self.url, "said": said, "usage": ONE_REQUEST}
+        status, message = reply.status, self.message_of(reply)
+        facts: dict[str, Any] = {"url": self.url, "said": message, "usage": ONE_REQUEST}
         if status == 401:  # Servers may repeat the key.
             change = "set api_key_env" if self._key_env is None else "put a valid one in its place"
             facts |= {"said": "", "key_env": self._key_env}
@@ -233,7 +233,7 @@ class ModelServer:
             wait_s = retry_after_s(reply.headers, str(reply.body))
             if _NO_CAPACITY & reply.codes:
                 wait_s = _CAPACITY_WAIT_S if wait_s is None else wait_s
-                problem += ": service_tier flex has no capacity now; without it, calls cost more"
+                problem += ": service_tier flex has no capacity now; other tiers cost more"
             return BackendUnavailable(problem, retry_after_s=wait_s, **facts)
         if status == 403:
             problem += f": the text is not allowed, or the key may not use model {self.model!r}"
@@ -381,7 +381,7 @@ def _address(base_url: str) -> tuple[str, dict[str, str]]:
     """Split a URL into its base, without an endpoint such as /chat/completions, and its query."""
     if not _is_http(base_url) or any(map(str.isspace, base_url)):
         raise setting_error(
-            f"base_url: {without_secrets(base_url)!r} is no address; write http(s)://host:port/v1 "
+            f"base_url: {without_secrets(base_url)!r} is not a URL; write http(s)://host:port/v1 "
             "(a port is 1 to 65535)"
         )
     parts = urlsplit(base_url)

@@ -131,7 +131,7 @@ class _MaskedModel:
         }
         try:
             (output,) = self._session.run(["logits"], feed)
-        except Exception as exc:  # As above.
+        except Exception as exc:  # The library's errors have no common base class.
             raise BackendError(f"onnxruntime failed: {exc}") from exc
         logits = output.astype(np.float64)
         logits -= logits.max(axis=1, keepdims=True)

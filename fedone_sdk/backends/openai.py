@@ -17,7 +17,7 @@ from fedone_sdk.backends.chat import Message, is_chat, messages_of, refuse_mask
 from fedone_sdk.backends.completions import Choice, Completion, requests_of
 from fedone_sdk.backends.label_words import LabelWatch
 from fedone_sdk.backends.model_server import ModelServer, ServerBackend
-from fedone_sdk.backends.request_form import CONTINUING, WITHOUT, Contents, RequestForm
+from fedone_sdk.backends.request_form import CONTINUING, SAMPLES_ADVICE, Contents, RequestForm
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused, LabelWordError
 from fedone_sdk.messages.base import SERVED_BY
@@ -47,14 +47,15 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     Log-probabilities come from the most likely tokens that the provider shows, up to 20. A label's
     log-probability is the logsumexp over the shown tokens that spell its whole word, ignoring case
     and a leading space; a token that is only the start of the word does not count. A label without
-    a shown token gets an upper bound: the smaller of the least likely shown token and the
-    probability that the shown tokens leave. `Answer.censored` counts these labels.
+    a shown token gets an upper bound: the probability of the least likely shown token, or what the
+    shown probabilities leave of 1 if that is less. `Answer.censored` counts these labels.
 
     The form of requests is adapted to the server's refusals (`RequestForm`).
 
-    The arguments are keys of ``kind: openai``. `model` may have a ``system_fingerprint``, as in
-    ``models`` of a result; answers with another fingerprint are refused. With `log_probs` false the
-    backend answers ``choice`` instead of ``labels``, with a number of samples ``counts``.
+    The arguments are keys of ``kind: openai``. `model` may end with a ``system_fingerprint``, as
+    results print it: ``NAME (system_fingerprint fp_1)``. Answers with another fingerprint are then
+    refused. The backend answers queries of kind ``labels`` by default, ``choice`` if `log_probs` is
+    false, and ``counts`` if `log_probs` is ``{samples: N}``.
     """
 
     bounds = frozenset({"queries", "requests", "tokens", "prompt_tokens", "completion_tokens"})
@@ -120,8 +121,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     def fingerprint(self) -> str:
         """``openai:<host>:<model>``, plus settings that change scores and differ from the default.
 
-        After `check`, it also has the size and quantisation of the weights if the server lists
-        them: the server of llama.cpp does, where the model's name is arbitrary.
+        After `check` it also contains the size and quantisation of the weights, if the server lists
+        them. llama.cpp's server does; its model names are arbitrary.
         """
         settings = {
             "system_fingerprint": self._pinned or None,
@@ -141,8 +142,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     async def score(self, query: Query) -> Answer:
         """Send one request for a query of one input.
 
-        The answer is None if the provider filters it, the model refuses, or it is empty. Of several
-        samples, only the others count.
+        The answer is None if it is filtered by the provider, refused by the model, or empty. If
+        several samples are requested, filtered, refused and empty ones are left out of the counts.
 
         Raises:
             LabelsNotShown: Most of the first answers showed none of the label words.
@@ -155,7 +156,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if query.want != "text":
             self._watch.admit(query.label_words)
         prepared = await self._prepared(query)
-        max_tokens = self._written(query.want, query.max_tokens)[0]
+        max_tokens = self._max_written(query.want, query.max_tokens)[0]
         body = self._form.body(query, prepared.contents, max_tokens, self._schema(query))
         usage: Usage | None = None
         try:
@@ -182,13 +183,13 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         words = completions.spellings(label_words)
-        counter = await self._in(self._token_thread, self._loaded)
+        counter = await self._in(self._token_thread, self._load_counter)
         if self._log_probs and counter.exact:
             for label_word, word in zip(label_words, words, strict=True):
                 texts = {word, word.capitalize(), word.upper(), label_word.strip()}
                 if all(counter.count(space + text) != 1 for text in texts for space in ("", " ")):
-                    raise LabelWordError(label_word, counter.tokens(label_word), _ADVICE)
-        entry = await self._listed()
+                    raise LabelWordError(label_word, counter.token_texts(label_word), _ADVICE)
+        entry = await self._fetch_model_entry()
         if entry is not None:
             self._form.continuing = CONTINUING.get(str(entry.get("owned_by")))
             meta = entry.get("meta")
@@ -198,7 +199,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         scores: Want = "labels" if self._log_probs or self.samples else "choice"
-        written = self._written("text" if max_tokens else scores, max_tokens)
+        written = self._max_written("text" if max_tokens else scores, max_tokens)
         requests = batch_size * len(written)
         num_tokens = requests * (self._max_input_tokens + self._overhead)
         return one_query(num_tokens, batch_size * sum(written), requests)
@@ -212,7 +213,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         return [each.contents if each.is_shortened else None for each in inputs]
 
     async def special_tokens(self, text: str) -> list[str]:
-        counter = await self._in(self._token_thread, self._loaded)
+        counter = await self._in(self._token_thread, self._load_counter)
         return counter.special_tokens(text)
 
     def reset(self) -> None:
@@ -220,28 +221,28 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     # From an input to messages
 
-    def _loaded(self) -> tokens.TokenCounter:
-        """Return the counter; called in the token thread only."""
+    def _load_counter(self) -> tokens.TokenCounter:
+        """Load the counter, if it is not loaded; called in the token thread only."""
         if self._counter is None:
             self._counter = tokens.token_counter(model=self._model, tokenizer=self._tokenizer)
         return self._counter
 
     async def _prepare(self, query: Query) -> _Prepared:
-        return await self._in(self._token_thread, lambda: self._counted(query))
+        return await self._in(self._token_thread, lambda: self._fit_messages(query))
 
-    def _counted(self, query: Query) -> _Prepared:
-        counter = self._loaded()
+    def _fit_messages(self, query: Query) -> _Prepared:
+        counter = self._load_counter()
         (parts,) = query.inputs
         self._check_form(parts)
         messages = messages_of(parts) if is_chat(parts) else [Message("user", parts)]
         schema = self._schema(query)
-        # The frames of all messages after the first, and the JSON schema.
+        # Bound on the tokens of the frames of later messages, and of the JSON schema.
         around = (len(messages) - 1) * tokens.OPENAI_CHAT_OVERHEAD
         around += 0 if schema is None else len(json.dumps(schema).encode())
         texts = [message.parts for message in messages]
         fitted, num_tokens = counter.fit(texts, self._max_input_tokens - around)
         pairs = zip((message.role for message in messages), fitted, strict=True)
-        written = self._written(query.want, query.max_tokens, query.samples)
+        written = self._max_written(query.want, query.max_tokens, query.samples)
         prompt_tokens = len(written) * (num_tokens + around + self._overhead)
         return _Prepared(
             contents=[(role, "".join(part.text for part in text)) for role, text in pairs],
@@ -259,11 +260,11 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if self._form.continuing is None and messages_of(parts)[-1].role == "assistant":
             raise self._list_error or BackendError(
                 "the server is not known to continue an answer that the task begins: remove "
-                "task.chat.assistant (llama.cpp's server and vLLM support it)",
+                "task.chat.assistant (llama.cpp's server and vLLM do continue it)",
                 url=self._server.url,
             )
 
-    def _written(self, want: Want, max_tokens: int, samples: int = 1) -> list[int]:
+    def _max_written(self, want: Want, max_tokens: int, samples: int = 1) -> list[int]:
         """Return the maximum number of generated tokens of each request for one input."""
         if want == "text":
             return [max_tokens]
@@ -292,7 +293,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             self._form.limit_answers(len(choices))
         num_written = sum(bool(choice.written) for choice in choices)
         if query.want == "text":
-            counter = await self._in(self._token_thread, self._loaded)
+            counter = await self._in(self._token_thread, self._load_counter)
             num_written = counter.min_tokens(counter.count(choices[0].written or ""))
         minimum = Usage(prompt_tokens=prepared.min_tokens, completion_tokens=num_written)
         return model_server.usage_of(completion.usage, prepared.worst, minimum)
@@ -312,7 +313,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     def _read(self, query: Query, completion: Completion, words: Sequence[str]) -> Answer:
         choices = completion.choices
         if query.want == "labels":
-            row, censored = self._shown(query, choices[0], words)
+            row, censored = self._read_labels(query, choices[0], words)
             return Answer(log_probs=(row,), censored=censored, usage=NOTHING)
         answers = [choice for choice in choices if not choice.withheld]
         cut_off = any(choice.finish_reason == "length" and not choice.written for choice in answers)
@@ -323,14 +324,14 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             return Answer(
                 log_probs=(None if written is None else (),), texts=(written,), usage=NOTHING
             )
-        rows = [row for choice in answers if (row := self._chosen(query, choice, words))]
+        rows = [row for choice in answers if (row := self._read_choice(query, choice, words))]
         row = rows[0] if rows else None
         if rows and query.want == "counts":
             columns = zip(*rows, strict=True)
             row = (*(float(column.count(0.0)) for column in columns), float(len(rows)))
         return Answer(log_probs=(row,), usage=NOTHING)
 
-    def _shown(
+    def _read_labels(
         self, query: Query, choice: Choice, words: Sequence[str]
     ) -> tuple[tuple[float, ...] | None, int]:
         """Return the labels' log-probabilities, and how many of them are upper bounds."""
@@ -344,14 +345,14 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             row, censored = completions.label_log_probs(top, choice.first_token(), words)
         except ValueError as exc:
             raise BackendRefused(
-                f"{exc}, which must be at most 1: {WITHOUT}, or use another server"
+                f"{exc}, which must be at most 1: {SAMPLES_ADVICE}, or use another server"
             ) from exc
         shown = [token.text for token in top]
         self._watch.note(query.label_words, shown, device=query.device)
         self._form.shows_labels = True
         return row, censored
 
-    def _chosen(
+    def _read_choice(
         self, query: Query, choice: Choice, words: Sequence[str]
     ) -> tuple[float, ...] | None:
         row = None if choice.written is None else completions.chosen_label(choice.written, words)
@@ -362,7 +363,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     # The list of models
 
-    async def _listed(self) -> Mapping[str, Any] | None:
+    async def _fetch_model_entry(self) -> Mapping[str, Any] | None:
         """Return the server's entry for the model; None if the server has no list of models."""
         reply = await self._server.send(f"/models/{quote(self._model, safe='')}")
         if not reply.is_error:
@@ -371,12 +372,12 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             reply = await self._server.send("/models")
         if reply.status == 401:
             raise self._server.error_of(reply)
-        if reply.is_error:  # The key may have no access to the list, and yet to the model.
+        if reply.is_error:  # The key may have access to the model without access to the list.
             self._list_error = self._server.error_of(reply) if reply.status >= 500 else None
             return None
-        listed = reply.body.get("data") if isinstance(reply.body, dict) else reply.body
+        entries = reply.body.get("data") if isinstance(reply.body, dict) else reply.body
         by_name: dict[str, Mapping[str, Any]] = {}
-        for entry in listed if isinstance(listed, list) else []:
+        for entry in entries if isinstance(entries, list) else []:
             if isinstance(entry, dict):
                 aliases = entry.get("aliases")
                 names = [entry.get("id"), *(aliases if isinstance(aliases, list) else [])]

@@ -24,7 +24,7 @@ from fedone_sdk.task import Example, LogProbs, Loss, Score, ScoreFunction, TaskS
 if TYPE_CHECKING:
     from fedone_sdk.budget import Payer
 
-Q = TypeVar("Q")
+T = TypeVar("T")
 R = TypeVar("R")
 
 CONCURRENCY = 32
@@ -104,7 +104,7 @@ def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:
     """Return per input the log-probabilities or the text; None if the input failed."""
     if query.want != "text":
         return answer.log_probs
-    return tuple(None if text is None else _shortened(query, text) for text in answer.texts)
+    return tuple(None if text is None else _cut_at_stop(query, text) for text in answer.texts)
 
 
 def texts_of(queries: Sequence[Query], answers: Sequence[Answer]) -> list[str | None]:
@@ -114,7 +114,7 @@ def texts_of(queries: Sequence[Query], answers: Sequence[Answer]) -> list[str | 
     return [row if isinstance(row, str) else None for row in rows]
 
 
-def _shortened(query: Query, text: str) -> str:
+def _cut_at_stop(query: Query, text: str) -> str:
     """Cut a text at the first stop string, and at the maximum length in a message.
 
     Not every model stops at a stop string, and the loss must be the same on server and device.
@@ -125,7 +125,7 @@ def _shortened(query: Query, text: str) -> str:
 
 
 def check_answer(query: Query, answer: Answer) -> None:
-    """Check that an answer has the form that its query asks for: a backend may be user code."""
+    """Check that an answer has the form that its query needs. A backend may be user code."""
     rows = rows_of(query, answer)
     if len(rows) != len(query.inputs):
         raise ValueError(f"{len(rows)} answers were given to {len(query.inputs)} inputs")
@@ -134,7 +134,7 @@ def check_answer(query: Query, answer: Answer) -> None:
         if row is None or isinstance(row, str):
             continue
         if len(row) != num_values:
-            raise ValueError(f"{len(row)} log-probabilities were given, {num_values} are asked for")
+            raise ValueError(f"{len(row)} log-probabilities were given instead of {num_values}")
         if not all(map(math.isfinite, row)):
             raise ValueError(f"log-probabilities must be finite numbers, not {list(row)}")
 
@@ -145,34 +145,33 @@ async def is_known(backend: LLMBackend, query: Query) -> bool:
 
 
 async def score_all(backend: LLMBackend, queries: Iterable[Query]) -> list[Answer]:
-    """Score several queries concurrently, and wait for all of them (see `ask_each`)."""
-    asked = list(queries)
-    answers, failures = await ask_each(backend.score, asked)
+    """Answer several queries concurrently; raise the most severe failure (see `run_each`)."""
+    answers, failures = await run_each(backend.score, queries)
     if failures:
         raise failures[0]
-    return [answers[index] for index in range(len(asked))]
+    return [answers[index] for index in range(len(answers))]
 
 
-async def ask_each(
-    score: Callable[[Q], Awaitable[R]], queries: Iterable[Q], *, concurrency: int = CONCURRENCY
+async def run_each(
+    call: Callable[[T], Awaitable[R]], arguments: Iterable[T], *, concurrency: int = CONCURRENCY
 ) -> tuple[dict[int, R], list[Exception]]:
-    """Score several queries, `concurrency` of them at a time.
+    """Call a function, such as `LLMBackend.score`, for each argument, `concurrency` at a time.
 
-    After a failure no further query starts. Pending queries complete, because they are paid and a
-    cache keeps their answers. A cancellation cancels them.
+    After a failure no further call starts. Pending calls complete, because their queries are paid
+    and a cache keeps the answers. If the caller is cancelled, pending calls are cancelled.
 
     Returns:
-        The answers by position, and the failures, most severe first.
+        The results by position, and the failures, most severe first.
     """
-    answers: dict[int, R] = {}
+    results: dict[int, R] = {}
     failures: list[Exception] = []
-    waiting = deque(enumerate(queries))
+    waiting = deque(enumerate(arguments))
 
     async def work() -> None:
         while waiting and not failures:
-            index, query = waiting.popleft()
+            index, argument = waiting.popleft()
             try:
-                answers[index] = await score(query)
+                results[index] = await call(argument)
             except Exception as exc:
                 failures.append(exc)
 
@@ -181,11 +180,11 @@ async def ask_each(
             group.create_task(work())
             if started % _MAX_STARTS == 0:
                 await asyncio.sleep(0)
-    return answers, sorted(failures, key=_severity, reverse=True)
+    return results, sorted(failures, key=_severity, reverse=True)
 
 
 def _severity(failure: Exception) -> int:
-    # The first two are subclasses of BackendError.
+    # BackendError is the last entry, because the first two are subclasses of it.
     ranks = {
         errors.BackendUnavailable: 0,
         errors.BackendBlocked: 3,
@@ -225,7 +224,7 @@ class Prediction:
         score: ScoreFunction | None = None,
         measure: MetricFunction | None = None,
     ) -> Self:
-        """Combine the answers to `prediction_queries`, and score the texts among them."""
+        """Combine the answers to `prediction_queries`, and score generated texts by `score`."""
         rows = [*chain.from_iterable(map(rows_of, queries, answers))]
         spent = (answer.usage.without_queries() for answer in answers)
         return cls(
@@ -293,7 +292,7 @@ async def predict(
     score: ScoreFunction | None = None,
     measure: MetricFunction | None = None,
 ) -> Prediction:
-    """Score every example with one prompt."""
+    """Answer every example with one prompt, and score generated texts by `score`."""
     queries = prediction_queries(backend, task, prompt, examples, batch_size)
     answers = await score_all(backend, queries)
     return await Prediction.of(task, queries, answers, examples, score=score, measure=measure)

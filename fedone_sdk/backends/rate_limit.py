@@ -16,7 +16,7 @@ from fedone_sdk.spec import LimitsSpec
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """A sent request's amount of a unit, and the quoted amounts of all requests up to it."""
+    """The amount of a unit in a sent request; `total` sums the quotes up to this request."""
 
     at: float
     amount: int
@@ -35,13 +35,13 @@ class _Meter:
     _allowed_until: float = 0.0
 
     def ready_at(self, amount: int, now: float) -> float:
-        """Return the time from which an amount may be sent; it may be past."""
+        """Return the time from which an amount may be sent; it may be in the past."""
         ready = 0.0
         if now < self._allowed_until and self._total + amount > self._allowed:
             ready = self._allowed_until
         if self.per_minute is None:
             return ready
-        # A limit below one per minute allows one in a longer window.
+        # A limit below one per minute allows one request in a longer window.
         window_s = max(60.0, 60.0 / self.per_minute)
         while self._recent and self._recent[0].at + window_s <= now:
             self._recent.popleft()
@@ -63,7 +63,7 @@ class _Meter:
         return sent
 
     def allow(self, sent: _Sent, left: int, reset_at: float) -> None:
-        """Apply the provider's limit: `left` after `sent`, until `reset_at`."""
+        """Apply the provider's limit: after `sent`, `left` more may be sent before `reset_at`."""
         if sent.total >= self._allowed_by:  # Answers may be out of order.
             self._allowed_by = sent.total
             self._allowed, self._allowed_until = sent.total + left, reset_at
@@ -82,8 +82,8 @@ class RateLimiter:
     (`BackendUnavailable.retry_after_s`) applies to all requests. Payers take turns (round robin),
     so that a payer with many waiting requests does not delay other payers.
 
-    Tokens count as quoted until the answer reports their number. A request with more tokens than
-    the limit per minute is sent after a minute without other requests.
+    The quoted number of tokens counts until the answer reports the actual number. A request with
+    more tokens than the limit per minute is sent after a minute without other requests.
 
     Args:
         max_wait_s: Longest delay that a provider's limits or pause may cause, in seconds.
@@ -187,7 +187,7 @@ class RateLimiter:
     def _next(self) -> tuple[str, _Waiter] | None:
         while self._queues:
             name, queue = next(iter(self._queues.items()))
-            while queue and queue[0].turn.done():  # cancelled
+            while queue and queue[0].turn.done():  # The waiter was cancelled.
                 queue.popleft()
             if queue:
                 return name, queue[0]

@@ -16,10 +16,10 @@ from fedone_sdk.errors import BackendRefused, FormBlocked
 _log = structlog.get_logger(__name__)
 
 _IN_A_ROW = 3
-"""Refusals in a row after which the neutral input is sent; the number doubles while it passes."""
+"""Refusals in a row after which the neutral input is sent; doubled each time it is answered."""
 
 _MAX_IN_A_ROW = {False: 16, True: 128}
-"""Refusals in a row after which a form is refused, by whether an input was answered before."""
+"""Refusals in a row after which a form is refused; the key is whether an input was answered."""
 
 _MAX_FORMS = 256  # Callers of a gateway may use different tasks.
 _NEUTRAL = "text"
@@ -49,12 +49,12 @@ class _Form:
 class Refusals:
     """Decides whether a refusal concerns one input or all inputs of a form.
 
-    The form of an input is all but the texts of its fields and prompt. The neutral input of a form
-    has a fixed word in their place. It is sent after a refusal while no input of the form has been
-    answered, and after `_IN_A_ROW` refusals in a row. If the neutral input is answered, the
-    refusals concern the inputs, which fail. If it is refused, all requests of this form are refused
-    until `reset`. It has no text of the caller, so that no caller can block the form for others. A
-    form is also refused after `_MAX_IN_A_ROW` refusals in a row, unless all come from one device.
+    The form of an input is all of it except the texts of its fields and its prompt. The neutral
+    input of a form has a fixed word in place of these texts, so that no caller can block the form
+    for others. It is sent after a refusal while no input of the form has been answered, and after
+    `_IN_A_ROW` refusals in a row. If the neutral input is answered, only the refused inputs fail.
+    If it is refused, all requests of this form are refused until `reset`. A form is also refused
+    after `_MAX_IN_A_ROW` refusals in a row, unless all come from one device.
 
     Args:
         ask: Sends one request, and calls `admit` before each attempt.
@@ -79,7 +79,7 @@ class Refusals:
             raise FormBlocked(blocked.summary, usage=NOTHING, **blocked.private)
 
     async def run(self, query: Query) -> Answer:
-        """Return the answer to a request; None for a refused input. The neutral input is paid too.
+        """Return the answer to a request; None for a refused input.
 
         Raises:
             BackendRefused: A request of several inputs was refused.

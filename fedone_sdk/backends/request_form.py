@@ -1,4 +1,4 @@
-"""The form of requests to one server, adapted to what the server names in its refusals."""
+"""The form of requests to one server, which is adapted to the server's refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedone_sdk.errors import BackendBlocked, BackendRefused, BackendUnavailable
 
 _log = structlog.get_logger(__name__)
 
-WITHOUT = "set log_probs: false with loss: zero_one, or log_probs: {samples: 8}"
+SAMPLES_ADVICE = "set log_probs: false with loss: zero_one, or log_probs: {samples: 8}"
 """Advice for a model without log-probabilities."""
 
 _TOP = 20  # OpenAI's maximum of top_logprobs.
@@ -45,7 +45,7 @@ Contents = Sequence[tuple[str, str]]
 
 def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the field of a request that constrains an answer to a JSON Schema."""
-    # OpenAI's strict form supports closed objects only, and not every keyword.
+    # OpenAI's strict mode supports only closed objects, and not every keyword.
     strict = schema.get("additionalProperties") is False and "maxLength" not in json.dumps(schema)
     answer = {"name": "answer", "strict": strict, "schema": schema}
     return {"type": "json_schema", "json_schema": answer}
@@ -55,8 +55,8 @@ class RequestForm:
     """Builds the requests to a server, and adapts their form to its refusals.
 
     A refusal may name the limit of completion tokens, the number of shown tokens, the number of
-    answers, the temperature, the JSON schema, or the form of messages. The form then changes in
-    this point, once, and the refusal is raised as `FormChanged`.
+    answers, the temperature, the JSON schema, or the form of messages. Then the form is changed in
+    this point, at most once, and `FormChanged` is raised.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RequestForm:
         num_top = self._num_top if query.want == "labels" else None
         body: dict[str, Any] = {"model": self._server.model, "service_tier": self._tier}
         if "temperature" not in self._changes:
-            # At 1, servers do not scale log-probabilities; at 0, a written answer is not random.
+            # At 1 servers do not scale log-probabilities; at 0 a written answer is not random.
             body["temperature"] = 0 if query.want in ("choice", "text") else 1
         if not self._is_chat:
             body |= {"prompt": contents[0][1], "max_tokens": max_tokens, "logprobs": num_top}
@@ -180,7 +180,7 @@ class RequestForm:
         """Set the maximum number of answers per request."""
         self.at_once = at_once
         url = self._server.url
-        _log.warning("samples need more requests", url=url, answers_per_request=at_once)
+        _log.warning("several samples need several requests", url=url, answers_per_request=at_once)
 
     def no_log_probs(self, *, sometimes: bool = False) -> BackendUnavailable | BackendBlocked:
         """Return the error for an answer without log-probabilities."""
@@ -191,16 +191,16 @@ class RequestForm:
         if self._is_chat and self._effort is None:
             effort = " (a reasoning model may show them with reasoning_effort: none)"
         return BackendBlocked(
-            f"model {self._server.model!r} shows no log-probabilities: {WITHOUT}, or use another "
-            f"model{effort}",
+            f"model {self._server.model!r} shows no log-probabilities: {SAMPLES_ADVICE}, or use "
+            f"another model{effort}",
             usage=ONE_REQUEST,
         )
 
     def only_reasons(self) -> BackendRefused:
-        """Return the error for an answer that ends before its text begins."""
+        """Return the error for an answer whose tokens were all used for reasoning."""
         return BackendRefused(
             f"model {self._server.model!r} reasons until its tokens are used up: set "
-            "reasoning_effort: none (or its lowest), or use another model",
+            "reasoning_effort: none (or the lowest value), or use another model",
             usage=ONE_REQUEST,
         )
 

@@ -53,7 +53,7 @@ class Retries:
         self._on_open = on_open
         self._alone = alone
         self._opened = asyncio.Event()  # Wakes requests that wait for their next attempt.
-        self._failures = 0  # in a row
+        self._failures = 0  # Failed attempts in a row.
         self._tried: set[Want] = set()  # Kinds of which a request has completed.
         self._refusal: BackendBlocked | None = None  # Reason of the open breaker.
         self._refuse_until = 0.0
@@ -107,7 +107,7 @@ class Retries:
             raise  # `want` stays untried, so that the next form is sent alone too.
         except BackendUnavailable as exc:
             if openings != self._openings:
-                raise  # It was sent before the breaker opened.
+                raise  # The request was sent before the breaker opened.
             self._tried.add(want)
             self._failures += 1
             if self._failures < self._spec.breaker_failures:
@@ -148,7 +148,7 @@ class Retries:
         self._refusal = BackendBlocked(reason.summary, usage=NOTHING, **reason.private)
         self._refuse_until = asyncio.get_running_loop().time() + self._spec.max_wait_s
         self._openings += 1
-        _log.warning("the model is not asked any more", reason=str(reason))
+        _log.warning("no more requests are sent to the model", reason=str(reason))
         self._opened.set()
         self._opened = asyncio.Event()
         if self._on_open is not None:

@@ -27,7 +27,7 @@ margin is for later models, because a quote must not be less than the bill.
 """
 
 CHAT_OVERHEAD = 128
-"""The same bound for other servers, whose chat templates may add a system message (gpt-oss: 70)."""
+"""This bound for other servers. A chat template may add a system message (gpt-oss: 70 tokens)."""
 
 CHARS_PER_TOKEN = 16
 """Upper bound on the mean characters per token of a text, except for long runs of a character."""
@@ -46,7 +46,7 @@ _MAX_BYTES_PER_TOKEN = 16
 
 BYTES_PER_TOKEN = 2
 """Assumed bytes per token of an unknown tokeniser: English has about 4, texts in other scripts and
-code at least 2. If a model counts more, `Billing` learns it from the answers."""
+code at least 2. If a model counts more tokens, `Billing` raises later quotes."""
 
 _FILE = "tokenizer.json"
 
@@ -68,7 +68,7 @@ def special_names(tokenizer: Any, text: str) -> list[str]:
     return [token.content for token in added if token.special and token.content in text]
 
 
-def fit(
+def fit_fields(
     texts: Sequence[Rendered],
     max_tokens: int,
     offsets: Callable[[Sequence[Rendered]], Sequence[Sequence[Span]]],
@@ -82,8 +82,8 @@ def fit(
         texts: Each is tokenised as a whole.
         max_tokens: Maximum number of tokens of all texts together.
         offsets: Returns the span of each token of each text.
-        chars: Characters of a field that are tokenised at most.
-        limit: Which limit `max_tokens` follows from, for the error.
+        chars: Maximum number of characters of a field that are tokenised.
+        limit: Words for the error that explain `max_tokens`.
 
     Returns:
         The texts, and their number of tokens.
@@ -108,7 +108,7 @@ def fit(
             )
         # A cut may change the tokens next to it, so the length is measured again. Each iteration
         # removes at least one character.
-        shortened = iter(_shortened([*chain(*fitted)], starts, num_tokens - max_tokens))
+        shortened = iter(_shorten([*chain(*fitted)], starts, num_tokens - max_tokens))
         fitted = [tuple(islice(shortened, len(parts))) for parts in fitted]
 
 
@@ -123,8 +123,8 @@ def _token_starts(parts: Sequence[Part], offsets: Sequence[Span]) -> list[list[i
     return starts
 
 
-def _shortened(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: int) -> Rendered:
-    """Remove `excess` tokens from the ends of fields, each from the field that is longest then."""
+def _shorten(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: int) -> Rendered:
+    """Remove `excess` tokens, one after the other, each from the end of the longest field."""
     keep = [len(part_starts) for part_starts in starts]
     for _ in range(min(excess, sum(keep))):
         keep[keep.index(max(keep))] -= 1
@@ -137,7 +137,7 @@ def _shortened(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: i
 class TokenCounter(ABC):
     """Splits a text into tokens."""
 
-    exact = True  # Whether the tokens are the model's; else their number is an estimate.
+    exact = True  # Whether the tokens are the model's. If not, their number is an estimate.
     chars_per_token = CHARS_PER_TOKEN
 
     @abstractmethod
@@ -156,19 +156,19 @@ class TokenCounter(ABC):
         """Return a lower bound on the model's tokens of a text with this `count`."""
         return count if self.exact else -(-count * BYTES_PER_TOKEN // _MAX_BYTES_PER_TOKEN)
 
-    def tokens(self, text: str) -> list[str]:
+    def token_texts(self, text: str) -> list[str]:
         """Return the text of each token."""
         return [text[begin:end] for begin, end in self.spans(text)]
 
     def fit(self, texts: Sequence[Rendered], max_tokens: int) -> tuple[list[Rendered], int]:
-        """Cut fields as `fit`; return the texts and their number of tokens."""
+        """Cut fields by `fit_fields`; return the texts and their number of tokens."""
 
         def offsets(parts: Sequence[Rendered]) -> list[list[Span]]:
             return [self.spans("".join(part.text for part in text)) for text in parts]
 
         chars = max(max_tokens, 0) * self.chars_per_token
         limit = f"max_input_tokens is {max_tokens}"
-        return fit(texts, max_tokens, offsets, chars=chars, limit=limit)
+        return fit_fields(texts, max_tokens, offsets, chars=chars, limit=limit)
 
 
 class EstimatedCounter(TokenCounter):
@@ -262,10 +262,10 @@ def fetched_tokenizer(model: str) -> Path | None:
 
 
 def token_counter(*, model: str, tokenizer: str | None = None) -> TokenCounter:
-    """Return the most exact counter available. It blocks, as tiktoken may download a vocabulary.
+    """Return the most exact counter available. Blocks, because tiktoken may download a vocabulary.
 
-    Without `tokenizer` it searches by the model's name, then tries tiktoken (for OpenAI's models),
-    then estimates.
+    Without `tokenizer` it searches for a file by the model's name, then tries tiktoken (for
+    OpenAI's models), and otherwise estimates.
     """
     file = find_tokenizer(tokenizer, model)
     if file is not None and find_spec("tokenizers") is not None:
@@ -279,14 +279,14 @@ def token_counter(*, model: str, tokenizer: str | None = None) -> TokenCounter:
         "tokens_estimated",
         model=model,
         reason=reason,
-        effect=f"quotes and max_input_tokens count a token per {BYTES_PER_TOKEN} bytes",
+        effect=f"quotes and max_input_tokens count one token per {BYTES_PER_TOKEN} bytes",
         change="set tokenizer",
     )
     return EstimatedCounter()
 
 
 def _tiktoken_encoding(model: str) -> tuple[Any, str]:
-    """Return the encoding; or None, and the reason."""
+    """Return the encoding and an empty text, or None and the reason."""
     if find_spec("tiktoken") is None:
         return None, "tiktoken is not installed"
     loading: Future[Any] = Future()

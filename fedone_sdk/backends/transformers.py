@@ -34,20 +34,20 @@ _SMALL_FILES = (*_NEEDED_FILES, "tokenizer_config.json", "special_tokens_map.jso
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Patterns of weight files; the first pattern with a match is used."""
 
-MAX_ROWS = 256
-"""Maximum rows per forward pass; a query of more rows is split, sorted by length."""
+MAX_SEQUENCES = 256
+"""Maximum sequences per forward pass. Longer lists are sorted by length, and split."""
 
 Encoder = ClozeEncoder | CausalEncoder
 
 Pick = tuple[int, int, int]
-"""A row, a position in it, and the next token to score there."""
+"""A sequence's index, a position in it, and the next token to score there."""
 
 
 class Plan(NamedTuple):
     """The forward passes of a query, planned without the weights."""
 
-    rows: list[list[int]]  # The token ids of each sequence.
-    texts: list[list[list[Pick]]]  # Per input, the tokens of each text to score.
+    sequences: list[list[int]]  # Each is the token ids of one sequence.
+    picks: list[list[list[Pick]]]  # Per input and text to score, one pick per token of the text.
     worst: Usage
 
 
@@ -55,8 +55,8 @@ class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
     """Backend for a masked model of the RoBERTa family, or a causal model.
 
     A masked model answers at ``{mask}``, a causal model at the end of the input; the model's
-    ``architectures`` tell which it is. Every query of up to `MAX_ROWS` rows is one forward pass.
-    The softmax over the vocabulary is computed in float32, only at the scored positions.
+    ``architectures`` decide which kind it is. A query of up to `MAX_SEQUENCES` sequences is one
+    forward pass. The softmax over the vocabulary is computed in float32, at scored positions only.
 
     The constructor reads the small files, and downloads those of a hub model. A worker thread loads
     the weights on the first call that needs them. Code that comes with a model is never run.
@@ -131,37 +131,38 @@ def plan_of(encoder: Encoder, query: Query) -> Plan:
         labels = [token for (token,) in encoder.label_ids(query.label_words)]
         clozes = [encoder.encode(parts) for parts in query.inputs]
         picks = [
-            [[(row, cloze.mask_index, token)] for token in labels]
-            for row, cloze in enumerate(clozes)
+            [[(index, cloze.mask_index, token)] for token in labels]
+            for index, cloze in enumerate(clozes)
         ]
-        rows = [cloze.ids for cloze in clozes]
-        return Plan(rows, picks, one_query(sum(map(len, rows))))
+        sequences = [cloze.ids for cloze in clozes]
+        return Plan(sequences, picks, one_query(sum(map(len, sequences))))
     if query.want == "text":
-        rows = encoder.encode_for_text(query)
-        return Plan(rows, [], one_query(sum(map(len, rows)), query.max_tokens * len(rows)))
-    rows, texts, num_tokens = [], [], 0
+        sequences = encoder.encode_for_text(query)
+        num_written = query.max_tokens * len(sequences)
+        return Plan(sequences, [], one_query(sum(map(len, sequences)), num_written))
+    sequences, picks, num_tokens = [], [], 0
     for parts, endings in zip(query.inputs, encoder.endings(query), strict=True):
-        # The last token of a text is scored, and not part of the input.
+        # The last token of a text is only scored: it is not part of the input.
         reserve = max(map(len, endings)) - 1
         start = encoder.encode(parts, reserve=reserve)
         num_tokens += len(start) + reserve
-        texts.append(_continued(rows, start, endings))
-    return Plan(rows, texts, one_query(num_tokens))
+        picks.append(_add_sequences(sequences, start, endings))
+    return Plan(sequences, picks, one_query(num_tokens))
 
 
-def _continued(
-    rows: list[list[int]], start: list[int], endings: Sequence[list[int]]
+def _add_sequences(
+    sequences: list[list[int]], start: list[int], endings: Sequence[list[int]]
 ) -> list[list[Pick]]:
-    """Add the rows of one input, and return the tokens of its texts to score."""
-    row_of: dict[tuple[int, ...], int] = {}
-    texts = []
+    """Add the sequences of one input; return the picks of each of its endings."""
+    indices: dict[tuple[int, ...], int] = {}
+    picks = []
     for ending in endings:
-        # Texts that differ only in the last token share a row.
-        row = row_of.setdefault(tuple(ending[:-1]), len(rows))
-        if row == len(rows):
-            rows.append([*start, *ending[:-1]])
-        texts.append([(row, len(start) - 1 + at, token) for at, token in enumerate(ending)])
-    return texts
+        # Endings that differ only in the last token share a sequence.
+        index = indices.setdefault(tuple(ending[:-1]), len(sequences))
+        if index == len(sequences):
+            sequences.append([*start, *ending[:-1]])
+        picks.append([(index, len(start) - 1 + at, token) for at, token in enumerate(ending)])
+    return picks
 
 
 class TorchModel:
@@ -181,7 +182,7 @@ class TorchModel:
             self._pad_id, self._options = encoder.pad_id, {}
             auto_class = "AutoModelForMaskedLM"
         self.module = load_module(auto_class, checkpoint, getattr(torch, dtype), device)
-        # Maps hidden states to logits; for RoBERTa by a dense layer, a norm and the vocabulary.
+        # Maps hidden states to logits.
         self.head = getattr(self.module, "lm_head", None) or self.module.get_output_embeddings()
         if self.head is None:
             raise BackendError(f"{checkpoint.name}: the model has no language model head")
@@ -195,21 +196,21 @@ class TorchModel:
 
     def score(self, plan: Plan) -> Answer:
         """Return the log-probability of each text of each input."""
-        picks = dict.fromkeys(pick for texts in plan.texts for text in texts for pick in text)
+        picks = dict.fromkeys(pick for texts in plan.picks for text in texts for pick in text)
         values: dict[Pick, float] = {}
-        for batch in self._batches(plan.rows):
-            at = {row: index for index, row in enumerate(batch)}
-            wanted = [pick for pick in picks if pick[0] in at]
+        for batch in self._batches(plan.sequences):
+            place = {index: at for at, index in enumerate(batch)}
+            wanted = [pick for pick in picks if pick[0] in place]
             with self._failing_clearly(), self._torch.inference_mode():
                 scored = self._forward(
-                    [plan.rows[row] for row in batch],
-                    [(at[row], position, token) for row, position, token in wanted],
+                    [plan.sequences[index] for index in batch],
+                    [(place[index], position, token) for index, position, token in wanted],
                 )
                 values.update(zip(wanted, scored.tolist(), strict=True))
         return Answer(
             log_probs=tuple(
                 tuple(float32(fsum(values[pick] for pick in text)) for text in texts)
-                for texts in plan.texts
+                for texts in plan.picks
             ),
             usage=plan.worst.without_queries(),
         )
@@ -219,14 +220,14 @@ class TorchModel:
         assert isinstance(self.encoder, CausalEncoder)
         ends = self.module.generation_config.eos_token_id
         ends = {ends} if isinstance(ends, int) else set(ends or ())
-        written: list[list[int]] = [[]] * len(plan.rows)
-        for batch in self._batches(plan.rows):
+        written: list[list[int]] = [[]] * len(plan.sequences)
+        for batch in self._batches(plan.sequences):
             with self._failing_clearly(), self._torch.inference_mode():
-                ids, mask = self._padded([plan.rows[index] for index in batch], right=False)
-                sequences = self.module.generate(
+                ids, mask = self._padded([plan.sequences[index] for index in batch], right=False)
+                outputs = self.module.generate(
                     input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens
                 )[:, ids.shape[1] :].tolist()
-            for index, tokens in zip(batch, sequences, strict=True):
+            for index, tokens in zip(batch, outputs, strict=True):
                 end = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
                 written[index] = tokens[: end + 1]
         return Answer(
@@ -251,51 +252,52 @@ class TorchModel:
             if str(self._device).startswith("cuda"):
                 torch.cuda.empty_cache()
             raise BackendError(
-                f"{self._device} is out of memory at {MAX_ROWS} rows: "
-                "take dtype bfloat16, a smaller model or a smaller batch_size"
+                f"{self._device} is out of memory at {MAX_SEQUENCES} inputs: "
+                "set dtype: bfloat16, or use a smaller model or batch_size"
             ) from exc
         except (RuntimeError, IndexError, ValueError) as exc:  # Raised by torch for a bad input.
             raise BackendError(f"torch failed: {first_line(exc)}") from exc
 
-    def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        order = list(range(len(rows)))
-        if len(rows) > MAX_ROWS:
-            order.sort(key=lambda index: len(rows[index]), reverse=True)
-        for begin in range(0, len(order), MAX_ROWS):
-            yield order[begin : begin + MAX_ROWS]
+    def _batches(self, sequences: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """Yield the indices of the sequences of each forward pass."""
+        order = list(range(len(sequences)))
+        if len(sequences) > MAX_SEQUENCES:
+            order.sort(key=lambda index: len(sequences[index]), reverse=True)
+        for begin in range(0, len(order), MAX_SEQUENCES):
+            yield order[begin : begin + MAX_SEQUENCES]
 
-    def _forward(self, rows: Sequence[Sequence[int]], picks: Sequence[Pick]) -> Any:
+    def _forward(self, sequences: Sequence[Sequence[int]], picks: Sequence[Pick]) -> Any:
         """Return the log-probability of each pick: float32, nats, over the whole vocabulary."""
         # The head is expensive, so it runs once per position.
-        positions = list(dict.fromkeys((row, position) for row, position, _ in picks))
+        positions = list(dict.fromkeys((index, position) for index, position, _ in picks))
         place = {position: index for index, position in enumerate(positions)}
-        with self._only(*zip(*positions, strict=True)):
+        with self._head_at(*zip(*positions, strict=True)):
             # Padding is on the right, so causal attention does not reach it.
-            ids, mask = self._padded(rows, right=True)
+            ids, mask = self._padded(sequences, right=True)
             logits = self.module(input_ids=ids, attention_mask=mask, **self._options).logits
         if logits.shape[:2] != (1, len(positions)):
             raise BackendError("this architecture is not supported: its logits have another shape")
         logits = logits[0].float()
-        pairs = [(place[row, position], token) for row, position, token in picks]
+        pairs = [(place[index, position], token) for index, position, token in picks]
         at, tokens = self._torch.tensor(pairs, device=self._device).unbind(1)
         return logits[at, tokens] - logits.logsumexp(1)[at]
 
-    def _padded(self, rows: Sequence[Sequence[int]], *, right: bool) -> tuple[Any, Any]:
-        width = max(map(len, rows))
+    def _padded(self, sequences: Sequence[Sequence[int]], *, right: bool) -> tuple[Any, Any]:
+        width = max(map(len, sequences))
         ids, mask = [], []
-        for row in rows:
-            padding, blank = [self._pad_id] * (width - len(row)), [0] * (width - len(row))
-            ids.append([*row, *padding] if right else [*padding, *row])
-            mask.append([1] * len(row) + blank if right else blank + [1] * len(row))
+        for tokens in sequences:
+            padding, zeros = [self._pad_id] * (width - len(tokens)), [0] * (width - len(tokens))
+            ids.append([*tokens, *padding] if right else [*padding, *tokens])
+            mask.append([1] * len(tokens) + zeros if right else zeros + [1] * len(tokens))
         tensor = self._torch.tensor
         return tensor(ids, device=self._device), tensor(mask, device=self._device)
 
     @contextmanager
-    def _only(self, rows: Sequence[int], positions: Sequence[int]) -> Iterator[None]:
-        """Restrict the head to M positions, in a batch of one: its input is (1, M, hidden size)."""
+    def _head_at(self, indices: Sequence[int], positions: Sequence[int]) -> Iterator[None]:
+        """Restrict the head to M positions: its input then has the shape (1, M, hidden size)."""
 
         def pick(_: object, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (args[0][list(rows), list(positions)].unsqueeze(0), *args[1:])
+            return (args[0][list(indices), list(positions)].unsqueeze(0), *args[1:])
 
         hook = self.head.register_forward_pre_hook(pick)
         try:
@@ -364,21 +366,21 @@ def chat_template(checkpoint: Checkpoint) -> ApplyTemplate | None:
 
 
 def is_causal(folder: Path) -> bool:
-    """Whether the model in a folder is causal; else it is masked."""
+    """Whether the model in a folder is causal (True) or masked (False)."""
     names = read_json(folder / "config.json").get("architectures") or []
     if any(name.endswith("ForMaskedLM") for name in names):
         return False
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         return True
     raise SpecError(
-        f"its architectures are {names}, "
-        "it must be a masked (...ForMaskedLM) or a causal (...ForCausalLM) language model",
+        f"its architectures are {names}; "
+        "needs a masked (...ForMaskedLM) or a causal (...ForCausalLM) language model",
         source=str(folder / "config.json"),
     )
 
 
 def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str) -> Any:
-    """Load a model for inference, without dropout and gradients of its weights."""
+    """Load a model for inference, without dropout and without gradients of its weights."""
     torch, transformers = import_module("torch"), import_module("transformers")
     options: dict[str, Any] = {"trust_remote_code": False, "output_loading_info": True}
     name = checkpoint.name
@@ -392,14 +394,14 @@ def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str
     try:
         model_class = getattr(transformers, auto_class)
         model, info = model_class.from_pretrained(name, dtype=dtype, **options)
-        if missing := sorted(info["missing_keys"]):  # They would be random numbers.
+        if missing := sorted(info["missing_keys"]):  # They would be set at random.
             raise BackendError(f"{checkpoint.name}: the weights lack {', '.join(missing[:3])}")
         return model.to(device).eval().requires_grad_(False)
     except BackendError:
         raise
     except torch.OutOfMemoryError as exc:
         problem = f"does not fit into the memory of {device}"
-        advice = "take dtype bfloat16 or a smaller model"
+        advice = "set dtype: bfloat16, or use a smaller model"
         raise BackendError(f"{checkpoint.name}: {problem}: {advice}") from exc
     except Exception as exc:  # OSError, ValueError, errors of safetensors: no common base class.
         raise BackendError(f"{checkpoint.name}: cannot load the model: {first_line(exc)}") from exc

@@ -23,7 +23,7 @@ _PROBE = "The film's  cast: 3 naïve\n actors, 1 24 日本 Ω."
 """A text to compare tokenisers, which differ in scripts, numbers, line breaks and spaces."""
 
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Exceptions that an answer of another form causes."""
+"""Exceptions from reading an answer that has another form than vLLM's."""
 
 _T = TypeVar("_T")
 _Rows = tuple[tuple[float, ...], ...]
@@ -62,7 +62,7 @@ class VllmBackend(ServerBackend[_Request]):
     Log-probabilities are over the whole vocabulary, independent of the server's sampling settings
     (with ``--logprobs-mode raw_logprobs``, the default). The client tokenises texts, so that names
     of special tokens are plain text, and inputs that are too long are shortened. Without a local
-    ``tokenizer.json`` it downloads the model's from the hub.
+    ``tokenizer.json`` the client downloads the model's file from the hub.
 
     `check` reads the maximum length, the start tokens and the kind of model from the server, and
     must precede `fingerprint` and `worst_case`.
@@ -106,11 +106,11 @@ class VllmBackend(ServerBackend[_Request]):
         return f"vllm:{served.root}:{served.max_length}"
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Read the model from the server, and compare its tokeniser with the local one.
+        """Read the model's description from the server, and compare the tokenisers.
 
         Raises:
-            BackendBlocked: The server does not have this model, the same tokeniser or the plugin,
-                or it has changed since the last check.
+            BackendBlocked: The server lacks the model or the plugin, has another tokeniser, or has
+                changed since the last check.
         """
         served = await self._describe()
         if self._served is None:
@@ -120,8 +120,8 @@ class VllmBackend(ServerBackend[_Request]):
                 self.answers = frozenset({"labels"})
         elif served != self._served:
             raise self._server.blocked(
-                f"the server has changed: it had {self._served}, now {served}: restore the first, "
-                "or start a new run"
+                f"the server has changed: it had {self._served}, and now has {served}: "
+                "restore the first model, or start a new run"
             )
         await self._check_form(form)
         encoder = self._encoder
@@ -255,7 +255,7 @@ class VllmBackend(ServerBackend[_Request]):
         elif chat.is_chat(form):
             await self._fetch_frame(form)
         elif form and self._warns_of_raw_template:
-            self._warns_of_raw_template = False  # Once.
+            self._warns_of_raw_template = False
             if await self._apply_template([{"role": "user", "content": "a"}]) is not None:
                 chat.warn_of_raw_template(self._model)
 
@@ -273,7 +273,7 @@ class VllmBackend(ServerBackend[_Request]):
         if bare is None or spaced is None:
             raise self._server.blocked(
                 f"the task is a chat, but the model {self._model!r} has no chat template, or one "
-                f"that takes no messages of {', '.join(roles)}: write the task as a template, or "
+                f"that refuses messages of {', '.join(roles)}: write the task as a template, or "
                 "start vLLM with --chat-template"
             )
         encoder.frames[roles] = chat.chat_frame(roles, bare, spaced, encoder.split_special)
@@ -371,7 +371,7 @@ class VllmBackend(ServerBackend[_Request]):
         if not same:
             raise BackendBlocked(
                 f"{file} is not the tokeniser of {self._model!r} on {self._server.url}: set "
-                "tokenizer to the server's own"
+                "tokenizer to the server's tokeniser"
             )
         return encoder
 

@@ -36,12 +36,12 @@ class Budget(Frozen):
         return self
 
     def raised(self, caps: Budget) -> Budget:
-        """Return these caps, raised to those of `caps`."""
+        """Return these caps, of which the caps in `caps` replace lower ones."""
         higher = caps.model_dump(exclude_none=True)
         for unit, cap in higher.items():
             current = getattr(self, unit)
             if current is None:
-                raise ValueError(f"{unit}: has no cap; one would lower what may be spent")
+                raise ValueError(f"{unit}: has no cap; a new cap would lower what may be spent")
             if cap < current:
                 raise ValueError(f"{unit}: the cap is {current}, and a cap can only be raised")
         return self.model_copy(update=higher)
@@ -102,7 +102,7 @@ class Account:
         """Open a lease on an upper bound of a cost.
 
         Raises:
-            BudgetExhausted: It exceeds a cap; nothing was reserved.
+            BudgetExhausted: The bound exceeds a cap; nothing was reserved.
             ValueError: The lease id is in use.
         """
         if lease_id in self.leases:
@@ -120,7 +120,7 @@ class Account:
     def owe(self, lease_id: str, used: Usage) -> Account:
         """Raise an open lease to the amount used under it, even above a cap.
 
-        A provider may charge more than the upper bound; the excess must not be granted again.
+        A provider may charge more than the upper bound; no other lease may use the excess.
         """
         return replace(self, leases={**self.leases, lease_id: self.leases[lease_id].at_least(used)})
 

@@ -88,7 +88,7 @@ class BudgetGuard:
     is charged in full, because its request may have been sent.
 
     Args:
-        budget: The caps; None only counts.
+        budget: The caps; None counts usage without a cap.
         ledger: Ledger of the account; in memory by default.
         name: As for `Payer`.
     """
@@ -112,7 +112,7 @@ class BudgetGuard:
         try:
             await asyncio.shield(reserving)
         except asyncio.CancelledError:
-            # Otherwise asyncio logs a refusal as an exception that was never retrieved.
+            # Retrieves the exception: asyncio logs a refusal that nobody retrieves.
             reserving.add_done_callback(lambda done: done.cancelled() or done.exception())
             # Shielded: a second cancellation must not leave the lease open.
             await asyncio.shield(self._undo(lease))
@@ -125,12 +125,12 @@ class BudgetGuard:
             try:
                 await asyncio.shield(settling)
             except asyncio.CancelledError:
-                await asyncio.wait({settling})  # Completes before the event loop ends.
+                await asyncio.wait({settling})  # so that it completes before the loop ends
                 raise
 
     def _undo(self, lease: Lease) -> asyncio.Future[None]:
         def undo(ledger: MemoryLedger) -> None:
-            with suppress(UnknownLease):  # The reservation was refused.
+            with suppress(UnknownLease):  # raised if the reservation was refused
                 ledger.settle(lease.lease_id, NOTHING)
 
         return self._call(undo)
@@ -144,7 +144,7 @@ class BudgetGuard:
         return (await self.account()).remaining
 
     def _call(self, call: Callable[[MemoryLedger], T]) -> asyncio.Future[T]:
-        """Submit a call to the ledger, not as a task: the end of the event loop would cancel it."""
+        """Submit a call to the ledger, not as a task: tasks are cancelled when the loop ends."""
         if isinstance(self._ledger, SqliteLedger):
             return asyncio.wrap_future(self._ledger.submit(call))
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()

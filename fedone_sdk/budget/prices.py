@@ -37,7 +37,7 @@ class Price(Frozen):
         cached: Price of prompt tokens that the provider has in its cache; null for no discount.
         tiers: Prices of long prompts, shortest first. They must not decrease, so that the longest
             prompt bounds all costs.
-        flex: Prices under ``service_tier: flex``, as a fraction of these; null without this tier.
+        flex: Prices under ``service_tier: flex``, as a fraction of normal prices; null without it.
     """
 
     prompt: _Usd

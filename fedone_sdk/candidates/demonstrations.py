@@ -17,7 +17,7 @@ from fedone_sdk.task import Example, TaskSpec, answer_word, label_index, pieces_
 from fedone_sdk.vocabulary import MAX_CANDIDATE_CHARS, special_token
 
 _TRIES = 50
-"""Draws of a block until it differs from the others."""
+"""Maximum number of draws until a block differs from the others."""
 
 LONG_SHOT = 300
 """Shots with more characters are used only if a class has too few shorter ones."""
@@ -68,11 +68,11 @@ def demonstration_candidates(
 
     A shot is the part of the task's template after ``{slot_name}`` (or ``{prompt}``), filled with
     an example's texts; the placeholder of its label word replaces ``{mask}`` or is appended. For
-    generation, its reference text is appended. In a chat, the following messages are part of it,
-    each on its own line. Names of other slots stay as placeholders; see `fill`. A one-line shot
-    ends with a line feed. In a block with longer shots, each ends with a blank line.
+    generation, its reference text is appended. In a chat, the messages after it are part of the
+    shot, each on its own line. Names of other slots stay as placeholders; see `fill`. A one-line
+    shot ends with a line feed. In a block with longer shots, every shot ends with a blank line.
 
-    Classes alternate within a block, in a drawn order; every second block has the reverse order.
+    Classes alternate within a block, in a random order; every second block has the reverse order.
     Rows that contain a placeholder or a model's special token are skipped.
 
     Args:
@@ -82,11 +82,11 @@ def demonstration_candidates(
         slots: Names of the slots in the task's template, which are not columns.
         shots: Examples per block; 0 is the blank candidate.
         blocks: Blocks for each number of shots; fewer if there are not enough rows for that many
-            different blocks. The blocks of one number of shots do not depend on the others.
+            different blocks. Blocks of one number of shots do not depend on the other numbers.
 
     Returns:
-        Unique blocks of at most `MAX_CANDIDATE_CHARS`: the blank one, then in the order of
-        `shots`.
+        Unique blocks of at most `MAX_CANDIDATE_CHARS`: the blank one first, the others in the
+        order of `shots`.
 
     Raises:
         SpecError: The template has no place for demonstrations, or has a text field before it.

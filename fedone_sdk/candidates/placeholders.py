@@ -26,8 +26,8 @@ def fill(texts: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
     (``It was{label:1}`` and ``" great"``); after white space, at the beginning, and after an
     opening quote or bracket it loses its leading white space.
 
-    ``{NAME}`` becomes the text of slot NAME, with its label words replaced but not its slot names.
-    A slot's reference to itself is not replaced. Any other brace is text. The time is linear.
+    ``{NAME}`` becomes the text of slot NAME, in which label words are replaced but slot names are
+    not. A slot's reference to itself is not replaced. Any other brace is text. Takes linear time.
 
     Args:
         texts: The chosen candidate of each slot, by name, without the slot ``labels``.
@@ -43,7 +43,7 @@ def fill(texts: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
 def _replaced(text: str, labels: Mapping[str, str], others: Mapping[str, str]) -> str:
     words = {label_placeholder(label): word for label, word in labels.items()}
     slots = {f"{{{name}}}": other for name, other in others.items()}
-    # A shorter key is a prefix of a longer one only if it contains a brace itself.
+    # The longest key first: a name that contains braces can begin like another placeholder.
     keys = sorted([*words, *slots], key=len, reverse=True)
     if "{" not in text or not keys:
         return text
@@ -73,8 +73,8 @@ def prompt_of(
 ) -> TextPrompt:
     """Return the prompt of some candidates, one index per position.
 
-    It is their concatenation; with slots, the filled text of each slot (`fill`), where texts of
-    `changed`, by slot name, replace the candidates.
+    Without slots, the prompt is the concatenation of the candidates. With slots, it is the filled
+    text of each slot (`fill`); the texts of `changed`, by slot name, replace the candidates.
     """
     if not vocabulary.slots:
         return vocabulary.text(indices)
@@ -102,7 +102,7 @@ def no_prompt(task: TaskSpec, vocabulary: Vocabulary) -> TextPrompt:
 
 
 def label_sets_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[tuple[str, ...], ...]:
-    """Return the sets of label words in the slot ``labels``; without it, the task's words."""
+    """Return the sets of label words in the slot ``labels``; without the slot, the task's words."""
     for slot in vocabulary.slots:
         if slot.name == LABELS:
             return tuple(label_words(text, len(task.labels)) for text in slot.candidates)
@@ -112,8 +112,8 @@ def label_sets_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[tuple[str, ..
 def forms_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[Rendered, ...]:
     """Return inputs of the task without content, to check the label words that follow them.
 
-    Label words have a leading space only after text (`answer_word`). A last slot with candidates
-    that end in text, and others that do not, gives two forms.
+    Label words have a leading space only after text (`answer_word`). There are two such inputs if
+    some candidates of the last slot end in text and others do not.
     """
     if not task.slots:
         return (form_of(task),)

@@ -124,15 +124,16 @@ def read_proposals(
         text: The answer: a JSON array of strings, possibly truncated or within other text; or a
             numbered or bulleted list. Any other text gives no candidates.
         known: The slot's candidates. A text that differs from one of them only in case and white
-            space is dropped. New candidates get the white space that all of them start or end with.
+            space is dropped. New candidates get the white space that all known ones start or end
+            with.
         count: The largest number to return.
         labels: The label values whose placeholders are allowed; a candidate with other braces is
             dropped.
 
     Returns:
-        Unique candidates in the answer's order. Blank ones are dropped, those with more than
-        `MAX_PROPOSAL_CHARS` characters or an invisible character, and those that form a special
-        token, alone or next to another candidate.
+        Unique candidates in the answer's order. A text is dropped if it is blank, has more than
+        `MAX_PROPOSAL_CHARS` characters or an invisible one, or forms a special token, alone or
+        next to another candidate.
     """
     begin, end = _margins(known)
     placeholders = re.compile("|".join(re.escape(label_placeholder(key)) for key in labels) or "$^")

@@ -31,10 +31,10 @@ _FORM = (
 )
 
 _SHARED_WORDS = 5
-"""Words in a row that a proposal must not share with a row."""
+"""A proposal must not share this many consecutive words with a row of data."""
 
 _CASE_CHARS = 2000
-"""Characters shown of a text, and of its feedback."""
+"""Maximum characters of a text, and of its feedback, that the model is shown."""
 
 _ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 """Letters of scripts that write no space between words; each counts as a word."""
@@ -68,7 +68,7 @@ def reflection_messages(
 def merge_messages(task: TaskSpec, slot: str, texts: Sequence[str]) -> list[tuple[Role, str]]:
     """Return messages that ask a model to merge the texts that are best for different clients.
 
-    The first of `texts` is best for most clients, and so on.
+    The first of `texts` is best for the most clients, the last one for the fewest.
     """
     listed = "\n".join(f"- {quoted(text)}" for text in texts)
     paragraphs = [
@@ -97,10 +97,10 @@ def read_reflection(answer: str, *, known: Sequence[str], labels: Iterable[str])
 
 
 def quotes(text: str, rows: Iterable[str], public: Iterable[str]) -> str | None:
-    """Return a part of a text that private rows contain and no public text does; None without one.
+    """Return a part of a text that is in a private row and in no public text; None if no part is.
 
-    Such parts are 5 words in a row, a number, an address, or a name: a word that the rows write
-    only with a capital letter. This is a filter, not differential privacy: a model can encode a row
+    Such parts are 5 consecutive words, a number, an address, or a name: a word that always has a
+    capital letter in the rows. This is a filter, not differential privacy: a model can encode a row
     in other words.
 
     Args:

@@ -17,14 +17,14 @@ def main() -> None:
     # Matrices are small: on busy cores OpenBLAS's threads would mostly wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if isinstance(sys.stdout, TextIOWrapper):
-        # Escapes what the encoding of a terminal or a pipe lacks.
+        # Characters that the encoding of a terminal or a pipe lacks are escaped.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _run()
-    except KeyboardInterrupt:  # during imports; commands handle it themselves
+    except KeyboardInterrupt:  # Ctrl-C during imports; commands handle later ones themselves.
         sys.exit(130)
     except Exception as exc:
-        # How pydantic reports Ctrl-C while it builds a validator.
+        # pydantic raises this error at Ctrl-C while it builds a validator.
         if type(exc).__name__ == "SchemaError" and "KeyboardInterrupt" in str(exc):
             sys.exit(130)
         raise

@@ -34,16 +34,16 @@ def secret(context: typer.Context, option: typer.CallbackParam, token: str | Non
     return token
 
 
-_SERVER = typer.Option(metavar="URL", help="The aggregator.")
+_SERVER = typer.Option(metavar="URL", help="The aggregator's URL.")
 _TOKEN = typer.Option(
     "--admin-token",
     metavar="",
     envvar="FEDONE_ADMIN_TOKEN",
     callback=secret,
-    help="The server's admin token, only in the variable.",
+    help="The server's admin token. Only the variable FEDONE_ADMIN_TOKEN can set it.",
 )
 
-RunPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run's description.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN_ID")]
 Server = Annotated[str, _SERVER]
 Token = Annotated[str, _TOKEN]
@@ -54,8 +54,8 @@ RunStore = Annotated[
     typer.Option(
         "--store",
         metavar="STORE",
-        help="A store: a SQLite file, or postgresql://USER@HOST/DATABASE. By default the store of "
-        "`fedone tune` in this folder's .fedone.",
+        help="The run's store: a SQLite file, or postgresql://USER@HOST/DATABASE. Default: the "
+        "store that `fedone tune` wrote to .fedone in this folder.",
     ),
 ]
 OwnRun = Annotated[
@@ -63,7 +63,7 @@ OwnRun = Annotated[
     typer.Option(
         "--run",
         metavar="RUN.yaml",
-        help="The run's file, if it names a custom method: a stored run loads no code.",
+        help="The run's file, which is required for a custom method: stored runs load no code.",
     ),
 ]
 BackendFile = Annotated[
@@ -71,7 +71,7 @@ BackendFile = Annotated[
     typer.Option(
         "--backend",
         metavar="FILE",
-        help="The model: a RUN.yaml, or a file with its `backend` section.",
+        help="The model: a RUN.yaml, or a file with a `backend` section.",
     ),
 ]
 JsonFile = Annotated[
@@ -79,11 +79,11 @@ JsonFile = Annotated[
     typer.Option(
         "--json",
         metavar="FILE",
-        help="Write the result as JSON; - is standard output.",
+        help="Write the result to this file as JSON; - is standard output.",
         allow_dash=True,
     ),
 ]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="Use this seed.")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Replace the run's random seed.")]
 Cap = Annotated[
     int | None, typer.Option(metavar="N", help="Spend no more than N training queries.")
 ]
@@ -113,7 +113,7 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Function], F
     """Return a decorator that adds a function to a group as a command.
 
     Its help is the function's docstring. The section ``Args:`` has the help of the parameters, each
-    with the placeholder of its value in parentheses; shared options have their help above.
+    with the placeholder of its value in parentheses. Shared options have their help in this module.
     """
 
     def add(function: Function) -> Function:
@@ -151,7 +151,7 @@ def group(about: str, *, example: str) -> typer.Typer:
 
 
 def tracking_of(names: Sequence[str] | None) -> Tracking:
-    """Return the trackers of these names."""
+    """Return the trackers with these names."""
     return Tracking({name: find_tracker(name) for name in names or ()})
 
 
@@ -162,7 +162,7 @@ def caps_of(option: str, texts: Sequence[str] | None) -> Budget | None:
     pairs = [text.partition("=") for text in texts]
     for unit, mark, _ in pairs:
         if not (unit and mark):
-            raise ArgumentError(f"{option}: {unit!r} must be UNIT=N, as queries=600")
+            raise ArgumentError(f"{option}: {unit!r} must be UNIT=N, such as queries=600")
     return validate_spec(Budget, {unit: cap for unit, _, cap in pairs}, source=option)
 
 
@@ -173,7 +173,7 @@ def call(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> T:
-    """Return the result of a method of a client of the server."""
+    """Call a method of a server's `AdminClient`, and return its result."""
 
     async def answer() -> T:
         async with AdminClient(server, token) as admin:

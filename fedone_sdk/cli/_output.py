@@ -55,7 +55,7 @@ def note(text: str) -> None:
 class Output:
     """Prints text for people, and writes the JSON file.
 
-    Write the file first: then a closed output pipe loses no paid result.
+    Call `write_json` first, so that a closed output pipe loses no paid result.
     """
 
     def __init__(self, json_file: Path | None) -> None:
@@ -78,7 +78,7 @@ class Output:
         return document
 
     def heading(self, text: str) -> None:
-        """Print a line above facts."""
+        """Print a heading."""
         self.console.print(Text(text, style="bold"))
 
     def facts(self, facts: Mapping[str, str]) -> None:
@@ -204,10 +204,10 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "label bias": None
         if prompt.bias is None
         else f"{bias_text(prompt.bias)}, belongs to the prompt",
-        "cheapest within": None
+        "cheaper prompt": None
         if cheapest is None or cheapest.prompt is None
         else repr(cheapest.prompt.text),
-        # In one line, for runs without the table of a verdict.
+        # Shown only for runs without the table of a verdict.
         f"{result.metric.name} on dev": None
         if verdict is not None and verdict.standings
         else ", ".join(

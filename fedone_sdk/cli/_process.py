@@ -23,7 +23,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stopping(stop: Callable[[], object], *, then_cancel: bool = False) -> Iterator[None]:
-    """Call `stop` at the first SIGINT or SIGTERM; a second one ends the process at once.
+    """Call `stop` at the first SIGINT or SIGTERM; a second signal ends the process at once.
 
     With `then_cancel`, a second SIGINT cancels the main task of `asyncio.run`, which cleans up.
     """
@@ -127,7 +127,7 @@ def reporting_errors() -> Iterator[None]:
         if any(map(_is_write_error, errors)):
             # Python's flush of stdout at exit would print another error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        # Several clients may have failed for the same reason.
+        # Each line is printed once, because several clients may fail for one reason.
         print(*dict.fromkeys(lines), sep="\n", file=sys.stderr)
         sys.exit(2)
 
@@ -161,7 +161,7 @@ def _is_write_error(error: BaseException) -> TypeGuard[OSError]:
 
 @contextmanager
 def errors_in(source: str) -> Iterator[None]:
-    """Name a file in errors of its contents and of the model that it describes."""
+    """Add a file's name to errors about its contents and about the model that it describes."""
     try:
         yield
     except SpecError as exc:

@@ -1,4 +1,4 @@
-"""RUN.yaml: its spec, the objects that it describes, and the files that keep its run."""
+"""RUN.yaml: its spec, the objects that it describes, and the files in which its run is kept."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RunFile:
             return local.Federation.load(self.spec, self.folder)
 
     def backend(self, *, cache: Path | None = None) -> backends.LLMBackend:
-        """Return the model's client; `cache` keeps its answers, unless the run has one."""
+        """Return the model's client; answers are kept in `cache`, unless the run names a cache."""
         spec = self.spec.backend
         if cache is not None and spec.cache is None:
             spec = spec.model_copy(update={"cache": str(cache.absolute())})
@@ -72,7 +72,7 @@ class RunFile:
 
 
 def backend_of(path: Path | None) -> backends.LLMBackend:
-    """Return the model of a file with a `backend` section; None is the embedded model."""
+    """Return the model of a file with a `backend` section; the embedded model without a file."""
     with errors_in("arguments" if path is None else str(path)):
         spec = BackendSpec() if path is None else load_backend(path)
         return build_backend(spec, Path() if path is None else path.parent)
@@ -103,7 +103,7 @@ class KnownRun:
     """A stored run before the command continues it.
 
     Attributes:
-        ended: The status of a run that has ended and cannot continue.
+        ended: The status of a run that has ended and cannot continue; None if it can continue.
         raised: The caps that this command raises, each as ``queries 300 -> 600``.
         cache_hits: Answers from the cache so far.
     """
@@ -116,7 +116,7 @@ class KnownRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """The files of one run. They differ for any run name, because only a store ends in ``.db``."""
+    """The files of one run. Names never collide, because only the name of a store ends in .db."""
 
     store: Path
     clients: Path
@@ -143,7 +143,7 @@ class RunState:
         )
 
     def make(self) -> None:
-        """Create the default folder, and make git ignore it."""
+        """Create the default folder, with a .gitignore for all of its files."""
         folder = self.store.parent
         if folder.name != FOLDER:
             return
@@ -207,7 +207,7 @@ class RunState:
     ) -> tuple[str, ...]:
         """Check that the stored run has this spec; return the caps that are raised."""
         stored = RunSpec.model_validate_json(known.spec)
-        # The stored spec has the first caps. Lower caps in the file have no effect.
+        # The stored spec has the original caps; `cap` has the current caps, which may be higher.
         caps = None if cap is None else Budget.model_validate(cap)
         stored = stored.model_copy(update={"budget": caps})
         differences = tuple(stored.differences(spec))
@@ -216,7 +216,7 @@ class RunState:
             if all(name.startswith("budget.") for name in differences):
                 changed += "; a cap can only be raised"
         elif not Vocabulary.parse(known.candidates).comes_from(vocabulary):
-            changed = "the candidates, through prompt or the data"
+            changed = "the candidates, because of prompt or the data"
         else:
             return tuple(name.removeprefix("budget.") for name in differences)
         raise SpecError(

@@ -76,16 +76,16 @@ def next_steps(
         )
     if known is not None and known.ended is None:
         hits = result.cache.hits - known.cache_hits
-        yield f"continued after round {known.round}; {plural(hits, 'answer')} from the cache"
+        yield f"the run continued after round {known.round}; {plural(hits, 'answer')} were cached"
     if known is not None and known.ended is not None:
         yield f"the run had ended before ({known.ended}); --fresh starts over with the paid answers"
     elif is_resumable(result):
         yield f"{result.reason}; continue with: {same_command()}"
     if result.status == "budget_exhausted" and result.rounds:
-        yield "a higher cap lets the run continue: in the file, or by --raise UNIT=N"
+        yield "with a higher cap the run continues: set it in the file, or by --raise UNIT=N"
     run_file = f" --run {shlex.quote(str(run_path))}" if spec.method.name == "own" else ""
     report = f"fedone report {result.run_id} --store {store}{run_file}"
-    yield f"kept in {state.store}; a report: {report}"
+    yield f"the run is kept in {state.store}; a report: {report}"
 
 
 def abortable(state: RunState | None) -> AbstractContextManager[None]:
@@ -113,7 +113,7 @@ Show = Callable[[str, bool], None]
 
 @contextmanager
 def shown(title: str) -> Iterator[Show]:
-    """Show a changing text on stderr: in one line of a terminal, else at most a line per second."""
+    """Show a changing text on stderr: on a terminal in one line, otherwise one line per second."""
     console = terminal(stderr=True)
     if console.is_terminal:
         with console.status(Text(f"{title}: starting")) as status:
@@ -142,7 +142,7 @@ class Progress:
         self._has_round = False
 
     def __call__(self, run: aggregator.ServedRun, change: aggregator.Change | None) -> None:
-        """Show a change of the run, if it is due."""
+        """Show the progress after a change of the run."""
         if self._began is None:
             self._began = time.monotonic(), _share(run)
             text = (

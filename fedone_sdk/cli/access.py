@@ -44,8 +44,8 @@ def create(
     Example: fedone tokens create one-phone --uses 1 --expires-in 7d --server https://fedone.example
 
     Args:
-        run (PATTERN): The runs that its devices may see; * matches any text; repeatable. Default:
-            all runs.
+        run (PATTERN): The runs that devices with this token may see; * matches any text;
+            repeatable. Default: all runs.
         uses (N): Maximum number of devices that may enrol with the token.
         expires_in (TIME): Lifetime of the token: 90m, 12h, 30d.
     """

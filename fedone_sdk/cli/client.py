@@ -44,7 +44,7 @@ def client(
 ) -> None:
     """Tune prompts as an edge client with this machine's data, until the run has ended.
 
-    At Ctrl-C or SIGTERM the client completes its work and stops; a second one aborts the work. Logs
+    At Ctrl-C or SIGTERM the client completes its work and stops; a second signal aborts. Logs
     are JSON lines on standard output. HTTPS_PROXY, HTTP_PROXY and NO_PROXY name a proxy,
     SSL_CERT_FILE the trusted authorities.
 
@@ -52,19 +52,20 @@ def client(
         --state ~/.fedone
 
     Args:
-        server (URL): The aggregator.
+        server (URL): The aggregator's URL.
         data (FILE): Labelled examples. Without --backend, their texts are sent to the server.
         label (COLUMN): The column with the label.
-        field (COLUMN): A column that runs may render, once per column. With the label column among
-            them, reference texts of loss nll are sent.
-        token: Enrolment token, only in the variable; not needed once --state has an identity.
+        field (COLUMN): A column that runs may render, once per column. If the label column is one
+            of them, reference texts of loss nll are sent to the server.
+        token: Enrolment token. Only the variable FEDONE_TOKEN can set it. It is not needed once
+            --state has an identity.
         state (DIR): Keep the identity, unsent updates and paid losses here, for restarts.
-        run (RUN_ID): Work only for this run; or the path of its RUN.yaml, whose score function
-            this client then uses for generated texts.
+        run (RUN_ID): Work only for this run. Instead of the id it may be the path of its RUN.yaml,
+            whose score function this client then uses for generated texts.
         privacy (UNIT:EPSILON): Decline work of runs without differential privacy, and work that
             raises this client's total epsilon (delta 1e-5) above EPSILON; --state keeps the total.
             UNIT is the unit of protection: label, example or device. Needs --label and --field;
-            without --backend only label.
+            without --backend, UNIT must be label.
         budget (UNIT=N): Cap all work of this client, once per unit: queries, and with
             --backend requests, tokens or usd. --state keeps the amounts spent.
         cert (FILE): This device's certificate with its private key (PEM), for mTLS.

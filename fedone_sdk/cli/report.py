@@ -38,7 +38,7 @@ def report(
     Args:
         source (RUN): An export (`fedone runs export`); or the id of a run in --store, --server or
             this folder's .fedone.
-        target (FILE): RUN.html by default.
+        target (FILE): The page. Default: RUN.html.
     """
     if store is None and server is None and not os.path.exists(source):
         store = str(default_store(source)) if os.path.isfile(default_store(source)) else None
@@ -56,7 +56,7 @@ def report(
 
 
 def check_report(option: str, target: Path) -> None:
-    """Check that a report can be written, before the run that it reports."""
+    """Check that a report can be written; called before the run."""
     if target.suffix != ".html":
         raise ArgumentError(f"{option}: {target} must end in .html")
     check_target(option, target)
@@ -78,7 +78,7 @@ def export_run(
     Example: fedone runs export sst2 --as prompt -o sst2.json --store fedone.db
 
     Args:
-        target (FILE): RUN_ID.jsonl, or RUN_ID.prompt.json, by default.
+        target (FILE): The file to write. Default: RUN_ID.jsonl or RUN_ID.prompt.json.
         form: `run` is the run as JSON lines, `prompt` its prompt as an artefact.
     """
     load_own(run_path)
@@ -97,7 +97,7 @@ def export_run(
 
 
 def load_own(run_path: Path | None) -> None:
-    """Load the custom method that a RUN.yaml names; a stored run loads no code."""
+    """Load the custom method that a RUN.yaml names, because a stored run loads no code."""
     if run_path is not None:
         RunFile.load(run_path)
 
@@ -121,7 +121,7 @@ def _exported(
     if store is not None and server is None:
         return asyncio.run(_read(_opened(store) if isinstance(store, str) else store, run_id))
     if server is None or store is not None:
-        raise ArgumentError("give one of --server, --store")
+        raise ArgumentError("give either --server or --store")
     if token is None:
         raise ArgumentError("FEDONE_ADMIN_TOKEN: is required with --server")
     data = call(server, token, AdminClient.log, run_id)

@@ -48,9 +48,11 @@ def retune(
         path (PROMPT.json): The artefact of the old prompt.
         backend_path (NEW.yaml): The new model: a file with the `backend` section of a RUN.yaml. Its
             paths are relative to its folder.
-        run_path (RUN.yaml): Use its task, data, method, vocabulary and caps, but not its model.
+        run_path (RUN.yaml): The run whose task, data, method, vocabulary and caps are used. Its
+            model is not used.
         only_plan: Estimate the cost without sending requests.
-        target (FILE): The recommended prompt; by default RUN_ID.prompt.json next to the old one.
+        target (FILE): Write the recommended prompt. Default: RUN_ID.prompt.json next to
+            PROMPT.json.
         html (FILE.html): Write the report of the run.
         fresh: Remove the kept run and start over. Paid answers are kept and reused.
     """
@@ -117,7 +119,7 @@ def _print(output: _output.Output, name: str, report: RetuneReport) -> None:
 
 
 async def _plan(model: RunFile, retuning: Retuning) -> local.RunPlan:
-    """Return the plan, by a separate backend without a cache, so that paid answers count too."""
+    """Return the plan; its backend has no cache, so that paid answers are included."""
     backend = model.spec.backend.model_copy(update={"cache": None})
     spec = model.spec.model_copy(update={"backend": backend})
     async with RunFile(path=model.path, spec=spec).backend() as opened:

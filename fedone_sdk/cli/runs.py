@@ -32,7 +32,7 @@ def show(
     by_client: Annotated[bool, typer.Option("--clients")] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Show the state or the result of a run; without RUN_ID, all runs.
+    """Show the state or the result of a run; without RUN_ID, list all runs.
 
     Example: fedone runs show sst2 --server https://fedone.example
 
@@ -92,7 +92,7 @@ def _ago(time_s: float) -> str:
 
 @command(app)
 def stop(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
-    """End a run, with its result so far.
+    """End a run, and keep its result so far.
 
     Example: fedone runs stop sst2 --server https://fedone.example
     """
@@ -110,8 +110,8 @@ def resume(
 ) -> None:
     """Resume a stopped, paused or failed run, or raise the caps of a run.
 
-    Values are the new caps, not increments. A run that ended because its budget was exhausted
-    continues with the new caps.
+    --raise sets new caps; it does not add to the old ones. A run that ended because its budget was
+    exhausted continues with the new caps.
 
     Example: fedone runs resume sst2 --raise queries=600 --server https://fedone.example
     """
@@ -143,9 +143,9 @@ def rollback(
         https://fedone.example
 
     Args:
-        to_round (N): The first round to repeat; its results and those of later rounds are
-            discarded.
-        reason (TEXT): An explanation, for the log.
+        to_round (N): The first round to repeat. The results of this round and of all later rounds
+            are discarded.
+        reason (TEXT): Why the run is rolled back; written to its log.
     """
     output = Output(json_file)
     result = call(server, token, AdminClient.roll_back, run_id, to_round, reason)

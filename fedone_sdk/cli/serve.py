@@ -98,7 +98,7 @@ async def _check(settings: _Settings) -> str:
         backend = await _backend(config, folder, None, stack)
         server = aggregator.Aggregator(backend=backend, store=copy, **dict(config.auth))
         await stack.enter_async_context(server)
-        # Without measurements, which cost queries.
+        # Runs are added without measurements, because these cost queries.
         await _add_runs(server, runs, failures, stack, measured=False)
     return store
 
@@ -231,7 +231,7 @@ def _dev_of(run: aggregator.RunToServe) -> _Dev:
     task, folder = run.spec.task, run.path.parent
     try:
         return _Dev(run.dev, "", local.load_score(task, folder), local.load_measure(task, folder))
-    except SpecError as exc:  # Devices may have a function that the server does not have.
+    except SpecError as exc:  # The function may be installed on devices only.
         return _Dev(why="; ".join(exc.problems))
 
 
@@ -285,14 +285,14 @@ def upgrade(
 ) -> None:
     """Upgrade a store to the newest schema; its contents are kept.
 
-    Stop every server on it first, and make a backup. Without arguments the store is that of the
-    environment variable FEDONE_STORE__URL.
+    First stop every server that uses the store, and make a backup. Without arguments, the
+    environment variable FEDONE_STORE__URL names the store.
 
     Example: fedone db upgrade --store postgresql://fedone@db.example/fedone
 
     Args:
         config_path (CONFIG.yaml): The server's configuration.
-        url (URL): A store: a SQLite file, or postgresql://USER@HOST/DATABASE.
+        url (URL): The store: a SQLite file, or postgresql://USER@HOST/DATABASE.
     """
     from fedone_sdk.stores.sql.schema import HEAD
 
@@ -309,8 +309,8 @@ def upgrade(
 def copy(source: str, target: str) -> None:
     """Copy a store into an empty one, with all runs, clients and tokens.
 
-    Stop every server on both first. Then serve the copy only, because two servers would each spend
-    up to the caps.
+    First stop every server that uses either store. Then serve only the copy, because two servers
+    would each spend up to the caps.
 
     Example: fedone db copy fedone.db postgresql://fedone@db.example/fedone
 

@@ -55,7 +55,7 @@ def tune(
             names a cache.
         no_store: Keep nothing, so that a stopped run cannot continue.
         fresh: Remove the kept run of this name and start over. Paid answers are kept and reused.
-        artefact (FILE): Write the prompt with its provenance (`fedone prompt`).
+        artefact (FILE): Write the prompt and its provenance, for `fedone prompt use`.
         report (FILE): Write a report as one HTML page.
     """
     output = Output(json_file)
@@ -140,12 +140,12 @@ def plan(
 ) -> None:
     """Estimate the cost of a run, and check whether its cap suffices.
 
-    It sends no paid request to a hosted model.
+    The command sends no paid request to a hosted model.
 
     Example: fedone plan run.yaml
 
     Args:
-        probe: Time a local model for about 3 seconds; --no-probe does not load it.
+        probe: Measure a local model's speed for about 3 seconds; --no-probe does not load it.
     """
     output = Output(json_file)
     quiet_logs()
@@ -158,7 +158,7 @@ async def _plan(run: RunFile, probe: bool) -> tuple[local.RunPlan, bool]:
     federation, keyless = run.federation(), run
     key = run.spec.backend.api_key_env
     key_is_missing = key is not None and not os.environ.get(key, "").strip()
-    if key_is_missing:  # Tokens and prices are known without it.
+    if key_is_missing:  # Tokens and prices are known without the key.
         model = run.spec.backend.model_copy(update={"api_key_env": None})
         keyless = replace(run, spec=run.spec.model_copy(update={"backend": model}))
     async with AsyncExitStack() as stack:
@@ -170,7 +170,7 @@ async def _plan(run: RunFile, probe: bool) -> tuple[local.RunPlan, bool]:
                 backend=backend,
                 proposer=proposer,
                 probe=probe,
-                # Loading modules and data keeps one core busy.
+                # So far one core was busy with loading modules and data.
                 startup_s=time.process_time(),
             )
         if key_is_missing:
@@ -281,7 +281,7 @@ def quickstart(
 
 
 def _available(model: str) -> str:
-    """Return the model after fetching it, or the embedded one if it cannot be fetched."""
+    """Fetch a model; return its name, or the embedded model's if it cannot be fetched."""
     from fedone_sdk.cli.models import fetch
 
     try:
@@ -294,7 +294,7 @@ def _available(model: str) -> str:
 
 
 class _Change(NamedTuple):
-    """An example, and its label without a prompt, with the tuned one, and in truth."""
+    """An example, its predicted labels without and with the tuned prompt, and its true label."""
 
     example: Example
     before: int
@@ -334,7 +334,7 @@ def _print_changes(output: Output, run: RunFile, changes: Sequence[_Change]) -> 
     right = sum(change.after == change.target for change in changes)
     output.console.print()
     if changes:
-        output.heading(f"It changes {len(changes)} answers, {right} for the better; for example")
+        output.heading(f"The prompt changes {len(changes)} answers, {right} for the better:")
     for example, before, after, target in changes[:_SHOWN_CHANGES]:
         text = " ".join(_output.printable(str(example[name])) for name in task.fields)
         verdict = "right" if after == target else "wrong"

@@ -98,14 +98,14 @@ class AdminClient:
         return content
 
     async def stop(self, run_id: str) -> messages.RunResult:
-        """End a run, with the result so far."""
+        """End a run; its result is the result so far."""
         return await self._call(messages.RunResult, "POST", _run(run_id, "stop"))
 
     async def resume(self, run_id: str) -> messages.RunResult:
         """Resume a stopped, paused or failed run.
 
         Raises:
-            ProblemError: ``run_conflict`` if it runs or has ended for good.
+            ProblemError: ``run_conflict`` if the run is running or has ended permanently.
         """
         return await self._call(messages.RunResult, "POST", _run(run_id, "resume"))
 
@@ -113,7 +113,7 @@ class AdminClient:
         """Raise the caps that are not None; a run whose budget was exhausted continues.
 
         Raises:
-            ProblemError: ``run_conflict`` unless each is higher than before.
+            ProblemError: ``run_conflict`` unless each cap is higher than before.
         """
         body = caps.model_dump_json(exclude_none=True).encode()
         return await self._call(messages.RunResult, "POST", _run(run_id, "budget"), body=body)
@@ -136,7 +136,7 @@ class AdminClient:
         return await self._call(messages.RunResult, "POST", _run(run_id, "rollback"), body=body)
 
     async def delete(self, run_id: str, *, dry_run: bool = False) -> messages.Removal:
-        """Delete an ended run with its log for good; its name cannot be used again.
+        """Delete an ended run and its log permanently; its name cannot be used again.
 
         Raises:
             ProblemError: ``run_conflict`` if the run has not ended.
@@ -179,7 +179,7 @@ class AdminClient:
             params["after"] = str(page.next)
 
     async def revoke_client(self, client_id: str) -> messages.ClientInfo:
-        """Revoke a client for good."""
+        """Revoke a client permanently."""
         path = f"/v1/clients/{quote(client_id, safe='')}/revoke"
         return await self._call(messages.ClientInfo, "POST", path)
 
@@ -188,12 +188,12 @@ class AdminClient:
         return (await self._call(messages.TokenList, "GET", "/v1/enrolment-tokens")).tokens
 
     async def create_token(self, token: messages.NewToken) -> messages.CreatedToken:
-        """Create an enrolment token; no other answer contains its secret."""
+        """Create an enrolment token. Only this answer contains the token's secret."""
         body = messages.encode(token)
         return await self._call(messages.CreatedToken, "POST", "/v1/enrolment-tokens", body=body)
 
     async def revoke_token(self, name: str) -> messages.TokenInfo:
-        """Revoke an enrolment token for good; clients that enrolled with it stay."""
+        """Revoke an enrolment token permanently; clients that enrolled with it stay enrolled."""
         path = f"/v1/enrolment-tokens/{quote(name, safe='')}"
         return await self._call(messages.TokenInfo, "DELETE", path)
 
@@ -215,9 +215,9 @@ def _run(run_id: str, *rest: str) -> str:
 
 
 async def _server_sent(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:
-    """Yield the name and the one data line of each server-sent event."""
+    """Yield each server-sent event's name and data; the data is one line."""
     name, rest = "", b""
-    # Not line by line: the last event has the whole history, more than aiohttp's line limit.
+    # Read in chunks: the last event's line has the whole history, beyond aiohttp's limit of a line.
     async for chunk in stream.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:

@@ -1,4 +1,4 @@
-"""An edge client at work: its parts, its cache of runs, and the life of an assignment."""
+"""The parts of an edge client, its cache of runs, and how it does an assignment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MAX_RUNS = 8
 """Number of runs at which the cache is cleared."""
 
 _UNFIT = (BudgetExhausted, LabelWordError, MissingExtraError, SpecError, Unfit)
-"""Failures that would recur with other work of the same run."""
+"""Failures that other work of the same run would cause again."""
 
 _NOT_DECLINED = (
     "assignment_expired",
@@ -44,7 +44,7 @@ _NOT_DECLINED = (
     "unauthorized",
     "update_conflict",
 )
-"""Refusals after which work is not declined: the server has ended it, or its run is paused."""
+"""Refusals after which work is not declined: the server has ended the work or paused its run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Device:
     """The parts of an edge client.
 
     Attributes:
-        backend: The device's own model; None scores through the gateway.
+        backend: The device's own model; if None, the gateway scores.
         reflect: As in `WorkPolicy`.
         privacy: What the device requires of runs, and the epsilon that it has spent.
         logs_fit: Whether to log how the rows fit each new run.
@@ -121,7 +121,7 @@ class KnownRuns:
             # The server may be newer and use a method that this version does not know.
             raise Unfit(f"the run cannot be understood: {exc}") from exc
         if self._backend is not None:
-            if not run.task.slots:  # A slot may start the answer; `vocabulary` checks its words.
+            if not run.task.slots:  # With slots, `vocabulary` checks the label words.
                 await self._backend.check(run.task.label_words, form_of(run.task))
             fingerprint = self._backend.fingerprint
             if run.model not in (None, fingerprint):
@@ -166,7 +166,7 @@ class KnownRuns:
         return vocabulary
 
     def forget(self) -> None:
-        """Clear the cache: a new identity may see other runs with the same names."""
+        """Clear the cache: for a new identity, runs with the same names may be other runs."""
         self._tasks.clear()
         self._vocabularies.clear()
 
@@ -184,7 +184,7 @@ class Worker:
         self._runs.forget()
 
     def fits_more(self, all_rows: Sequence[Example]) -> bool:
-        """Return whether the examples fit a run that the earlier examples did not."""
+        """Return whether the examples fit a run that the earlier examples did not fit."""
         before, admit = len(self._unfit), self._device.admit
         self._unfit = {id: run for id, run in self._unfit.items() if not admit(run, all_rows).rows}
         return len(self._unfit) < before
@@ -251,10 +251,10 @@ class Worker:
         return unsent
 
     async def _send(self, unsent: Unsent) -> Turn:
-        """Send an update; the server answers a repeated one with the same receipt.
+        """Send an update; the server answers a repeated update with the same receipt.
 
-        Work whose update is refused while the assignment is open is declined; otherwise the next
-        claim would get it again.
+        If the update is refused while the assignment is open, the work is declined: without this,
+        the next claim would get the same assignment.
         """
         session, facts = self._device.session, facts_of(unsent)
         try:
@@ -284,7 +284,7 @@ class Worker:
             return self._refused(work, refusal)
 
     def _refused(self, work: Assignment | Unsent, refusal: errors.ProblemError) -> Turn:
-        """Drop work that the server has ended; keep that of a paused run."""
+        """Drop work that the server has ended; keep the work of a paused run."""
         facts = facts_of(work)
         _log.warning("work refused", code=refusal.code, detail=refusal.detail, **facts)
         if refusal.code == "model_mismatch":
@@ -297,14 +297,14 @@ class Worker:
     async def _decline(
         self, work: Assignment | Unsent, failure: Exception, *, private: bool
     ) -> Turn:
-        """Decline an assignment; the server then assigns its seat to another client.
+        """Decline an assignment, so that the server assigns its seat to another client.
 
         With `private`, the reason stays on the device, because it may depend on rows.
         """
         facts, session, journal = facts_of(work), self._device.session, self._journal(work)
         log = _log.bind(run_id=work.run_id, round=work.round)
         if not isinstance(failure, errors.FedOneError):
-            # A bug, perhaps in the app's model. Raised, it would end the client after each restart.
+            # A bug, perhaps in the app's model. To raise it would end the client at each restart.
             log.error("the work failed", traceback="".join(traceback.format_exception(failure)))
         log.warning("assignment declined", reason=str(failure))
         reason = reason_of(failure)[:500]
@@ -323,10 +323,10 @@ class Worker:
 
 
 def _is_kept(failure: Exception) -> bool:
-    """Return whether work that failed so is not declined: it can resume, or is ended."""
+    """Return whether the failed work is not declined, because it can resume or has ended."""
     if not isinstance(failure, errors.ProblemError):
         is_kept = isinstance(failure, (errors.MessageError, Paused, errors.TransportError))
         return is_kept and not isinstance(failure, errors.RefusedBetween)
     if failure.code == "backend_unavailable" and retry_after_s(failure) <= MAX_CALL_WAIT_S:
-        return False  # After all attempts; the model may be unavailable for long.
+        return False  # All attempts have failed: the model may be unavailable for long.
     return errors.is_retryable(failure) or failure.code in _NOT_DECLINED

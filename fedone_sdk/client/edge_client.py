@@ -42,8 +42,8 @@ class EdgeClient:
     A run with `privacy` hides labels in noise. With a `backend` of the device no text is sent.
 
     The device declines a run that renders a column outside `fields`, that has another label column,
-    or whose labels do not cover those of the rows. With a `WorkPolicy` that requires privacy it
-    does not say why, and reports one example.
+    or whose labels do not cover the labels of the rows. If the `WorkPolicy` requires privacy, the
+    device sends no reason, and reports that it has one example.
 
     A client belongs to one event loop at a time; `stop` may be called from any thread.
 
@@ -51,13 +51,13 @@ class EdgeClient:
         data: The examples, an iterable; or a callable (plain or async) that returns the current
             examples before each assignment.
         label: The label column, ``label`` by default. It stays on the device.
-        fields: Columns that a run may render; None is every column but the label. With the label
+        fields: Columns that a run may render; None is every column but the label. If the label is
             among them, reference texts of loss ``nll`` go to the gateway, after
-            `Hooks.before_send`. Rows without one of these columns take part in no run.
+            `Hooks.before_send`. Rows that lack one of these columns take part in no run.
         token: Enrolment token, required until the device has an identity.
-        backend: The device's own model; None scores through the gateway.
-        state_dir: Folder of identity, unsent updates and paid losses, which other processes cannot
-            use until the end of ``async with``; None keeps them in memory.
+        backend: The device's own model; if None, the gateway scores.
+        state_dir: Folder of identity, unsent updates and paid losses; None keeps them in memory.
+            No other process can use the folder until the end of ``async with``.
 
     Raises:
         DataError: `data` is empty, the state folder cannot be created, another process uses it, or
@@ -107,12 +107,12 @@ class EdgeClient:
             reflect=policy.reflect,
             budget=options.budget_guard(policy.budget, state_dir, backend),
             privacy=privacy,
-            # A simulation compares the rows of its many clients itself.
+            # A simulation checks the rows of all its clients together.
             logs_fit=network.transport is None,
         )
         self._worker = Worker(self._device)
         self._backoff = session.Backoff()
-        # For an app that calls `run_once` during `run_forever`.
+        # One turn at a time, also if an app calls `run_once` during `run_forever`.
         self._turns = asyncio.Lock()
         state.close()
 
@@ -149,9 +149,9 @@ class EdgeClient:
     async def run_for(self, seconds: float) -> None:
         """Work for a limited time, such as the time that a mobile system gives to an app.
 
-        Work in progress is then cancelled; the next turn continues it from the state folder. An
-        async function of the app that ignores its cancellation keeps running. A plain function runs
-        in the client's thread, and should return at once.
+        At the limit, work in progress is cancelled; the next turn continues it from the state
+        folder. An async function of the app that ignores its cancellation keeps running. A plain
+        function runs in the client's thread, and should return immediately.
 
         Raises:
             ArgumentError: The time is negative or not a number.
@@ -165,15 +165,15 @@ class EdgeClient:
             await within(self.run_forever(), seconds - grace_s, grace_s=grace_s)
 
     def stop(self) -> None:
-        """Make `run_forever` return, after the work in progress; from any thread.
+        """Make `run_forever` return after the work in progress; may be called from any thread.
 
-        It can be called again afterwards. If nothing is running, the next call of `run_forever`
-        returns at once, or the next `run_once` does not wait.
+        `run_forever` can be called again afterwards. If nothing is running, the next `run_forever`
+        returns immediately, or the next `run_once` does not wait.
         """
         self._stop.set()
 
     async def run_once(self) -> Turn:
-        """Send unsent updates, claim work once, and do it.
+        """Send unsent updates, claim work once, and do the work.
 
         Raises:
             ProblemError: The aggregator refuses this device or its version.
@@ -200,7 +200,7 @@ class EdgeClient:
         return turn
 
     def _failed(self, exc: errors.FedOneError) -> Turn:
-        """Return the turn that a failed call ended.
+        """Return the result of a turn that a failed call has ended.
 
         Raises:
             ProblemError: The failure is permanent.
@@ -215,7 +215,7 @@ class EdgeClient:
             self._device.state.clear()
             self._worker.forget()
             return Turn(outcome="idle", next_turn_s=self._backoff.next_s())
-        # A captive portal's answer counts as offline, too.
+        # The answer of a captive portal means offline, too.
         self._session.set_offline(exc)
         wait_s = self._backoff.next_s(session.retry_after_s(exc))
         return Turn(outcome="offline", next_turn_s=wait_s)
@@ -273,7 +273,7 @@ class EdgeClient:
         return claimed
 
     async def enrol(self) -> None:
-        """Enrol the device unless it has an identity; a turn does so, too.
+        """Enrol the device unless it has an identity; turns do this when necessary.
 
         Raises:
             ProblemError: The token is not valid.
@@ -284,7 +284,7 @@ class EdgeClient:
             await self._session.enrol()
 
     async def rotate_credential(self) -> None:
-        """Replace the device's credential, which stays valid until the first use of the new one.
+        """Replace the device's credential; the old one is valid until the new one is used.
 
         Raises:
             ProblemError: The aggregator refuses.

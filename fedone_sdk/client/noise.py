@@ -3,7 +3,7 @@
 The discrete Gaussian mechanism on a grid (Canonne, Kamath and Steinke 2020): values are clipped and
 rounded to integers, the noise is added in exact integer arithmetic, and the noised integers are
 scaled back. No parameter makes the noise vanish, and the low bits of a result reveal nothing
-(Mironov 2012). The randomness is the operating system's: the server knows the run's seed.
+(Mironov 2012). Random bits come from the operating system, because the server knows the run's seed.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def noised_means(
 ) -> tuple[float, ...]:
     """Return means over examples, shape (d,), with noise that protects one example.
 
-    One example changes each of the d sums by at most the width of its bounds, and the vector of the
-    sums, in units of these widths, by at most sqrt(d). A noised mean may be outside its bounds.
+    One example changes each of the d sums by at most the width of its bounds. The vector of sums,
+    each divided by its width, changes by at most sqrt(d). A noised mean may be outside its bounds.
 
     Args:
         values: Shape (d, b), one row per mean, the same examples in each.
@@ -55,7 +55,7 @@ def noised_means(
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
         random: Source of uniform integers.
         sensitivity: A bound below sqrt(d), for values that depend on each other. Rounding to the
-            grid may add a step in each number.
+            grid may add one grid step in each number.
     """
     square = float(len(values) * _GRID * _GRID)
     if sensitivity is not None:
@@ -93,7 +93,7 @@ def private_terms(
 ) -> tuple[float, ...]:
     """Return I mean losses, I x C mean label probabilities and C counts of labels, with noise.
 
-    Their `sensitivity` makes the noise of the losses 12 % larger than without a label bias.
+    The `sensitivity` is larger than for losses alone: the noise of the losses grows by 12 %.
 
     Args:
         terms: `loss_terms`, shape (I, b, 2 + C).
@@ -131,7 +131,7 @@ def private_step(
     step = np.nan_to_num(after - start, posinf=0.0, neginf=0.0)
     scale = _GRID / max(float(np.linalg.norm(step)), privacy.clip)
     units = np.trunc(step * scale).astype(np.int64)
-    while int(np.sum(units * units)) > _GRID**2:  # by the rounding of the norm
+    while int(np.sum(units * units)) > _GRID**2:  # rounding may exceed the norm
         units -= np.sign(units)
     variance = math.ceil((2.0 * privacy.noise_multiplier * _GRID) ** 2)
     noise = np.array(discrete_gaussian(units.size, variance, random), dtype=np.int64)
@@ -187,7 +187,7 @@ class PrivacyAccount:
     """Counts the noised releases of one device, over all its runs and servers.
 
     Args:
-        own_model: Whether a model on the device scores, rather than the gateway.
+        own_model: Whether a model on the device scores, and not the gateway.
 
     Raises:
         DataError: The count cannot be read.
@@ -219,7 +219,7 @@ class PrivacyAccount:
         privacy = self.check_run(run)
         steps = len(assignment.steps) if isinstance(assignment, AlphaAssignment) else 1
         if not self._own_model and privacy.target == "alpha" and steps > 1:
-            # The prompts of a later step reveal the alpha of the step before, without noise.
+            # The prompts of a second step would reveal the alpha after the first, without noise.
             raise Unfit("the client's labels are private: one local step at most")
         total = steps if privacy.target == "losses" else 1
         self._afford(privacy, max(total - journal.releases, 0))
@@ -265,7 +265,8 @@ class PrivacyAccount:
     def shown(self, usage: Usage) -> Usage:
         """Return the usage that the server may see: one request per query.
 
-        Tokens depend on texts, and repeated requests on which rows the model refuses.
+        The number of tokens depends on the texts, and the number of repeated requests on the rows
+        that the model refuses.
         """
         if not self._own_model:
             return usage
@@ -274,7 +275,7 @@ class PrivacyAccount:
     def _afford(self, privacy: PrivacySpec, releases: int) -> None:
         try:
             self._precisions = self._state.precisions()
-        except DataError as exc:  # Its text has a path, which does not leave the device.
+        except DataError as exc:  # The error contains a path, which is not sent.
             _log.warning("the count of epsilon cannot be read", reason=str(exc))
             raise Declining("the client's count of epsilon cannot be read") from exc
         target = privacy.target

@@ -1,4 +1,4 @@
-"""Options that an app sets, and what it receives: events, results of turns, its fit to a run."""
+"""Options that an app sets, and what the app receives: events, results of turns, fit to runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EventKind = Literal[
 before the next claim. ``assigned``: it has work. ``scored``: `done` of `total` prompts have their
 losses. ``updated``: the server has accepted the update. ``declined``: the device has declined the
 work. ``refused``: the server has refused the update. ``paused``, ``resumed``: `only_when` has
-become false or true. ``offline``, ``online``: the server cannot, or can again be reached.
+become false or true. ``offline``, ``online``: the server is unreachable, or reachable again.
 ``ended``: there will be no more work."""
 
 
@@ -98,7 +98,7 @@ class Turn:
         next_turn_s: Seconds to wait before the next turn: the server's ``Retry-After`` or the
             backoff after a failure; 0 after accepted work.
         round: From 0.
-        reason: Why the work was declined or refused, for people.
+        reason: Why the work was declined or refused, as a text.
     """
 
     outcome: Outcome
@@ -114,13 +114,13 @@ class Hooks:
     """The app's functions that an edge client calls, plain or async.
 
     Attributes:
-        before_send: Gets every text before it is scored. Returns it, a redacted form, or None to
-            hold the example back; an exception holds it back, too.
+        before_send: Gets every text before it is scored. Returns the text, a redacted form of it,
+            or None to hold the example back; an exception holds the example back, too.
         only_when: Whether the device may work now, for instance while it charges. Called before
             each claim and each request for scores; an exception counts as False. Work in progress
             waits while its lease can be renewed, and is declined afterwards.
-        on_event: Receives each `ClientEvent`, in the client's thread; plain, and should return at
-            once. Its exceptions are logged.
+        on_event: A plain function that receives each `ClientEvent`, in the client's thread; it
+            should return immediately. Its exceptions are logged.
         score: ``score(generated, example)`` from 0 to 1, for runs with loss ``score``.
         before_propose: Gets a candidate that a model wrote from the device's rows, before it is
             scored and sent. The candidate is dropped unless the function returns it unchanged.
@@ -139,20 +139,20 @@ class WorkPolicy:
 
     Attributes:
         run_id: Accepts work of this run only; None accepts work of any run.
-        privacy: Declines work with less noise than this, and work that would exceed its
+        privacy: Declines work with less noise than this requires, and work that would exceed
             `max_epsilon` (extra ``privacy``). The client's `state_dir` keeps the epsilon spent.
             None accepts work without noise.
         budget: Caps of all work of the device, for all runs and servers together; work beyond them
             is declined. The client's `state_dir` keeps the count. Without a `backend` only
             `queries` can be capped. None is no cap.
         labels: Values of the label column, which a run has to cover; rows with another value take
-            part in no run. None is the values of the rows: declined runs then show which occur.
-        reflect: The model that may write candidates from rows that a prompt got wrong: one on the
-            device, whose text is filtered, without differential privacy; or ``gateway``, the run's
-            model, which reads these rows with their labels. None: no model.
+            part in no run. If None, the values are those of the rows, and a declined run shows it.
+        reflect: The model that may write candidates from rows that a prompt answered wrongly: a
+            model on the device, whose text is filtered, without differential privacy; or
+            ``gateway``, the run's model, which reads the rows with their labels. None is no model.
 
     Raises:
-        SpecError: `reflect` is neither.
+        SpecError: `reflect` is neither a model nor ``gateway``.
     """
 
     run_id: str | None = None
@@ -170,7 +170,7 @@ class WorkPolicy:
 def budget_guard(
     budget: Budget | None, folder: str | Path | None, backend: LLMBackend | None
 ) -> BudgetGuard | None:
-    """Return the device's budget, whose count is a file in the state folder; None without one."""
+    """Return the device's budget, counted in a file of the state folder; None if it has no caps."""
     if budget is None:
         return None
     from fedone_sdk.budget import BudgetGuard, SqliteLedger
@@ -197,8 +197,8 @@ class RunFit:
 
     Attributes:
         rows: Number of rows of the device.
-        fit: Number of rows that fit the run; 0 if the device itself does not.
-        reason: Why not all rows fit, for the device's owner; None if all do.
+        fit: Number of rows that fit the run; 0 if the device itself does not fit the run.
+        reason: Why not all rows fit, for the device's owner; None if all rows fit.
     """
 
     run_id: str

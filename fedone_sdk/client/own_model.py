@@ -42,10 +42,10 @@ async def ask(step: Step, missing: Sequence[int]) -> None:
     backend = device.backend
     assert backend is not None
     model = backend.fingerprint
-    if not batch.texts:  # All are held back, which a private device does not show.
+    if not batch.texts:  # All are held back; a private device hides that it asked no model.
         await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
         return
-    if not backend.metered:  # Failed attempts are part of the reported usage.
+    if not backend.metered:  # `ModelClient` adds the cost of failed attempts.
         backend = ModelClient(backend)
     payer = device.budget or BudgetGuard(None, name="client")
     queries = await _queries(step, missing, backend, payer)
@@ -55,7 +55,7 @@ async def ask(step: Step, missing: Sequence[int]) -> None:
         await score_all(recorded, queries)
     except (BackendError, BudgetError) as exc:
         _log.warning("the device's model failed", reason=str(exc))
-        if batch.private and type(exc) is BackendError:  # Perhaps because of a text.
+        if batch.private and type(exc) is BackendError:  # A text may be the cause.
             await step.keep([(step.missing, [None] * len(batch.texts))], model)
             return
         kind = Unfit if isinstance(exc, BudgetExhausted) else Declining
@@ -86,10 +86,10 @@ async def _queries(
 
 
 class _Recorded(Wrapper):
-    """Waits for the app's condition before each query, and adds its answer and cost to the journal.
+    """Waits for the app's condition before each query; stores the query's answer and cost.
 
-    Queries that may have been sent when the process ends count as spent. Nothing else charges the
-    device's budget in the meantime.
+    Queries that may have been sent when the process ends count as spent. While these queries run,
+    nothing else charges the device's budget.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class _Recorded(Wrapper):
         try:
             answer = await self.inner.score(query)
             check_answer(query, answer)
-        except ValueError as exc:  # The journal must not have it: a restart would read it again.
+        except ValueError as exc:  # Not stored: a restart would read the same answer again.
             raise BackendError(f"the model's answer cannot be used: {exc}") from exc
         rows = rows_of(query, answer)
         self._bound = self._bound.beyond(self._at_risk.pop(query))
@@ -135,8 +135,8 @@ async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:
     improve different parents.
 
     Returns:
-        The candidate if its loss is lower than its parent's. None if it is not, if the run or the
-        app allows no proposal, or if the model failed.
+        The candidate, if its loss is lower than its parent's. None if the loss is not lower, if the
+        run or the app allows no proposal, or if the model failed.
     """
     work = step.work
     reflection, num_proposals = work.run.reflection, work.runs.num_proposals
@@ -196,9 +196,9 @@ async def _written(
 
 
 def _cases(step: Step, parent: int) -> list[Judged]:
-    """Return the parent's worst and best examples; none if it got all right.
+    """Return the examples with the parent's highest and lowest losses; empty if all were right.
 
-    After a restart, examples with written answers are missing.
+    Examples with generated texts are left out after a restart, because the texts are not stored.
     """
     task, batch = step.task_at(parent), step.batch
     answers, _ = step.answered(parent) or ((), "")

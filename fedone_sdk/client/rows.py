@@ -1,7 +1,7 @@
 """The rows of a device: which take part in a run, and which of their texts may leave the device.
 
-The columns that the app names decide which rows take part. A run's task can neither select rows
-nor count them: a run that cannot use all of these rows does not fit.
+The columns that the app names decide which rows take part. A task must be able to use all these
+rows, or the run does not fit. So no task can select rows, or count rows with some property.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Declining(FedOneError):
     """The work is declined.
 
     Attributes:
-        reason: For the server; the text of the exception is for the device's owner.
+        reason: The reason for the server; the exception's text is for the device's owner.
     """
 
     def __init__(self, reason: str, *, shown: str | None = None) -> None:
@@ -78,7 +78,7 @@ class Declining(FedOneError):
 
 
 class Unfit(Declining):
-    """The device does not fit the run, whatever the mini-batch is."""
+    """The device does not fit the run, with any mini-batch."""
 
 
 _KINDS: dict[type[Exception], str] = {
@@ -94,7 +94,7 @@ _KINDS: dict[type[Exception], str] = {
 def reason_of(failure: Exception) -> str:
     """Return why work is declined, for the server and the app, without a model's error text.
 
-    That text may quote private data; it is only logged on the device.
+    A model's error text may quote private data; it is only logged on the device.
     """
     if isinstance(failure, Declining):
         return failure.reason
@@ -113,8 +113,8 @@ class Admitted:
     """The rows of a device that take part in a run.
 
     Attributes:
-        reason: Why some rows do not take part, for their owner; None if all do.
-        refusal: Why no row takes part, for the server, without values of rows; None if some do.
+        reason: Why some rows do not take part, for the rows' owner; None if all rows do.
+        refusal: Why no row takes part, for the server, without values of rows; None if one does.
     """
 
     rows: tuple[Example, ...]
@@ -128,10 +128,10 @@ class Consent:
 
     Attributes:
         label: The label column.
-        fields: Columns that may be rendered; None is every column but the label. With the label
+        fields: Columns that may be rendered; None is every column but the label. If the label is
             among them, the gateway gets it as the reference text of loss ``nll``.
         labels: Values of the label column, which a run has to cover; rows with another value are
-            left out. None is the values of the rows.
+            left out. If None, these are the values of the rows.
         private: Whether the device requires privacy.
     """
 
@@ -166,7 +166,7 @@ class Consent:
         )
 
     def admit(self, run: RunTask, all_rows: Sequence[Example], *, gateway: bool) -> Admitted:
-        """Return the rows that take part in a run that scores by the gateway or on the device."""
+        """Return the rows that take part in a run; with `gateway`, the gateway scores them."""
         task = run.task
         if refusal := self._refused(task, gateway=gateway):
             return Admitted(rows=(), reason=refusal, refusal=refusal)
@@ -186,7 +186,7 @@ class Consent:
         return Admitted(rows=rows, reason=reason)
 
     def _refused(self, task: TaskSpec, *, gateway: bool) -> str | None:
-        """Return why a task has no consent, whatever the rows are; None if it has."""
+        """Return why a task has no consent, independent of the rows; None if it has consent."""
         if task.loss != "score" and task.label_field != self.label:
             return (
                 f"the run's label column is {task.label_field!r}, which is not the device's: name "
@@ -215,8 +215,8 @@ class Consent:
 
 
 BeforeSend = Callable[[str], "str | Awaitable[str | None] | None"]
-"""Gets every text before it leaves the device; returns it, a redacted form, or None to hold the
-example back."""
+"""Gets every text before it leaves the device; returns the text, a redacted form of it, or None to
+hold the example back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +228,7 @@ class Minibatch:
         references: Reference texts after the hook, for loss ``nll``; otherwise empty.
         examples: The same examples with all fields.
         vetoed: Number of examples that the hook held back, or left without a sendable text.
-        private: Whether the server does not learn which examples were scored.
+        private: Whether the update hides which examples were scored.
     """
 
     texts: tuple[dict[str, str], ...]
@@ -277,7 +277,7 @@ class Minibatch:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def check(self, failed: frozenset[int]) -> Scored:
-        """Return the counts of scored, failed and vetoed examples; private examples are scored.
+        """Return the counts of scored, failed and vetoed examples; if `private`, all as scored.
 
         Raises:
             Declining: Too few examples were scored.
@@ -295,7 +295,7 @@ class Minibatch:
 
 
 async def passed(hook: BeforeSend, text: Any, name: str = "before_send") -> str | None:
-    """Return the result of the app's hook for a text; None holds it back."""
+    """Return the result of the app's hook for a text; None holds the text back."""
     try:
         passing: str | None = await answer_of(hook(text))
     except Exception as exc:

@@ -1,4 +1,4 @@
-"""Authenticated calls to one aggregator, and what they wait for."""
+"""Authenticated calls to one aggregator, and their waits: retries, leases, the app's condition."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ T = TypeVar("T")
 class StopSignal:
     """Stop signal for the tasks inside `scope`, cleared once all of them have exited.
 
-    If no task is inside, it applies to the next one that enters: a task that was created but has
-    not started yet stops too.
+    If no task is inside, the signal stops the next task that enters, because that task may have
+    been created before the signal.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Mark a task that the signal stops; the last one to exit clears the signal."""
+        """Enter a task that the signal stops; the last task to exit clears the signal."""
         self._num_inside += 1
         self._loop = asyncio.get_running_loop()
         try:
@@ -89,7 +89,7 @@ class StopSignal:
 _ATTEMPTS = 5
 
 _ANSWER_S = 900.0
-"""The longest wait for the answer of any transport, seconds; `HttpTransport` waits less."""
+"""The longest wait for an answer, seconds; `HttpTransport` has a shorter limit."""
 
 MAX_WAIT_S = 3600.0
 """The longest ``Retry-After`` that is honoured, seconds."""
@@ -115,7 +115,7 @@ class Backoff:
         self._failures = 0
 
     def next_s(self, asked_s: float | None = None) -> float:
-        """Return the wait after one more failure, seconds, plus a ``Retry-After``."""
+        """Return the wait after a failure, seconds: the backoff plus a ``Retry-After``."""
         bound = min(self._max_s, self._first_s * 2.0 ** min(self._failures, 32))
         self._failures += 1
         return min(asked_s or 0.0, MAX_WAIT_S) + random.uniform(0.0, bound)
@@ -124,8 +124,8 @@ class Backoff:
 class Session:
     """One device's calls to its aggregator: credential, retries, and whether it is online.
 
-    A call is retried a few times within seconds, until the stop signal. During longer outages each
-    turn of the client makes a new call.
+    A call is retried a few times within seconds, unless the client is stopped. During longer
+    outages each turn of the client makes a new call.
 
     Attributes:
         offline_since: Start of an outage, seconds since the epoch; None while online.
@@ -178,7 +178,7 @@ class Session:
                     raise
                 raise ArgumentError(
                     f"server: {self._state.server} is not the base URL of an aggregator: "
-                    f"{exc.detail}; allowed is http(s)://HOST[:PORT] with the path of a proxy"
+                    f"{exc.detail}; it must be http(s)://HOST[:PORT] and the path of a proxy"
                 ) from exc
             self._state.identity = Identity(**dict(enrolled))
             self._events.emit("enrolled")
@@ -236,7 +236,7 @@ def _hour(at: float) -> str:
 
 
 _RETRY_S, _RETRY_SHARE = 3.0, 0.1
-"""Wait after a failed renewal, seconds, or as a share of a short deadline."""
+"""Wait after a failed renewal: seconds, and share of the deadline; the shorter one applies."""
 
 _MIN_WAIT_S = 0.2
 
@@ -272,7 +272,7 @@ class Lease:
         return not self._renewing.done()
 
     async def bounded(self, work: Awaitable[T]) -> T:
-        """Return the result of the work, which ends with the last deadline.
+        """Return the result of the work; cancel the work at the last deadline.
 
         Raises:
             Declining: The deadline comes first.
@@ -308,7 +308,7 @@ class Lease:
 CONDITION_POLL_S = 10.0
 
 _MARGIN_S = 2.0
-"""How long before its deadline work is declined, seconds."""
+"""Time before the deadline at which work is declined, seconds."""
 
 
 class Paused(errors.FedOneError):
@@ -318,7 +318,7 @@ class Paused(errors.FedOneError):
 class Condition:
     """The app's condition; the events ``paused`` and ``resumed`` report its changes.
 
-    Work in progress waits for it until its last deadline.
+    While it is false, work in progress waits, until the last deadline of the work.
     """
 
     def __init__(self, only_when: OnlyWhen | None, events: EventSink, stop: StopSignal) -> None:
@@ -335,7 +335,7 @@ class Condition:
             self._failing = False
         except Exception as exc:
             if not self._failing:
-                _log.warning("only_when failed: no work until it answers", error=type(exc).__name__)
+                _log.warning("only_when failed: no work while it fails", error=type(exc).__name__)
             holds, self._failing = False, True
         if holds != self._holds:
             self._holds = holds

@@ -2,7 +2,7 @@
 
 After ``kill -9`` at any point, no paid answer of an open assignment is paid twice, and no noise is
 drawn twice. With write-ahead logging a transaction costs one sync instead of three. With
-``synchronous=EXTRA`` it is on disk when it returns, even where WAL is not supported.
+``synchronous=EXTRA`` the transaction is on disk when it returns, even where WAL is not supported.
 """
 
 from __future__ import annotations
@@ -71,18 +71,18 @@ _COUNT = (
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _MAX_ASSIGNMENTS = 8
-"""Assignments whose entries are kept, such as those of paused runs. Without a bound a server could
-fill the disk with assignments that it never ends."""
+"""Maximum number of assignments with entries, for example of paused runs. Without a bound a server
+could fill the disk with assignments that it never ends."""
 
 _MAX_NOISED = 1000
-"""Assignments whose noise is known to be drawn."""
+"""Maximum number of assignments that are remembered as having drawn their noise."""
 
 
 class Identity(Message):
     """A device's identity at a server.
 
     Attributes:
-        nonce: Stored before it is sent: a repeated enrolment returns the same client.
+        nonce: Stored before it is sent, so that a repeated enrolment returns the same client.
     """
 
     client_id: str | None = None
@@ -97,13 +97,13 @@ class _DamagedError(sqlite3.DatabaseError):
 class DeviceState:
     """The entries of one server, in memory and in a file that all servers of the device share.
 
-    Without a folder they are in memory only. If the disk fails, the device continues in memory and
+    Without a folder the entries are in memory only. If the disk fails, the device goes on there and
     logs one warning; the next write that succeeds also stores what is missing. A damaged file gets
     the suffix ``.damaged``, and a new file is started. A missing folder is created, readable by its
     owner only.
 
     Args:
-        locks: Whether other processes are refused until `release`.
+        locks: Whether other processes cannot use the folder until `release`.
 
     Attributes:
         file: The database; None without a folder.
@@ -133,7 +133,7 @@ class DeviceState:
         self.acquire()
 
     def acquire(self) -> None:
-        """Lock the file and read its entries, unless that is done."""
+        """Lock the file and read its entries, unless the file is locked by this object."""
         if self.file is None or self._has_read:
             return
         if self._locks_file:
@@ -180,7 +180,7 @@ class DeviceState:
 
     @property
     def assignments(self) -> tuple[str, ...]:
-        """The assignments that have entries, those with the latest first."""
+        """The assignments that have entries; the one with the latest entry first."""
         return tuple(dict.fromkeys(owner for owner, *_ in reversed(self._entries) if owner))
 
     def keys(self, assignment_id: str, *kinds: str) -> list[Key]:
@@ -213,7 +213,7 @@ class DeviceState:
         Args:
             entries: Values by key; None deletes an entry.
             counted: A release to count in the same transaction.
-            durable: Whether entries that cannot be stored are not set in memory either.
+            durable: If the file cannot be written, whether memory stays unchanged, too.
             erases: Whether deleted entries are erased from the file's log, too.
         """
         changes = {**self._missing, **self._evicted(entries), **entries}
@@ -239,8 +239,8 @@ class DeviceState:
                 self._entries[key] = value
 
     def _evicted(self, entries: Mapping[Key, str | None]) -> dict[Key, str | None]:
-        """Return the deletion of the oldest entries, if `entries` add an assignment."""
-        # The latest entries first, which are most often of the same assignment.
+        """Return changes that delete the oldest entries, if `entries` add an assignment."""
+        # Starts with the latest entries: most often they are of the same assignment.
         owners = {owner for owner, *_ in entries if owner}
         if all(any(owner == key[0] for key in reversed(self._entries)) for owner in owners):
             return {}
@@ -306,7 +306,7 @@ class DeviceState:
             return False
         self._fails = False
         if erases:
-            with suppress(sqlite3.Error):  # The next start does it.
+            with suppress(sqlite3.Error):  # The next start erases the log.
                 erase_log(db)
         return True
 
@@ -338,14 +338,14 @@ def _open(file: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError:
         log = file.with_name(f"{file.name}-wal")
         if log.exists() and log.stat().st_size:
-            raise  # The log has transactions that the file alone does not have.
+            raise  # The file alone lacks the transactions of its log.
         uri = f"{file.absolute().as_uri()}?immutable=1"
         return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
 
 
 def _open_for_writing(file: Path) -> sqlite3.Connection:
     with suppress(FileExistsError):
-        # SQLite would create it readable by others. Its log has the mode of the file.
+        # SQLite itself would let others read the file. It gives the log the mode of the file.
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     # A client may be created in one thread and run in another.
     db = sqlite3.connect(file, timeout=_TIMEOUT_S, isolation_level=None, check_same_thread=False)
@@ -358,12 +358,12 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
             raise _DamagedError(checked)
         if db.execute("PRAGMA user_version").fetchone() == (0,):
             db.executescript(_SCHEMA)
-        # A process that was killed may have left transactions in the machine's cache. They are
-        # on the disk before this process relies on them.
+        # Transactions of a process that was killed may be in the machine's cache only. This writes
+        # them to the disk before the process relies on them.
         try:
             erase_log(db)
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # The log is synced first.
+            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # If full, the log is synced.
                 raise
     except BaseException:
         db.close()
@@ -380,7 +380,7 @@ class Unsent(Message):
     """An update that the server has not accepted yet.
 
     Attributes:
-        memory: The method's memory, kept once the update is accepted; may be empty.
+        memory: The method's memory, stored when the update is accepted; may be empty.
     """
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -395,7 +395,7 @@ class Unsent(Message):
 class Journal:
     """The entries of one assignment: answers, spending, noise, and the update until it is accepted.
 
-    They contain numbers, digests, and the text that a reflection wrote.
+    The entries contain numbers, digests, and the text that a reflection wrote.
     """
 
     def __init__(self, state: DeviceState, assignment_id: str) -> None:
@@ -446,7 +446,7 @@ class Journal:
         return len(self._state.keys(self.assignment_id, "released"))
 
     def check(self) -> None:
-        """Check that noise that was drawn is still stored."""
+        """Check that, if noise was drawn, the noised numbers are still stored."""
         if self._noised in self._state.keys("", "noised") and not self.releases:
             raise Declining("the noise of this work was drawn before, and its update is gone")
 
@@ -456,9 +456,9 @@ class Journal:
         draw: Callable[[], Sequence[float]],
         charge: Callable[[], Precision] | None = None,
     ) -> tuple[float, ...]:
-        """Return numbers with noise, the same after a restart.
+        """Return numbers with noise; after a restart, with the noise that was drawn before.
 
-        From several noised values of the same numbers a server could average the noise away. One
+        If the same numbers were noised several times, a server could average the noise away. One
         transaction stores the noised numbers and counts the release.
         """
         name = key_of(*keys)
@@ -514,6 +514,6 @@ def unsent_updates(state: DeviceState) -> list[Unsent]:
 
 
 def memory_of(state: DeviceState, run_id: str) -> bytes:
-    """Return the method's memory of a run, such as AdamW's moments; empty without one."""
+    """Return the method's memory of a run, such as AdamW's moments; empty if there is no memory."""
     stored_run, content = state.get(tuple[str, Base64Bytes], "", "memory") or ("", b"")
     return content if stored_run == run_id else b""

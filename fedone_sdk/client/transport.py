@@ -1,4 +1,4 @@
-"""How a device reaches its server: proxies, trust, its certificate, and the protocol over HTTP."""
+"""How a device reaches its server: proxies, certificates, and the protocol over HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def server_url(text: str) -> URL:
     if url is None:
         raise ArgumentError(f"server: {text!r} is not an http(s) URL")
     if url.user is not None or url.password is not None:
-        # aiohttp would send them instead of the credential.
+        # aiohttp would send user and password instead of the credential.
         raise ArgumentError("server: must not have a user or password")
     return url
 
@@ -53,15 +53,15 @@ class Network:
         proxy: ``http://[user:password@]host:port`` for all requests.
             None applies ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``, or the
             system's settings.
-        ca_file: Trusted authorities instead of the system's, a PEM file.
+        ca_file: Certificate authorities to trust instead of the system's, a PEM file.
         cert_file: The device's certificate for a server that requires one (mTLS), a PEM file.
-        key_file: Its private key, unencrypted; None if `cert_file` contains it.
-        ssl_context: Trust and certificate, instead of the three files.
+        key_file: Private key of `cert_file`, unencrypted; None if `cert_file` contains it.
+        ssl_context: TLS settings that replace the three files.
         timeout_s: Longest wait for an answer, seconds, in addition to `wait_s`.
         wait_s: How long a claim may wait at the server for work, seconds, from 0 to 60.
         name: Display name that the device enrols with, 1 to 200 characters.
-        transport: Replaces HTTP, for tests and other protocols; the attributes of the connection
-            do not apply then.
+        transport: Replaces HTTP, for tests and other protocols; proxy, files, `ssl_context` and
+            `timeout_s` then have no effect.
     """
 
     proxy: str | None = field(default=None, repr=False)
@@ -75,7 +75,7 @@ class Network:
     transport: Transport | None = None
 
     def options(self, server: URL) -> dict[str, Any]:
-        """Return aiohttp's options of requests to a server: proxy, trust and certificate.
+        """Return aiohttp's options of requests to a server: proxy and certificates.
 
         Raises:
             SpecError: A file is missing or malformed, or the proxy is not a proxy's URL.
@@ -91,7 +91,7 @@ class Network:
         return options if proxy is None else options | _through(proxy, key, server)
 
     def context(self) -> ssl.SSLContext | None:
-        """Return trust and certificate; None is the system's trust."""
+        """Return the TLS settings; None for the system's certificate authorities."""
         if self.ssl_context is not None:
             if (self.ca_file, self.cert_file, self.key_file) != (None, None, None):
                 raise ArgumentError("ssl_context: replaces ca_file, cert_file and key_file")
@@ -110,11 +110,11 @@ class Network:
 
 
 def _through(proxy: str, key: str, server: URL) -> dict[str, Any]:
-    """Return aiohttp's options for a proxy, whose URL may have a secret and is in no error."""
+    """Return aiohttp's options for a proxy. Errors omit the URL, which may contain a secret."""
     url = _http_url(proxy)
     if url is None:
         allowed = "http://[user:password@]host:port"
-        raise ArgumentError(f"{key}: is not a proxy; allowed is {allowed}")
+        raise ArgumentError(f"{key}: is not a proxy; it must be {allowed}")
     options: dict[str, Any] = {"proxy": url.with_user(None).origin()}
     if url.user is not None or url.password is not None:
         pair = f"{url.user or ''}:{url.password or ''}".encode()
@@ -172,7 +172,7 @@ class Connection:
         headers = {
             "Authorization": f"Bearer {token}",
             "Accept": "application/json",
-            # Without compression the limits on sizes hold for what is read.
+            # No compression, so that the limits on sizes bound what is read.
             "Accept-Encoding": "identity",
             messages.PROTOCOL_HEADER: str(messages.PROTOCOL_VERSION),
         }
@@ -274,7 +274,7 @@ class Transport(ABC):
         return await self._answer(messages.Enrolled, "enrol", token, message)
 
     async def rotate(self, credential: str) -> messages.Rotated:
-        """Replace the credential, which stays valid until the first use of the new one."""
+        """Replace the credential; the old one is valid until the new one is used."""
         return await self._answer(messages.Rotated, "rotate", credential)
 
     async def claim(self, credential: str, message: messages.Claim) -> messages.Assignment | Idle:
@@ -293,7 +293,7 @@ class Transport(ABC):
     async def vocabulary(
         self, credential: str, run_id: str, after: int = 0
     ) -> messages.VocabularyList:
-        """Fetch a run's candidates, or those added since version `after`."""
+        """Fetch a run's candidates, or the candidates added since version `after`."""
         kind = messages.VocabularyList
         return await self._answer(kind, "vocabulary", credential, None, run_id, after)
 
@@ -374,7 +374,7 @@ def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) ->
     try:
         error = messages.Problem.model_validate_json(body).error()
     except ValidationError:
-        # The answer is not an aggregator's but a proxy's.
+        # A proxy has answered, and not an aggregator.
         if status >= 500 or status in _TRANSIENT:
             return errors.TransportError(f"{path}: answered {status}", retry_after_s=wait_s)
         kind = errors.RefusedBetween if status >= 400 else errors.MessageError
@@ -398,6 +398,6 @@ def _retry_after_s(headers: Mapping[str, str]) -> float:
     try:
         seconds = float(text)
     except ValueError:
-        wait_s = wait_until_s(text, headers.get("Date"))  # as proxies may send
+        wait_s = wait_until_s(text, headers.get("Date"))  # some proxies send dates
         seconds = 1.0 if wait_s is None else wait_s
     return min(max(seconds, 0.0), _MAX_RETRY_AFTER_S) if not math.isnan(seconds) else 1.0

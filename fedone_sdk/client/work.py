@@ -51,7 +51,7 @@ class Step:
         number: Index of the step in the assignment, from 0.
         prompts: Shape (P, n), candidate indices.
         biases: The label bias of each prompt, shape (P, C); None without label calibration.
-        proposal: A written text that replaces the prompt's candidate in the slot of proposals.
+        proposal: A proposed text, in place of the prompt's candidate in the slot for proposals.
     """
 
     work: Work
@@ -107,12 +107,13 @@ class Step:
             self.work.report(len(rows))
 
     def losses(self, place: int) -> list[float | None]:
-        """Return the loss of a scored prompt on each example, at its bias; None if it failed."""
+        """Return a scored prompt's loss on each example, at the prompt's bias; None if failed."""
         task, (answers, _) = self.task_at(place), self.answered(place) or ((), "")
         losses = list[float | None]()
         for answer, example in zip(answers, self.batch.examples, strict=True):
             if answer is not None and not isinstance(answer, float):
-                # A hostile gateway could send a huge number for one label, to see it in the mean.
+                # A hostile gateway could send a huge number for one label. The mean loss would then
+                # show whether an example has that label.
                 loss = example_loss(task, answer, example)
                 answer = min(max(loss, -messages.MAX_LOSS), messages.MAX_LOSS)
             losses.append(answer)
@@ -196,7 +197,7 @@ class Work:
         run, assignment, biases = self.run, self.assignment, None
         shape = run.prompt_len, run.vocab_size
         if isinstance(assignment, messages.AlphaAssignment):
-            fits = run.method.exchange == "alpha"  # Searches run on the server.
+            fits = run.method.exchange == "alpha"  # a search would run on the server
             fits &= (assignment.alpha.dtype, assignment.alpha.shape) == ("float32", shape)
         else:
             prompts, biases = assignment.prompts, assignment.biases
@@ -225,7 +226,7 @@ class Work:
         Raises:
             BudgetExhausted: The device's budget does not suffice.
             Declining: The assignment is invalid, or the model or the score function failed.
-            MissingExtraError: The alpha exchange without NumPy.
+            MissingExtraError: The alpha exchange needs NumPy, which is not installed.
             SpecError: The backend cannot answer what the task's loss needs.
         """
         self.check()
@@ -325,7 +326,7 @@ class Work:
         if len(models) != 1:
             raise Declining("the model changed during the work")
         rows = [row for row, _ in answered]
-        # An example counts for all prompts or for none, so that all are compared on the same ones.
+        # An example counts for all prompts or for none: prompts are compared on the same examples.
         failed = frozenset(index for row in rows for index, each in enumerate(row) if each is None)
         kept = [index for index in range(len(step.batch.examples)) if index not in failed]
         counts = step.batch.check(failed)
@@ -353,15 +354,15 @@ class Work:
         values = [[losses[row][index] or 0.0 for index in kept] for row in rows]
         if self._noise is None:
             return tuple(math.fsum(each) / len(each) for each in values), {}
-        # An example without a loss counts as 0 for all prompts: neither the noise nor a count
-        # depends on it.
+        # The loss of an unscored example is 0 for all prompts, so that neither the noise nor a
+        # count shows whether an example was scored.
         values = [each + [0.0] * (scored - len(each)) for each in values]
         return self.release(step.keys, partial(private_losses, values, self._noise)), {}
 
     def _by_class(
         self, step: Step, rows: Sequence[Answers], kept: Sequence[int], scored: int
     ) -> tuple[tuple[float, ...], dict[str, Any]]:
-        """Return the mean losses, and the part of the update for label biases."""
+        """Return the mean losses, and the numbers that label biases are fitted from."""
         task, examples = self.run.task, step.batch.examples
         targets = [int(target_of(task, examples[index])) for index in kept]
         labels, terms = len(task.labels), []
@@ -371,7 +372,7 @@ class Work:
             terms.append([loss_terms(biased, *pair) for pair in zip(answers, targets, strict=True)])
         groups = num_groups(labels, private=self._noise is not None)
         if self._noise is not None:
-            # An example without a loss counts as 0, as without a label bias.
+            # The terms of an unscored example are 0, as in `_mean_losses`.
             missing = scored - len(targets)
             terms = [[*by_example, *[[0.0] * (2 + labels)] * missing] for by_example in terms]
             targets += [-1] * missing
@@ -404,7 +405,7 @@ class Work:
         """
         session, wanted = self.device.session, set(missing)
         requests = request_ranges(len(step.keys), len(step.batch.texts))
-        # The server knows the prompts of an assignment: one request for all need not repeat them.
+        # A single request for all prompts of an assignment omits them, as the server knows them.
         is_known = isinstance(self.assignment, messages.LossesAssignment) and len(requests) == 1
         for part in requests:
             if wanted.isdisjoint(part):

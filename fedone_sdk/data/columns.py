@@ -44,7 +44,7 @@ def label_columns(rows: _Rows) -> list[str]:
     """Return the columns that may hold labels, the likeliest first.
 
     Labels are short texts or numbers with 2 to 64 different values, each in two rows on average. Up
-    to half of the rows may lack one. Of columns with the same classes, that with words is first.
+    to half of the rows may lack one. Of columns with the same classes, one with words comes first.
     """
     values = {name: [label_text(row.get(name)) for row in rows] for name in columns_of(rows)}
     keys = {
@@ -104,8 +104,8 @@ class Labelled(NamedTuple):
     """The usable rows of a table.
 
     Attributes:
-        rows: Text and label of each, with one spelling per label.
-        notes: The changes and the rows left out, one sentence each.
+        rows: The text and the label of each row, with one spelling per label.
+        notes: One sentence for each kind of change and of rows that were left out.
     """
 
     rows: list[dict[str, str]]
@@ -162,8 +162,8 @@ class Splits(NamedTuple):
 def split(rows: Sequence[dict[str, str]], *, seed: int = 0) -> Splits:
     """Split rows in proportion per label, with a row of each label in each part.
 
-    The dev split has a fifth of the rows, but 150 to 400, and at most two fifths. A tenth of all
-    rows, at most 64, becomes public.
+    The dev split has a fifth of the rows, but at least 150 and at most 400, and never more than two
+    fifths. A tenth of all rows, at most 64, becomes public.
     """
     by_label = defaultdict[str, list[int]](list)
     for number, row in enumerate(rows):

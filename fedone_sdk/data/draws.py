@@ -100,9 +100,9 @@ def dirichlet(
 ) -> list[list[int]]:
     """Distribute all rows; each class is split in proportions from Dirichlet(alpha).
 
-    This is the scheme of Hsu et al. (2019) and Yurochkin et al. (2019). They redraw until every
-    client has enough rows, which may never happen for a small alpha. Here empty shards get rows of
-    the largest ones.
+    This is the scheme of Hsu et al. (2019) and Yurochkin et al. (2019). The authors redraw until
+    every client has enough rows, which may never happen for a small alpha. Here empty shards get
+    rows of the largest shards.
 
     Raises:
         DataError: There are fewer rows than clients.
@@ -136,11 +136,11 @@ def partition_clients(
 
     Args:
         labels: The class of each row.
-        num_clients: K.
+        num_clients: K, the number of clients.
         shots: Rows per class and client; None distributes every row once. With `alpha` a client
             gets ``shots * num_classes`` rows with random class proportions.
         alpha: Dirichlet concentration of the clients' class proportions; None gives all clients
-            the same ones.
+            the same proportions.
         seed: ``0 <= seed < 2**53``.
 
     Raises:
@@ -170,7 +170,7 @@ def partition_clients(
 
 
 class _Deck:
-    """The rows of one class, drawn without replacement until all are used, then again."""
+    """Draws the rows of one class without replacement; starts again when all are used."""
 
     def __init__(self, rows: Sequence[int], generator: SplitMix64) -> None:
         self._rows, self._generator = rows, generator
@@ -183,7 +183,7 @@ class _Deck:
             if not self._unused:
                 self.reused = True
                 shuffled, client_rows = self._generator.shuffle(self._rows), set(drawn)
-                # Sorted to be drawn last, so that no client gets a row twice.
+                # Rows that the client has are drawn last, so that it does not get them twice.
                 self._unused = sorted(shuffled, key=lambda row: row not in client_rows)
             drawn.append(self._unused.pop())
         return drawn

@@ -49,7 +49,7 @@ def load_examples(
         One dictionary per row. CSV and TSV values are text.
 
     Raises:
-        DataError: The source is empty or malformed; names the file and the line.
+        DataError: The source is empty or malformed; the error names the file and the line.
         MissingExtraError: Parquet or the hub needs a package that is not installed.
     """
     is_on_hub = str(source).startswith("hf:")

@@ -16,7 +16,7 @@ class RowProblem:
 
     Attributes:
         reason: The problem of the field, without a value of the row.
-        detail: The same with values of the row, for their owner only; empty if there are none.
+        detail: As `reason`, but with values of the row, for the row's owner only; may be empty.
     """
 
     field: str
@@ -76,7 +76,7 @@ def label_problem(task: TaskSpec, row: Example, max_chars: int | None = None) ->
 def own_label_problem(
     row: Example, field: str, labels: Collection[str] | None
 ) -> RowProblem | None:
-    """Return why a row has no label, or no label with one of these keys; None if it has one."""
+    """Return why a row's label is missing or its key is not in `labels`; None if it is valid."""
     if field not in row:
         return _missing(row, field)
     label = row[field]
@@ -84,7 +84,8 @@ def own_label_problem(
         return RowProblem(field, "is empty")
     if labels is None or label_key(label) in labels:
         return None
-    return RowProblem(field, "is another one", f"is {label!r:.80}, not one of the device's labels")
+    known = "one of the device's labels"
+    return RowProblem(field, f"is not {known}", f"is {label!r:.80}, not {known}")
 
 
 def field_problem(row: Example, field: str, max_chars: int | None = None) -> RowProblem | None:

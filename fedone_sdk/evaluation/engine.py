@@ -1,4 +1,4 @@
-"""Trials, which run once in local processes or on a Ray cluster; results are kept as JSON."""
+"""Trials: each runs once, in a local process or on a Ray cluster; its result is kept as JSON."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Workspace:
 
 
 TrialFunction = Callable[[dict[str, Any], Workspace], Result]
-"""Runs a trial in a separate process: a function at the top of a module."""
+"""Runs a trial in a separate process. It must be a function at the top level of a module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +92,8 @@ class Trial:
     Attributes:
         options: All that its result depends on besides `inputs`, for JSON, without paths.
         inputs: Files and folders that it reads.
-        context: Other values for the function, pickled; they are no part of the identity.
-        home: The folder of records that keeps its result; None is that of `Records`.
+        context: Other values for the function, pickled; they are not part of the identity.
+        home: Name of the folder that keeps the result; None means the name of `Records`.
     """
 
     key: str
@@ -105,10 +105,10 @@ class Trial:
 
     def __post_init__(self) -> None:
         if not _KEY.fullmatch(self.key):
-            raise ValueError(f"{self.key!r} is no key of a trial: {_KEY.pattern}")
+            raise ValueError(f"{self.key!r} is not a key of a trial: {_KEY.pattern}")
 
     def identity(self) -> str:
-        """Return the function, options and contents of inputs; a record with the same is reused."""
+        """Return the function, options and input digests; a record with this identity is reused."""
         return _canonical(self.function, self.options, self.digests())
 
     @property
@@ -135,7 +135,7 @@ class Record:
 
     @property
     def identity(self) -> str:
-        """The same as `Trial.identity`."""
+        """The identity of the trial (`Trial.identity`)."""
         return _canonical(self.function, self.options, self.inputs)
 
 
@@ -210,7 +210,7 @@ class Records:
         text = json.dumps(asdict(record), indent=1, ensure_ascii=False, allow_nan=False)
         before = _read(self._file(trial))
         if before is not None and before.identity != record.identity:
-            with suppress(FileNotFoundError):  # another process was faster
+            with suppress(FileNotFoundError):  # Another process has renamed it.
                 self._file(trial).replace(self._set_aside(trial, before.identity))
         write_whole(self._file(trial), text + "\n")
         self._failure_file(trial).unlink(missing_ok=True)
@@ -243,8 +243,8 @@ class Session:
 
     Args:
         records: Where results are kept.
-        workers: Trials at once on this machine, each with one of the GPUs in CUDA_VISIBLE_DEVICES;
-            None is one per GPU in the variable, or one per core without it.
+        workers: Number of concurrent trials on this machine, each on one of the GPUs in
+            CUDA_VISIBLE_DEVICES. None means one per GPU, or one per core without the variable.
         ray: Address of a Ray cluster for the trials; ``local`` starts a cluster on this machine,
             None uses processes.
         watch: Called when a trial ends.
@@ -291,18 +291,18 @@ class Session:
     def run(self, trials: Sequence[Trial], *, stop_at_failure: bool = False) -> None:
         """Run trials that `find` returned, and keep their results."""
         self._began = time.monotonic()
-        self._tell(None)
+        self._report_progress(None)
         by_key = {trial.key: trial for trial in trials}
         jobs = [(trial, self._store.workspace(trial)) for trial in trials]
         if self._ray is None:
             outcomes = _in_processes(jobs, self._workers)
         else:
             outcomes = _on_ray(jobs, self._workers, self._ray)
-        # Closed also by Ctrl-C: finished trials are on the disk, running ones are stopped.
+        # Ctrl-C closes it too: finished trials are on the disk, and running trials are stopped.
         with closing(outcomes):
             for outcome in outcomes:
                 self._keep(by_key[outcome.key], outcome)
-                self._tell(outcome.key)
+                self._report_progress(outcome.key)
                 if stop_at_failure and outcome.key in self.failures:
                     return
 
@@ -317,12 +317,12 @@ class Session:
                 self.records[trial.key] = self._store.keep(trial, result, outcome.wall_s)
                 return
             except (TypeError, ValueError) as exc:
-                text = f"its result is no JSON value: {exc}"
+                text = f"its result is not a JSON value: {exc}"
                 result = _Failure(text, f"{text}\n{result!r}\n")
         self.failures[trial.key] = result.message
         self._store.keep_failure(trial, result.details)
 
-    def _tell(self, last: str | None) -> None:
+    def _report_progress(self, last: str | None) -> None:
         if self._watch is None:
             return
         record, ended = self.records.get(last or ""), len(self.records) + len(self.failures)
@@ -383,7 +383,7 @@ def _gpus() -> list[str]:
 def _in_processes(jobs: Iterable[_Job], workers: int) -> Generator[_Outcome]:
     """Run jobs in at most `workers` processes, and yield outcomes as they arrive.
 
-    The trial of a process that dies has failed; another process replaces it. Closing the iterator
+    If a process dies, its trial has failed, and a new process is started. Closing the iterator
     kills running jobs.
     """
     waiting = deque(jobs)
@@ -452,7 +452,7 @@ class _Worker:
             code = self._process.exitcode or 0
             self.kill()
             how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-            text = f"its process ended {how} (memory?)"
+            text = f"its process ended {how} (out of memory?)"
             wall_s = time.monotonic() - self._began
             return _Outcome(self._job[0].key, _Failure(text, f"{text}\n"), wall_s)
 
@@ -465,7 +465,7 @@ class _Worker:
 
 
 def _work(connection: Connection) -> None:
-    # Ctrl-C reaches every process of the terminal; the parent stops the workers.
+    # Ctrl-C reaches every process of the terminal. Workers ignore it: the parent stops them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
@@ -474,7 +474,7 @@ def _work(connection: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent does: without it, paid answers have no use."""
+    """Exit when the parent exits, because further answers would be paid for in vain."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

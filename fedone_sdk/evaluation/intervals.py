@@ -85,7 +85,7 @@ def difference(
 ) -> Interval | None:
     """Return the metric of `first` minus that of `second`, paired by seed and by example.
 
-    Both have one measurement per seed, of the same seeds.
+    `first` and `second` have one measurement per seed, for the same seeds.
 
     Seeds and examples are resampled with replacement, independently of each other and with the same
     draws for both sides (Owen 2007, "The pigeonhole bootstrap"). The part of the spread that comes
@@ -99,7 +99,7 @@ def difference(
     counts as the exact test of McNemar (1947).
 
     Returns:
-        The interval; None as for `interval`, without pairs, or for different dev splits.
+        The interval; None where `interval` is None, without pairs, or for different dev splits.
     """
     for a, b in zip(first, second, strict=True):
         if a.targets != b.targets or (metric == "loss" and len(a.losses) != len(b.losses)):
@@ -134,7 +134,7 @@ def _interval(
     cells, counts = np.unique(table, axis=1, return_counts=True)
     weights = counts
     if metric == "accuracy" and seeds == 1:
-        # In class 0, label 0 is right and no label (-1) is wrong.
+        # The added examples have class 0: label 0 is right, and no label (-1) is wrong.
         more = np.array([[0, 0, -1][: len(cells)], [0, -1, 0][: len(cells)]], dtype=np.float64).T
         cells = np.concatenate([cells, more], axis=1)
         counts, weights = np.append(counts, [0, 0]), np.append(counts, [1, 1])
@@ -168,7 +168,7 @@ def _interval(
 
 
 def _of_answers(metric: str, cells: _Ints, drawn: _Ints, num_labels: int) -> _Floats:
-    """Return the metric of predictions, the rows of `cells` after the first, which has targets."""
+    """Return metrics of predictions. `cells`: the first row has targets, the others predictions."""
     targets, *predictions = cells
     width = num_labels + 1  # The last column, index -1, is "no label".
     values = []

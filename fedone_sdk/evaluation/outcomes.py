@@ -37,7 +37,7 @@ class Outcomes(Frozen):
         predicted: Index of the predicted label; -1 if the model wrote no label.
         targets: Index of the true label.
         losses: The task's loss.
-        log_probs: Log-probability of each label without a bias, nats; of the baselines only.
+        log_probs: Log-probability of each label without a bias, nats; for the baselines only.
     """
 
     which: Which
@@ -84,13 +84,13 @@ class Outcomes(Frozen):
 
 
 def curve_rows(spec: RunSpec, count: int) -> list[int]:
-    """Return the indices of the dev rows, of `count`, that points of the curve are measured on."""
+    """Return the indices of those of `count` dev rows on which the curve is measured."""
     seed = stream_seed(spec.seed, "evaluation", 0)
     return sorted(draw_minibatch(count, spec.evaluation.examples, seed)) if count else []
 
 
 def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
-    """Return the dev examples that points of the curve are measured on."""
+    """Return the dev examples on which the curve is measured."""
     return [examples[row] for row in curve_rows(spec, len(examples))]
 
 
@@ -104,8 +104,8 @@ def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:
     """Return the newest outcomes of each prompt in a log.
 
     Args:
-        log: Lines in order, with all of the kinds `OUTCOMES` and ``rollback``. A rollback discards
-            the outcomes of the deployable and the shorter prompt.
+        log: Log lines in order; they include all lines of the kinds `OUTCOMES` and ``rollback``. A
+            rollback discards the outcomes of the deployable and the shorter prompt.
     """
     newest: dict[Which, Outcomes] = {}
     for entry in log:
@@ -113,7 +113,7 @@ def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:
             try:
                 outcomes = Outcomes.model_validate_json(entry.body)
             except ValidationError as exc:
-                raise ResultError(f"a line of the log holds no {OUTCOMES}") from exc
+                raise ResultError(f"a line of the log has no {OUTCOMES}") from exc
             newest[outcomes.which] = outcomes
         elif entry.kind == "rollback":
             newest.pop("after", None)

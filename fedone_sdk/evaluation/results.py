@@ -34,7 +34,7 @@ class Entrant:
 
     Attributes:
         kind: A ``method`` is tuned; a ``baseline`` is only measured.
-        spec: The run of RUN.yaml, with the method.
+        spec: The run of RUN.yaml, with this method.
         notes: Differences from RUN.yaml other than the method.
     """
 
@@ -53,7 +53,7 @@ class Point(Frozen):
     """The metric of the deployable prompt after some queries.
 
     Attributes:
-        metric: On the dev split, or the part of it that ``evaluation.examples`` selects.
+        metric: Measured on the dev split, or on the part that ``evaluation.examples`` selects.
     """
 
     queries: int
@@ -68,8 +68,8 @@ class TrialRecord(Frozen):
         example_calls: Training queries times the examples of a query.
         evaluation_queries: Queries on the dev split.
         spent: Usage of the trial; cached answers cost nothing.
-        loss: The task's mean loss on the dev split, with the bias.
-        predicted: As in `Outcomes`; so are `targets` and `losses`.
+        loss: The task's mean loss on the dev split, with the label bias.
+        predicted: As in `Outcomes`, like `targets` and `losses`.
         curve: The untrained prompt, points during training, and the final prompt.
     """
 
@@ -98,8 +98,8 @@ class Standing:
     """One entrant's results.
 
     Attributes:
-        difference: Its metric minus the first entrant's, paired; None for the first, without
-            pairs, or for a metric that cannot be resampled.
+        difference: The entrant's metric minus the first entrant's, paired; None for the first
+            entrant, without pairs, or for a metric that cannot be resampled.
         reached: Training queries to the first entrant's final metric, by seed; None if the entrant
             did not reach it.
     """
@@ -179,7 +179,7 @@ class Results:
     """The results of a comparison.
 
     Attributes:
-        standings: In the order of the table; the others are compared with the first.
+        standings: In the order of the table. The first is compared with each of the others.
     """
 
     name: str
@@ -278,18 +278,18 @@ def results_of(
     first, lower = by_name[names[0]], task.metric == "loss"
     standings = []
     for entrant in entrants:
-        own = by_name[entrant.name]
-        common = [seed for seed in own if seed in first] if own is not first else []
-        pair = [own[seed] for seed in common], [first[seed] for seed in common]
+        trials = by_name[entrant.name]
+        common = [seed for seed in trials if seed in first] if trials is not first else []
+        pair = [trials[seed] for seed in common], [first[seed] for seed in common]
         standings.append(
             Standing(
                 entrant=entrant,
-                trials=own,
+                trials=trials,
                 difference=difference(task.metric, *pair, len(task.labels)),
                 loss_difference=difference("loss", *pair, len(task.labels)),
                 reached={
                     seed: _reached(record, first[seed].metric, lower=lower)
-                    for seed, record in own.items()
+                    for seed, record in trials.items()
                     if seed in first
                 },
             )
@@ -307,9 +307,9 @@ def results_of(
     )
 
 
-def _reached(record: TrialRecord, bar: float, *, lower: bool) -> int | None:
+def _reached(record: TrialRecord, target: float, *, lower: bool) -> int | None:
     for point in record.curve:
-        if (point.metric <= bar) if lower else (point.metric >= bar):
+        if (point.metric <= target) if lower else (point.metric >= target):
             return point.queries
     return None
 

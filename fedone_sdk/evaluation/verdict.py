@@ -38,7 +38,7 @@ _MIN_ROWS = 10
 """Minimal number of rows to fit a label bias on."""
 
 _POWER = 1.959964 + 0.841621
-"""Standard errors of a difference that a two-sided test at 5 % finds with 80 % power."""
+"""A difference of this many standard errors is found by a 5 % test with 80 % power."""
 
 _OVER: Mapping[Compared, str] = {
     "no_prompt": "no prompt",
@@ -50,7 +50,7 @@ class Plain(NamedTuple):
     """The baseline "no prompt" with a label bias.
 
     Attributes:
-        bias: The bias, nats; None if each fold has another one.
+        bias: The bias, nats; None if each fold has its own bias.
         bias_from: The data that the bias was fitted on (`Verdict.bias_from`).
     """
 
@@ -62,8 +62,8 @@ class Plain(NamedTuple):
 def no_prompt_biased(task: TaskSpec, bare: Outcomes, plain_bias: Bias | None) -> Plain | None:
     """Return "no prompt" with a label bias, computed from existing answers.
 
-    The bias is that of training, if the run scored "no prompt". Otherwise it is cross-fitted: rows
-    are split into 5 folds, stratified by label, and each fold uses the bias with the least
+    If the run scored "no prompt", the bias was fitted in training. Otherwise it is cross-fitted:
+    rows are split into 5 folds, stratified by label, and each fold uses the bias with the least
     cross-entropy on the other folds.
 
     Returns:
@@ -219,7 +219,8 @@ def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> st
     if (short := verdict.standing("cheapest")) is None:
         return text
     return (
-        f"{text}, the {short.tokens} of the cheapest within its interval {short.usd or 0:.2f} "
+        f"{text}, the {short.tokens} tokens of the cheapest prompt within its interval "
+        f"{short.usd or 0:.2f} "
         f"({metric} {metric_text(short.value)})"
     )
 
@@ -240,7 +241,7 @@ def _concluded(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> 
     if verdict.conclusion == "no_prompt":
         biased = verdict.standing("no_prompt_biased") is not None
         deployed = "no prompt with its label bias" if biased else "no prompt"
-        better = "; no prompt without the bias measured better" if base.gain.value < 0 else ""
+        better = "; it measured better without the bias" if base.gain.value < 0 else ""
         return f"{deployed} is deployed, since no better prompt was found: {summary}{better}"
     if verdict.conclusion == "worth_keeping":
         return f"{summary}: worth keeping"
@@ -354,7 +355,7 @@ def _standing(
 
 
 def _within(metric: str, value: float | None, ends: tuple[float, float] | None) -> bool:
-    """Return whether a value is not worse than an interval."""
+    """Return whether a value is inside an interval, or better."""
     if value is None or ends is None:
         return False
     return value <= ends[1] if metric == "loss" else value >= ends[0]
@@ -369,15 +370,15 @@ def _own_metric(task: TaskSpec, one: Outcomes, measure: MetricFunction | None) -
 
 def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compared | None:
     names: tuple[Compared, ...] = ("no_prompt_biased", "no_prompt")
-    measured_ones = [name for name in names if name in standings]
-    if not measured_ones or ":" in metric:
-        return measured_ones[0] if measured_ones else None
+    measured_names = [name for name in names if name in standings]
+    if not measured_names or ":" in metric:
+        return measured_names[0] if measured_names else None
     sign = -1.0 if metric == "loss" else 1.0
-    return max(measured_ones, key=lambda name: sign * (standings[name].value or 0.0))
+    return max(measured_names, key=lambda name: sign * (standings[name].value or 0.0))
 
 
 def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
-    """Return the outcomes of the best constant answer; for the loss, of the label frequencies."""
+    """Return the outcomes of the best constant answer: for a loss, the label frequencies."""
     targets = after.targets
     if not targets:
         return None

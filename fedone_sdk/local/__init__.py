@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fedone_sdk.local.plan import RunPlan, plan_run
     from fedone_sdk.local.population import MemoryTransport
 else:
-    # The command's help does not load NumPy.
+    # Loaded on first use, so that the command's help does not load NumPy.
     __getattr__, __dir__ = lazy(globals(), "federation plan population")
 
 __all__ = [

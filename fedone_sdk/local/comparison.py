@@ -58,7 +58,7 @@ def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]
     """Return one entrant per method or baseline.
 
     A method shares the settings that it has in common with the method of RUN.yaml. A method that
-    cannot find a label bias has the default ``calibration``, which its notes say.
+    cannot find a label bias has the default ``calibration``, and its notes say so.
     """
     if not names or len(set(names)) < len(names):
         raise ArgumentError("--methods: each name may occur only once")
@@ -96,7 +96,7 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
 
 
 def _settings(method: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the settings of RUN.yaml's method that another method has, too, and accepts."""
+    """Return those settings of RUN.yaml's method that another method also has and accepts."""
     model = _MODELS[name]
     shared = {key: method[key] for key in model.model_fields.keys() & method.keys() - {"name"}}
     try:
@@ -117,7 +117,7 @@ _IGNORED_FIELDS = {"backend", "gateway", "name"}
 
 _UNEQUAL = (
     "budget: caps on requests, tokens and usd are not equal for all trials, because answers in the "
-    "cache are free for later trials; a cap on queries is equal"
+    "cache are free for later trials; a cap on queries is equal for all"
 )
 
 
@@ -145,7 +145,7 @@ class Contest:
 
     @property
     def training_queries(self) -> int:
-        """Upper bound of its training queries."""
+        """Upper bound on the trial's training queries."""
         spec = self.federation.spec
         if self.entrant.kind == "method":
             return training_queries(spec)
@@ -242,7 +242,7 @@ async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
             measured = plan.evaluation_queries
             expected += plan.expected.without_queries() * count
             most += plan.most.without_queries() * count
-            # A cap that ends a run early is part of the comparison.
+            # No warning for a cap that ends a run early: the cap is part of the comparison.
             warnings |= dict.fromkeys(
                 f"{name}: {warning}"
                 for warning in plan.warnings
@@ -267,7 +267,7 @@ async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
 
 
 class _SharedGuard(BudgetGuard):
-    """The account of the caps on all trials; keeps its first refusal."""
+    """The account of the caps on all trials; keeps the first refusal."""
 
     refusal: BudgetExhausted | None = None
 
@@ -303,7 +303,7 @@ async def _run(contest: Contest) -> Result:
         spec = spec.model_copy(update={"cache": str(contest.cache.absolute())})
     try:
         async with build_backend(spec, contest.folder, guard=guard) as backend:
-            measure = _measured_baseline if contest.entrant.kind == "baseline" else _tuned
+            measure = _measure_baseline if contest.entrant.kind == "baseline" else _tune
             record = await measure(contest, backend)
     except FedOneError:
         if guard is not None and guard.refusal is not None:
@@ -312,7 +312,7 @@ async def _run(contest: Contest) -> Result:
     return {**record.model_dump(mode="json"), "spent": record.spent.exact()}
 
 
-async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
+async def _tune(contest: Contest, backend: LLMBackend) -> TrialRecord:
     store = MemoryStore()
     result = await simulate(contest.federation, backend=backend, store=store)
     if result.status not in ("completed", "budget_exhausted"):
@@ -343,9 +343,9 @@ async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
     )
 
 
-async def _measured_baseline(contest: Contest, backend: LLMBackend) -> TrialRecord:
+async def _measure_baseline(contest: Contest, backend: LLMBackend) -> TrialRecord:
     began, federation, spec = time.monotonic(), contest.federation, contest.federation.spec
-    # A baseline has the caps of a run, except that on training queries.
+    # A baseline has the caps of a run, except the cap on training queries.
     caps = {} if spec.budget is None else spec.budget.model_dump(exclude={"queries"})
     capped = any(value is not None for value in caps.values())
     guard = BudgetGuard(Budget(**caps) if capped else None, name=contest.entrant.name)

@@ -27,10 +27,10 @@ from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable
 from fedone_sdk.task import Filling, Rendered, TaskSpec, render
 
 _SCREEN_CHARS = 300
-"""Characters of a text that the model reads to derive words."""
+"""Maximum number of characters of a text that the model reads to derive words."""
 
 FRAME_CHARS = 100
-"""Characters around a text in the model's input."""
+"""Assumed number of characters around a text in the model's input."""
 
 _WORDS_PER_LABEL = 24
 _MAX_SETS = 4
@@ -46,7 +46,7 @@ _DEMONSTRATION_CHARS = 1000
 _MULTI_TOKEN_KINDS = ("llama_cpp", "transformers")
 
 _ANY_LABELS = {"0": " a", "1": " b"}
-"""Labels of a form before the label words are known."""
+"""Placeholders for the labels of a form, until the label words are known."""
 
 _Floats = NDArray[np.float64]
 
@@ -92,12 +92,12 @@ async def draft(
     """Derive a task and its slots.
 
     A model in this process scores words after the public rows. A word is chosen for a label if it
-    is much more likely after texts with this label than after others. A model behind an API gets
-    only requests that cost nothing.
+    is much more likely after texts with this label than after others. Only free requests are sent
+    to a model behind an API.
 
     `rows` are public and have the keys ``text`` and ``label``; `columns` are the original names of
-    these, and `public` is the file of the rows. `text` and `aspect` are nouns for a text and for
-    the meaning of the labels. What is None is derived.
+    these keys, and `public` is the file of the rows. `text` and `aspect` are nouns for a text and
+    for the meaning of the labels. Values that are None are derived.
     """
     reader = _Reader(model, rows)
     await reader.find_form()
@@ -186,7 +186,7 @@ class _Reader:
         inputs = tuple(self._input(text, self.opening) for text in texts)
         answer = await self.model.score(Query(inputs=inputs, label_words=tuple(words)))
         chars = sum(len(text[:_SCREEN_CHARS]) + FRAME_CHARS for text in texts)
-        # Processor time, if other programs delay the model.
+        # The smaller time: processor time, if other programs delay the model.
         seconds = min(time.perf_counter() - began, time.process_time() - cpu_began)
         self.char_s = seconds / chars
         return np.array(answer.log_probs)
@@ -221,21 +221,20 @@ class _Words(NamedTuple):
 async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) -> _Words:
     """Return the task's label words, and alternative sets.
 
-    The word of a label is a word of its name, namely the one that its texts make most likely. If
-    the names have no such words, the set is, in this order: the whole names, if the model scores
-    words of several tokens; shipped words that fit the rows; words that the rows make likely;
-    letters.
+    The word of a label is the word of its name that its texts make most likely. If the names have
+    no such words, the first possible set is used: the whole names, if the model scores words of
+    several tokens; shipped words that fit the rows; words that the rows make likely; letters.
     """
     labels, names = reader.labels, given or {label: label for label in reader.labels}
     if not reader.model.local:
         return _Words(await _hosted_words(reader, names))
-    own = {label: await reader.valid(spellings_of(names[label])) for label in labels}
+    words_of_names = {label: await reader.valid(spellings_of(names[label])) for label in labels}
     has_names = all(re.search(r"[^\W\d_]{2}", names[label]) for label in labels)
-    lexicon = [*itertools.chain(*own.values(), *_shipped_sets()), *_frequent(reader)]
+    lexicon = [*itertools.chain(*words_of_names.values(), *_shipped_sets()), *_frequent(reader)]
     scores = await _WordScores.of(reader, lexicon)
     # Words of the names are preferred to all others.
     named = {
-        label: {word: lifts[word] for word in own[label] if has_names}
+        label: {word: lifts[word] for word in words_of_names[label] if has_names}
         for label, lifts in scores.lifts.items()
     }
     derived = _assigned(
@@ -246,11 +245,11 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     )
     main = _assigned(named)
     fitting = sorted(filter(scores.covers, _orders(labels, main)), key=scores.loss)
-    whole = {label: " " + " ".join(re.findall(r"[^\W_]+", names[label])) for label in labels}
-    distinct = has_names and len(set(whole.values())) == len(labels)
+    full_names = {label: " " + " ".join(re.findall(r"[^\W_]+", names[label])) for label in labels}
+    distinct = has_names and len(set(full_names.values())) == len(labels)
     several = not main and distinct and kind in _MULTI_TOKEN_KINDS
     if several:
-        main = whole
+        main = full_names
     elif not main:
         main = fitting[0] if fitting and not has_names else derived or await _codes(reader)
     start = main if scores.covers(main) else derived
@@ -352,7 +351,7 @@ def _shipped_sets() -> list[list[str]]:
 
 
 def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str, str]]:
-    """Return shipped sets that contain the labels' words, or without words all sets of the size."""
+    """Return the shipped sets with the words of `main`; if it is empty, all sets of this size."""
     sets: Iterable[Sequence[str]] = label_sets.shipped_label_sets(main)
     if not main and len(labels) <= _MAX_PERMUTED:
         fitting = (words for words in _shipped_sets() if len(words) == len(labels))
@@ -373,7 +372,7 @@ def _frequent(reader: _Reader) -> list[str]:
 
 
 def _shots(rows: Sequence[Mapping[str, str]]) -> list[int]:
-    """Return numbers of shots: none, each label once, each label twice, if a block has room."""
+    """Return numbers of shots: none; and each label once or twice, if a block has room."""
     labels = Counter(row["label"] for row in rows)
     chars = min(median_high(len(row["text"]) for row in rows), _SCREEN_CHARS) + 20
     limit = min(_DEMONSTRATION_CHARS // chars, len(labels) * min(labels.values()))

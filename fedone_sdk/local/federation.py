@@ -33,13 +33,13 @@ _MAX_ROWS = 20_000
 """Maximum number of rows from which a vocabulary is built; more rows only take time."""
 
 Watcher = Callable[[ServedRun, Change | None], None]
-"""Called with the run before it starts, without a change, and then with every change."""
+"""Called with the run: before it starts (the change is None), and then with every change."""
 
 Ask = Callable[[Sequence[Query]], Awaitable[list[Answer]]]
 """Sends queries to the run's model; their usage counts as evaluation of the run."""
 
 First = Callable[[Ask], Awaitable[None]]
-"""A step before the first client enrols."""
+"""Called before the first client enrols, with a function that sends queries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class Federation:
     Attributes:
         shards: The rows of each client.
         reused_rows: Whether clients share rows because there are too few.
-        score: For loss ``score``.
-        measure: For a custom metric.
+        score: The score function, for loss ``score``.
+        measure: The metric function, for a custom metric.
     """
 
     spec: RunSpec
@@ -74,7 +74,7 @@ class Federation:
         Args:
             spec: The run; its ``data`` is required.
             base_dir: Base of relative paths: the folder of RUN.yaml.
-            score: For loss ``score``; None imports the function that the task names.
+            score: The score function; if None, the function that the task names is imported.
 
         Raises:
             SpecError: The run has no training data, or names an object that cannot be imported.
@@ -102,7 +102,7 @@ class Federation:
                 seed=spec.seed,
             )
         if partition.reused_rows:
-            _log.warning("clients share rows: too few for disjoint shards", rows=len(train))
+            _log.warning("clients share rows: there are too few for all", rows=len(train))
         # The vocabulary is built from a sample of the clients' texts.
         rows = sorted({row for shard in partition.shards for row in shard})
         rows = rows[:: len(rows) // _MAX_ROWS + 1]
@@ -168,9 +168,9 @@ async def running(
         store: The aggregator's store, by default in memory. A run in the store is resumed, even
             after a stop.
         state_dir: Folder of the clients' state, with which a stored run resumes with the same
-            clients. Leaving early then keeps the open work of the round.
+            clients. If set, leaving early keeps the open work of the round.
         watch: Called with the run and its changes.
-        first: Queries to the model before the run starts or resumes, under the run's caps.
+        first: Called before the run starts or resumes; its queries count against the run's caps.
         between: Wraps a client's transport, for example to inject a fault or an attack.
         proposer: The model of ``prompt.proposer``; the caller closes it.
 
@@ -214,7 +214,7 @@ async def running(
             between=between,
         )
         await stack.enter_async_context(population)
-        # Before the evaluation of the untrained prompt, which `add_run` starts with dev rows.
+        # Clients enrol first, because `add_run` with dev rows starts an evaluation.
         await population.enrol()
         options: dict[str, Any] = {"dev": federation.dev, "score": score, "measure": measure}
         await service.add_run(spec, federation.vocabulary, proposer=proposer, **options)

@@ -48,8 +48,8 @@ class RunPlan(Message):
         clients: K.
         vocab_size: N, the number of candidates.
         queries_per_round: K* x I x E.
-        rounds_planned: For a search method the number of rounds that the cap on queries allows,
-            else T.
+        rounds_planned: T; for a search method, the number of rounds that the cap on queries
+            allows.
         rounds_affordable: Full rounds that the caps cover at worst-case cost, at most T.
         rounds_expected: Full rounds that the caps cover at expected cost, at most T.
         distinct_share: Expected share of the (prompt, row) pairs of training that are sent to the
@@ -62,10 +62,10 @@ class RunPlan(Message):
         expected: Expected usage of the whole run, which asks for each (prompt, row) pair once.
         most: Worst-case usage of the whole run, as leases reserve it.
         smallest_cap: The smallest caps that cover one round and evaluation.
-        duration: Null without a probe or a rate limit.
+        duration: The estimated duration; null without a probe or a rate limit.
         sufficient: Whether the caps cover all planned rounds in the worst case.
         prices: The model's prices for its service tier; null if unknown.
-        priced: Whether all prices are known; else `usd` is null in JSON.
+        priced: Whether all prices are known. If not, `usd` is null in JSON.
     """
 
     name: str
@@ -123,7 +123,7 @@ async def plan_run(
 ) -> RunPlan:
     """Estimate the cost of a run.
 
-    If a model is unavailable, the plan has a warning, and covers only what needs no such model.
+    If a model is unavailable, the plan has a warning, and contains only what is known without it.
 
     Args:
         federation: The run and its data.
@@ -152,7 +152,7 @@ class _Planner:
         self.adapter = backend.innermost if isinstance(backend, Wrapper) else backend
         self.spec, self.task = federation.spec, federation.spec.task
         self.size = self.spec.method.batch_size
-        self.problems = list[str]()  # of the models
+        self.problems = list[str]()  # Problems with the models, reported as warnings.
         self.per_round = queries_per_round(self.spec)
         self.training = training_queries(self.spec)
         # The last round may be shorter.
@@ -163,14 +163,14 @@ class _Planner:
     async def plan(self, *, probe: bool, startup_s: float) -> RunPlan:
         spec, training = self.spec, self.training
         await self._check()
-        draws = self._drawn()
+        draws = self._draw()
         requests = draws.new_rows if self.adapter.max_inputs == 1 else draws.new_queries
         planned = max(1, training // self.per_round) if spec.method.pools else spec.rounds
         dev_queries = self._dev_queries()
         leased, query, measured = await self._costs(draws.steps)
         proposals = await self._proposals()
         grade, grade_most = await self._grade()
-        compared = 2 * len(self._dev)  # The final prompt's texts, in both orders.
+        compared = 2 * len(self._dev)  # Comparisons of the final prompt's texts, in both orders.
         graded = grade * (self._dev_rows + compared)
         graded_training = _share(grade * (training * self.size), draws.new_rows)
         leased, measured = leased + grade_most * self.size, measured + graded
@@ -227,7 +227,7 @@ class _Planner:
         try:
             vocabulary = await backends.usable_vocabulary(backend, spec, self.federation.vocabulary)
             self.federation = replace(self.federation, vocabulary=vocabulary)
-            if not self.adapter.local:  # A local model would be loaded; counting checks words too.
+            if not self.adapter.local:  # Local models check words when they count tokens.
                 for words, form in label_checks(self.task, vocabulary):
                     await backend.check(words, form)
         except (BackendBlocked, BackendUnavailable) as exc:
@@ -243,7 +243,7 @@ class _Planner:
 
     # The draws of the untrained method
 
-    def _drawn(self) -> _Draws:
+    def _draw(self) -> _Draws:
         spec, method, shards = self.spec, self.method, self.federation.shards
         state, count = method.init(), spec.method.num_samples
         steps: list[list[Query]] = []
@@ -312,7 +312,7 @@ class _Planner:
             if not self.problems:
                 raise
             # The known problem of the model also prevents counting.
-            self.problems.append("backend: tokens and costs cannot be counted without it")
+            self.problems.append("backend: tokens and costs cannot be counted without this model")
             return _UNKNOWN, _UNKNOWN, NOTHING
 
     async def _quoted(self, queries: Sequence[Query], count: int) -> Usage:
@@ -339,10 +339,10 @@ class _Planner:
         if model is None:
             self.problems.append("prompt.proposer: its cost is not included")
             return _Proposals()
-        calls = (self.rounds - 1) // proposer.every  # None after the last round.
+        calls = (self.rounds - 1) // proposer.every  # No call after the last round.
         texts = self.federation.vocabulary.candidates_of(slot)
         if self.spec.prompt.reflects:
-            # At most one call per assignment, with its rows; and the merges.
+            # At most one call per assignment, and one per merge.
             calls *= self.spec.participation.clients_per_round
             expected = calls = calls + (self.rounds - 1) // proposer.merge_every
             count = 1
@@ -390,7 +390,7 @@ class _Planner:
 
     @property
     def _dev_rows(self) -> int:
-        """Number of rows of all measurements, except that of a cheaper prompt."""
+        """Number of rows of all measurements, without the measurement of a cheaper prompt."""
         dev = len(self._dev)
         return 3 * dev + self.points * min(self.spec.evaluation.examples, dev)
 
@@ -419,7 +419,7 @@ class _Planner:
         )
         problems = {
             "budget: no cap is set": spec.budget is None,
-            f"budget: {pays} at worst case": affordable < max(planned, 1),
+            f"budget: {pays} at worst-case cost": affordable < max(planned, 1),
             f"participation.min_clients: is {needed}, but there are only {clients} clients": (
                 needed > clients
             ),
@@ -443,13 +443,13 @@ _CASES, _FEEDBACK = 6, "expected 'positive', answered 'negative' with probabilit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Draws:
-    """Draws from the untrained method, as the run draws.
+    """Queries drawn from the untrained method, as a run draws them.
 
     Attributes:
         steps: The distinct queries of some steps.
         new_queries: Expected share of the queries that are not in the cache.
-        new_rows: Expected share of the (prompt, row) pairs that are not in the cache. In a run it
-            falls, because the method comes to prefer few prompts.
+        new_rows: Expected share of the (prompt, row) pairs that are not in the cache. During a
+            run this share falls, because the method draws fewer and fewer different prompts.
     """
 
     steps: list[list[Query]]

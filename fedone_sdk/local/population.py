@@ -27,10 +27,10 @@ Between = Callable[[int, Transport], Transport]
 """Wraps the transport of client number k."""
 
 _SERVER = "simulation"
-"""The aggregator's name in the clients' state files: its URL changes at every start."""
+"""The aggregator's name in the clients' state files, in place of a URL that changes each time."""
 
 _SECRET = "enrolment-secret"
-"""The file with the population's secret."""
+"""Name of the file with the population's secret."""
 
 _BATCH = 128
 """Number of concurrent enrolments."""
@@ -230,7 +230,7 @@ class Population:
             )
             try:
                 for run in self.service.runs.values():
-                    self._wake_seated(run)  # Seats that were occupied before a restart.
+                    self._wake_seated(run)  # They may have had seats before a restart.
                 yield
             finally:
                 self.service.listeners.remove(self._on_change)

@@ -12,20 +12,21 @@ from fedone_sdk.messages import Message
 from fedone_sdk.spec import RunSpec
 
 _TIMED_S = 3.0
-"""Length of the timing, seconds."""
+"""Duration of the timing, seconds."""
 
 _TIMED_ROWS = 4
-"""Rows of the longer one of two timed requests."""
+"""Rows of the longer of two timed requests."""
 
 _SLOW_S = 1.0
-"""If a request takes longer, requests are timed one at a time."""
+"""If a request takes longer, seconds, requests are timed one at a time."""
 
 _ROUND_S = 0.03
 """Seconds of a round without the model, on one core: 0.026 over 99 rounds of ``gs-bdpl`` with 20
 prompts over HTTP."""
 
 _POOL_ROUND_S = 0.04
-"""The same for methods that fit a model to all answers: 0.041 over 49 rounds of ``thompson``."""
+"""Seconds of a round of a method that fits a model to all answers, without the language model:
+0.041 over 49 rounds of ``thompson``."""
 
 
 class Duration(Message):
@@ -56,10 +57,10 @@ async def timed(
     """Return the duration of a run at a local model's speed.
 
     A request takes a constant time, for example for the prefix that its rows share, and a time per
-    row. Both are fitted to requests with one row and with more rows; for models that do not process
-    rows one by one, to whole queries. The `warm_up` query comes first, so that one-time costs count
-    once, as part of the start. `requests`, `rows` and `rounds` are those of the run; `startup_s`
-    are the seconds since the process started.
+    row. Both are fitted to requests with one row and with more rows. If a model does not process
+    rows one by one, whole queries are timed. The `warm_up` query comes first, so that one-time
+    costs count once, as part of the start. `requests`, `rows` and `rounds` are those of the run;
+    `startup_s` are the seconds since the process started.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()

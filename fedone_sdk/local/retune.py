@@ -74,7 +74,7 @@ class Retuning:
         }
 
     async def plan(self, backend: LLMBackend) -> RunPlan:
-        """Estimate the cost of the run and its label biases; a hosted model gets no request."""
+        """Estimate the cost of the run and its label biases; send no paid request."""
         spec = self.federation.spec
         spec.check_caps(backend.bounds)
         if not backend.local:
@@ -104,7 +104,7 @@ class Retuning:
     async def find_biases(self, backend: LLMBackend, ask: Ask) -> None:
         """Fit the label biases of the old prompt and of "no prompt" on the new model."""
         for prompt, queries in self._bias_queries(backend).items():
-            # Cached answers are free, even when the caps are spent.
+            # Cached answers are read without the budget, which may be spent.
             unknown = [query for query in queries if not await backends.is_known(backend, query)]
             paid = dict(zip(unknown, await ask(unknown), strict=True)) if unknown else {}
             rows = [
@@ -137,7 +137,7 @@ def retune_spec(
     prompt["start"] = [{token: _START_SHARE} for token in tokens]
     if not slots:
         prompt["length"] = max(prompt["length"], len(tokens))
-        if prompt["length"] > len(tokens):  # The other positions start half blank.
+        if prompt["length"] > len(tokens):  # At other positions, the blank gets probability 0.5.
             words = prompt["vocabulary"]
             listed = words.get("candidates", ())
             words |= {"candidates": ("", *filter(None, listed))} if listed else {"blank": True}
@@ -162,7 +162,7 @@ def _differences(artefact: PromptArtefact, run: RunSpec) -> list[str]:
         was, now = getattr(old, key), getattr(new, key)
         if was != now:
             problems.append(
-                f"task.{key}: is {now!r}, the prompt was tuned and measured with {was!r}"
+                f"task.{key}: is {now!r}, but the prompt was tuned and measured with {was!r}"
             )
     if run.data is None or run.data.dev is None:
         problems.append("data.dev: is required to compare prompts")
@@ -329,7 +329,7 @@ def _bare_prompt(task: TaskSpec, vocabulary: Vocabulary) -> PromptReport:
 def _change_of_model(metric: str, new: MeasuredPrompt, artefact: PromptArtefact) -> Spread | None:
     """Return the difference of the unpaired measurements on both models.
 
-    The interval combines those of both (MOVER, Zou and Donner 2008). For measurements on the same
+    The interval combines both intervals (MOVER, Zou and Donner 2008). For measurements on the same
     dev split it is conservative.
     """
     old, ends = artefact.evaluation.metric.after, artefact.evaluation.interval
@@ -374,7 +374,7 @@ def _sentences(report: RetuneReport, *, finished: bool) -> Iterator[str]:
             if which != report.recommended and one.behind is not None and one.behind.low <= 0
         ]
         if close:
-            yield f"Its gain is not distinguishable from luck over {', '.join(close)}."
+            yield f"Its gain over {' and '.join(close)} is not distinguishable from luck."
 
 
 def _text(spread: Spread) -> str:

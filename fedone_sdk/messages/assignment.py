@@ -22,7 +22,7 @@ class Claim(Message):
         run_id: The only run to work for; null is any.
         own_model: Whether the client queries a model of its own, even if the server has one.
         changed: Whether the client's data or settings may have changed since it declined work as
-            unfit, so that it can be drawn again.
+            unfit. If so, the client can be drawn for the run again.
     """
 
     num_examples: Annotated[int, Field(ge=1, le=2**31)]
@@ -37,8 +37,8 @@ class Step(Message):
 
     Attributes:
         num_samples: I, number of prompts to score.
-        minibatch_seed: Seeds the draw of the mini-batch (`fedone_sdk.data.draw_minibatch`).
-        prompt_seed: Seeds ``ask`` (alpha exchange only).
+        minibatch_seed: Seed for the draw of the mini-batch (`fedone_sdk.data.draw_minibatch`).
+        prompt_seed: Seed for the method's ``ask`` (alpha exchange only).
     """
 
     num_samples: Annotated[int, Field(ge=2, le=65536)]
@@ -82,8 +82,8 @@ class LossesAssignment(_Assignment):
         prompts: Shape (I, n), candidate indices into the run's vocabulary.
         biases: With label calibration, float32, shape (I, C): the label bias of each prompt, which
             is added to the label words' log-probabilities, nats.
-        reflect: Whether the client may propose a candidate. The lease then includes one query for
-            its trial.
+        reflect: Whether the client may propose a candidate; if so, the lease includes one query to
+            try the candidate.
     """
 
     exchange: Literal["losses"] = "losses"
@@ -113,7 +113,7 @@ class Reflection(Message):
 
     Attributes:
         slot: The slot that the candidates are for.
-        gateway: Whether the run's model writes them (``POST /v1/reflect``).
+        gateway: Whether the run's model writes the candidates (``POST /v1/reflect``).
     """
 
     slot: SlotName
@@ -124,7 +124,7 @@ class RunTask(Message):
     """``GET /v1/runs/{id}/task``: description of a run for clients, fetched once.
 
     Attributes:
-        prompt_len: n.
+        prompt_len: n, number of positions of a prompt.
         vocab_size: N, number of candidates of a position.
         blank: Index of the blank candidate, if all positions share one.
         layout: For a prompt of slots: each slot's number of positions, number of candidates (at
@@ -135,10 +135,9 @@ class RunTask(Message):
         model: Fingerprint of the run's model. A client with another model of its own declines as
             unfit.
         loss_clip: In the ``alpha`` exchange the client clips its mean losses to [0, `loss_clip`].
-        calibration: For ``labels``, the method receives losses by class at the assignment's label
-            biases, which the client returns in the ``losses`` exchange; other kinds do not affect
-            the client.
-        reflection: For runs whose devices may propose candidates.
+        calibration: With ``labels`` the client returns losses by class at the assignment's label
+            biases, in the ``losses`` exchange. Other kinds do not affect the client.
+        reflection: How devices propose candidates; null if they may not.
     """
 
     task: TaskSpec
@@ -160,14 +159,14 @@ class RunTask(Message):
     @model_validator(mode="after")
     def _check_reading(self) -> Self:
         if self.task_crc32 != self.task.crc32:
-            raise ValueError(f"task_crc32: must be {self.task.crc32}, that of the task as read")
+            raise ValueError(f"task_crc32: must be {self.task.crc32}, as of the task that was read")
         return self
 
 
 class VocabularyList(Message):
     """``GET /v1/runs/{id}/vocabulary``: the candidates, in index order.
 
-    With ``?after=VERSION`` only those added after that version.
+    With ``?after=VERSION`` it has only the candidates added after that version.
 
     Attributes:
         candidates: Candidates of every position; empty for prompts of slots.

@@ -13,7 +13,7 @@ Nonce = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{22,128}$")]
 
 def _sendable(secret: str) -> str:
     if not is_sendable(secret):
-        raise ValueError("has characters that a header cannot carry; allowed is printable ASCII")
+        raise ValueError("has characters that a header cannot carry; it must be printable ASCII")
     return secret
 
 
@@ -37,7 +37,7 @@ class Enrolled(Message):
     """The new identity.
 
     Attributes:
-        credential: Its secret, sent as a bearer token from now on.
+        credential: The client's secret, which it sends as a bearer token from now on.
     """
 
     client_id: Id
@@ -47,7 +47,7 @@ class Enrolled(Message):
 class Rotated(Message):
     """A new credential, ``POST /v1/clients/me/credential``.
 
-    The previous one stays valid until this one is used.
+    The previous credential stays valid until the new one is used.
     """
 
     credential: Annotated[Secret, Field(repr=False)]
@@ -67,9 +67,9 @@ class NewToken(Message):
     """``POST /v1/enrolment-tokens``: a token with which devices enrol.
 
     Attributes:
-        runs: Runs that its clients may access; null is all.
-        uses: Maximal number of clients that enrol with it; null is unlimited.
-        expires_in_s: Its lifetime, seconds; null is unlimited.
+        runs: Runs that clients with this token may access; null is all.
+        uses: Maximal number of clients that enrol with the token; null is unlimited.
+        expires_in_s: Lifetime of the token, seconds; null is unlimited.
     """
 
     name: TokenName
@@ -82,9 +82,9 @@ class TokenInfo(Message):
     """An enrolment token, without its secret.
 
     Attributes:
-        name: Its name; configured tokens have the prefix ``config:``.
-        runs: Runs that its clients may access; null is all.
-        uses_left: Number of clients that can still enrol with it; null is unlimited.
+        name: Name of the token; tokens of a CONFIG.yaml have the prefix ``config:``.
+        runs: Runs that clients with this token may access; null is all.
+        uses_left: Number of clients that can still enrol with the token; null is unlimited.
         expires_at: Expiry, seconds since the epoch; null is never.
     """
 
@@ -120,9 +120,9 @@ class ClientInfo(Message):
     """An enrolled client, without its secrets.
 
     Attributes:
-        token: Name of the token that it enrolled with.
-        runs: Runs that it may access; null is all.
-        seen_at: Time of its last request with a precision of a day, seconds since the epoch.
+        token: Name of the token that the client enrolled with.
+        runs: Runs that the client may access; null is all.
+        seen_at: Time of the client's last request, to the day, seconds since the epoch.
     """
 
     client_id: Id

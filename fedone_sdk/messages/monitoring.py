@@ -13,7 +13,7 @@ class Me(Message):
     """``GET /v1/me``: the caller's token.
 
     Attributes:
-        role: Each role includes the lower ones.
+        role: Role of the token; a role includes the rights of all lower roles.
         runs: Patterns of the runs that the token is valid for; null is all.
     """
 
@@ -27,7 +27,8 @@ class SeatReport(Message):
 
     Attributes:
         slot: Index of the seat in the round.
-        phase: ``offered`` until the client claims it, ``working`` until its update, then ``done``.
+        phase: ``offered`` until the client claims the work; ``working`` until the client's update;
+            ``done`` after it.
         step: Number of local steps done.
         due_in_s: Seconds until the seat passes to another client; null if done.
     """
@@ -43,8 +44,8 @@ class LostWork(Message):
     """An assignment that ended without an update; its seat passed to another client.
 
     Attributes:
-        said: Text of the client that declined, or of the operator who quarantined it; for
-            operators only.
+        said: Reason from the client that declined, or from the operator who quarantined the client;
+            for operators only.
     """
 
     round: Annotated[int, Field(ge=0)]
@@ -58,7 +59,7 @@ class Seats(Message):
     """``GET /v1/runs/{id}/seats``: the seats of a run.
 
     Attributes:
-        round: Index of the current round, and number of rounds done.
+        round: Index of the current round, which is also the number of rounds done.
         lost: The newest lost assignments, oldest first.
     """
 

@@ -25,8 +25,8 @@ class PromptReport(Message):
     """A prompt with its label bias, by default the deployable one.
 
     Attributes:
-        text: Its text; for a prompt of slots, their texts in order.
-        tokens: Its candidates, by position.
+        text: The prompt's text; for a prompt of slots, the texts of the slots in order.
+        tokens: The prompt's candidates, by position.
         bias: Number per label to add to the label words' log-probabilities, nats
             (`TaskSpec.bias`); null without a label bias.
         slots: Text of each slot in order, with label words in place of their placeholders; absent
@@ -85,7 +85,7 @@ COMPARED: Mapping[Compared, str] = {
     "cheapest": "Cheapest within the interval",
     "tuned": "Tuned prompt",
 }
-"""Their display names."""
+"""Display names of the compared prompts."""
 
 Conclusion = Literal[
     "worth_keeping", "no_prompt", "unclear", "worse", "guessing", "unknown", "not_measured"
@@ -107,8 +107,8 @@ class Spread(Message):
 
     Attributes:
         value: The difference, in units of the metric.
-        error: Its standard error.
-        probability: Probability that it is positive, given the examples.
+        error: Standard error of the difference.
+        probability: Probability that the difference is positive, given the examples.
     """
 
     value: float
@@ -123,8 +123,9 @@ class Standing(Message):
 
     Attributes:
         value: The metric; null if not measured.
-        interval: Bounds of its 95 % interval; null if not known.
-        gain: The tuned prompt minus this one, paired by example; null without an interval.
+        interval: Bounds of the metric's 95 % interval; null if not known.
+        gain: Metric of the tuned prompt minus the metric of this prompt, paired by example; null
+            without an interval.
         tokens: Tokens that the prompt adds to each call, 4 characters each.
         usd: Price of these tokens for a million calls; absent if not known.
         prompt: The ``cheapest`` prompt; absent for others.
@@ -145,12 +146,14 @@ class Preference(Message):
     Attributes:
         rows: Number of compared rows.
         asked: Number of rows with different texts; equal texts are a tie.
-        wins: Share of the answers for the tuned prompt's text; a tie counts half.
-        low: Lower bound of its 95 % interval over the rows; `high` is the upper one.
+        wins: Share of the answers that prefer the tuned prompt's text; a tie counts half.
+        low: Lower bound of the 95 % interval of `wins` over the rows; `high` is the upper bound.
         balanced: `wins` with equal weights for rows where the tuned prompt's text is longer and
             rows where it is shorter; null without rows of both kinds.
-        agreement: Share of the asked rows with the same answer in both orders; null without any.
-        first: Share of the answers for the text shown first, without ties; null if all are ties.
+        agreement: Share of the `asked` rows with the same answer in both orders; null if none was
+            asked.
+        first: Share of the answers that prefer the text shown first, without ties; null if all
+            are ties.
     """
 
     rows: int
@@ -190,8 +193,8 @@ class Verdict(Message):
         against: The best baseline: the better of "no prompt" with and without a label bias; for the
             conclusion ``no_prompt``, "no prompt" without a label bias.
         bias: The label bias of ``no_prompt_biased``, nats; null without one, or with one per fold.
-        bias_from: Data on which that bias was fitted: ``training``, the run's losses; ``dev``, the
-            other folds of the dev rows.
+        bias_from: Data on which the bias of ``no_prompt_biased`` was fitted: ``training``, the
+            run's losses; ``dev``, the other folds of the dev rows.
         needed_examples: For ``unclear``, about how many rows show a gain of this size with 80 %
             power; null if the gain is within one standard error.
         preference: What the judge of ``task.score`` prefers; absent without a judge.

@@ -121,7 +121,7 @@ class CensoringReport(Message):
 
     Attributes:
         values: Number of scored log-probabilities.
-        censored: Number of those that are only upper bounds.
+        censored: Number of scored log-probabilities that are only upper bounds.
     """
 
     values: int = 0
@@ -165,7 +165,7 @@ class RoundReport(Message):
     """One finished round.
 
     Attributes:
-        client_id: Ids of its clients, joined by commas.
+        client_id: Ids of the round's clients, joined by commas.
         mean_loss: Mean over the round's scored prompts.
         metric: Metric of the deployable prompt after this round, if evaluated.
     """
@@ -183,7 +183,7 @@ class PrivacyReport(Message):
     Attributes:
         target: The noised values: ``losses`` or ``alpha``.
         unit: Protected unit: one ``example``, or all data of a ``device``.
-        epsilon: Epsilon of that device, over all its releases in this run.
+        epsilon: Epsilon of the device with the most releases, over all of them in this run.
         clients: Number of devices with releases.
         spent_up: Number of devices that have reached ``max_epsilon``.
     """
@@ -201,13 +201,13 @@ class ClientInfluence(Message):
     """Influence of one client on a run.
 
     Attributes:
-        rounds: Number of its updates that the defences examined.
-        movement: Sum of the norms of its admitted steps.
+        rounds: Number of the client's updates that the defences examined.
+        movement: Sum of the norms of the client's admitted steps.
         share: Share of the movement of all clients.
-        outliers: Number of updates that were rejected as outliers.
+        outliers: Number of the client's updates that were rejected as outliers.
         score: Mean agreement with the run in robust standard deviations; negative is disagreement.
-        loss_residual: Mean difference of its losses from the run's median.
-        epsilon: Its epsilon; null in runs without noise.
+        loss_residual: Mean difference of the client's losses from the run's median.
+        epsilon: Epsilon of the client; null in runs without noise.
     """
 
     client_id: str = ""
@@ -231,7 +231,7 @@ class ProposerReport(Message):
         added: Number of candidates that were added to the run.
         dropped: Number of texts that were not new or cannot be candidates.
         failure: Why the last call failed; for operators only.
-        spent: Its part of the run's `evaluation`.
+        spent: The proposer's part of the run's `evaluation`.
     """
 
     calls: int = 0
@@ -262,7 +262,7 @@ class RunDevices(Message):
     Attributes:
         connected: Number of devices that wait or work and may work for the run.
         fit: Number of connected devices that have not declined as unfit.
-        unfit: Reasons of the others, most frequent first; for operators only.
+        unfit: Reasons of the devices that are not fit, most frequent first; for operators only.
     """
 
     connected: int
@@ -274,11 +274,11 @@ class Written(Message):
     """A candidate that a device wrote, or that the run's model merged from others.
 
     Attributes:
-        client: Enrolment index of its author; None if it is merged.
-        parents: The text that it improves, or the texts that it merges.
-        depth: Number of its ancestors that were written, following first parents.
-        gain: Mean loss of its best parent minus its own, over the scored prompts that contain them;
-            None if one of them has no loss yet.
+        client: Enrolment index of the candidate's author; None if the candidate is merged.
+        parents: The text that the candidate improves, or the texts that it merges.
+        depth: Number of written candidates among its ancestors, following first parents.
+        gain: Mean loss of the best parent minus the mean loss of this candidate, each over the
+            scored prompts that contain it; None if one of them has no loss yet.
         won: Whether the deployable prompt contains it.
     """
 
@@ -305,7 +305,7 @@ class RunResult(Billed):
     """The current or final result of a run.
 
     Attributes:
-        status: ``running``, or how it ended.
+        status: ``running``, or how the run ended.
         reason: Reason for the status; texts of providers and devices are for operators only.
         spent: Usage of training and evaluation (`queries`: training only), including requests of
             open work so far.
@@ -390,7 +390,7 @@ class RunEntry(Message):
     """An entry of ``GET /v1/runs`` for devices.
 
     Attributes:
-        status: ``running``, or how it ended.
+        status: ``running``, or how the run ended.
         round: Number of rounds done.
     """
 
@@ -405,10 +405,10 @@ class RunSummary(RunEntry, Billed):
 
     Attributes:
         spent: Usage of training and evaluation (`queries`: training only).
-        ended_at: Time of the end or pause, seconds since the epoch; null while it is running.
+        ended_at: Time of the end or pause, seconds since the epoch; null while the run is running.
         metric: Newest value of the metric on the dev split; null if not measured.
         active_at: Time of the last update since the server started, seconds since the epoch; null
-            without one.
+            if there was no update.
         devices: Available devices while the run is running, without reasons.
     """
 
@@ -431,7 +431,7 @@ class Removal(Message):
     """``DELETE /v1/runs/{id}``: the deleted run, or the run that would be deleted.
 
     Attributes:
-        status: How it ended.
+        status: How the run ended.
         spent: Usage of training and evaluation (`queries`: training only).
         deleted: False for a dry run.
     """

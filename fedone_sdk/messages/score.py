@@ -26,10 +26,10 @@ _Written = Annotated[str, Field(max_length=MAX_WRITTEN_CHARS)]
 
 
 class Proposal(Message):
-    """A candidate that a device wrote for the run's proposed slot.
+    """A candidate that a device wrote for the slot in which devices may propose candidates.
 
     Attributes:
-        parent: The prompt that it improves, as a row of the assignment's prompts.
+        parent: Index of the prompt that the candidate improves, among the assignment's prompts.
         text: The candidate.
     """
 
@@ -48,8 +48,8 @@ class Reflect(Message):
     """``POST /v1/reflect``: let the run's model write a candidate from cases, once per assignment.
 
     Attributes:
-        parent: Row of the assignment's prompts.
-        cases: The parent's answers to examples, with their labels in the feedback.
+        parent: Index of the prompt to improve, among the assignment's prompts.
+        cases: Examples with the prompt's answers; the feedback contains the examples' labels.
     """
 
     assignment_id: Id
@@ -71,7 +71,7 @@ class Score(Message):
         prompts: Shape (P, n), candidate indices; absent for the assignment's own prompts.
         examples: Text fields of the B examples of the mini-batch, without labels.
         references: The B reference texts for loss ``nll``; otherwise empty.
-        proposal: Instead of `prompts`: scores one prompt, the parent with this text in its slot.
+        proposal: Instead of `prompts`: one prompt is scored, the parent with the text in its slot.
     """
 
     assignment_id: Id

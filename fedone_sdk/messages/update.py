@@ -16,7 +16,7 @@ MIN_SCORED_SHARE = 0.8
 """Minimal share of the mini-batch that must be scored for a valid update."""
 
 MAX_LOSS = 1e6
-"""Far above real losses, yet small enough that sums and gradients stay finite."""
+"""Maximum of a loss: far above real losses, and so small that sums and gradients stay finite."""
 
 _Loss = Annotated[float, Field(ge=-MAX_LOSS, le=MAX_LOSS)]
 
@@ -28,7 +28,7 @@ _MOST_REPORTED = 2**40
 
 
 def _plausible(usage: Usage) -> Usage:
-    """Check that reported usage is bounded, and therefore its sum."""
+    """Check that reported usage is bounded, so that sums of it are bounded too."""
     if any(amount > _MOST_REPORTED for amount in usage.model_dump().values()):
         raise ValueError(f"is more than {_MOST_REPORTED}, the maximum of every unit")
     return usage
@@ -86,11 +86,11 @@ class LossesUpdate(_Update):
     Attributes:
         losses: The mean loss of each prompt of the assignment, at the prompt's label bias if the
             assignment has `biases`.
-        by_class: In runs with label calibration: float32, shape (I, K, 2 + C), of the scored
-            examples of each class (K = C, for at most 4 labels) or of all (K = 1, for more labels
-            or under privacy): each prompt's mean loss, the mean of 1 minus the sum of squared
-            label probabilities, and the mean probability of each label, all at its label bias; 0
-            for a class without scored examples.
+        by_class: In runs with label calibration: float32, shape (I, K, 2 + C). The scored examples
+            are in K groups: one per class (K = C, for at most 4 labels), or one for all (K = 1, for
+            more labels or under privacy). Per prompt and group: the mean loss, the mean of 1 minus
+            the sum of squared label probabilities, and the mean probability of each label, all at
+            the prompt's label bias; 0 for a group without scored examples.
         class_counts: Number of scored examples of each class, shape (C,), under privacy with noise;
             empty without `by_class`.
         proposal: The candidate that the device wrote, for an assignment with `reflect`.
@@ -123,7 +123,7 @@ class Decline(Message):
     Attributes:
         usage: Usage of the client's own backend; zero through the gateway.
         unfit: Whether the client is unfit for all work of this run, because of its data, settings
-            or installed packages. It gets no more of this work until a claim with `changed`.
+            or installed packages. It gets no more work of this run until a claim with `changed`.
     """
 
     reason: Annotated[str, Field(max_length=500), ONE_LINE]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedone_sdk.reports.pages import comparison_html, html_report
     from fedone_sdk.reports.source import ReportedRun, read_export, read_run
 else:
-    # The command's help does not load NumPy.
+    # Loaded on first use, so that the command's help does not load NumPy.
     __getattr__, __dir__ = lazy(globals(), "source artefact forms figures pages")
 
 __all__ = [

@@ -33,7 +33,7 @@ _Count = Annotated[int, Field(ge=0, le=2**53)]
 
 
 class LedgerReport(Billed):
-    """The run's account."""
+    """The caps and the costs of the run."""
 
     cap: Cap
     spent: Usage
@@ -46,7 +46,7 @@ class ArtefactEvaluation(Frozen):
 
     Attributes:
         interval: The metric's 95 % bootstrap interval over the examples; null without intervals.
-        batch_size: Examples per query. Answers of quantised models depend on it slightly.
+        batch_size: Examples per query. It slightly affects the answers of quantised models.
     """
 
     metric: MetricReport
@@ -92,7 +92,7 @@ class PromptArtefact(Frozen):
         return hashlib.sha256(_canonical(document)).hexdigest()
 
     @property
-    def asked(self) -> TaskSpec:
+    def tuned_task(self) -> TaskSpec:
         """The task with the prompt's label words and label bias."""
         task = self.task
         if self.prompt.labels is not None:
@@ -115,21 +115,21 @@ class PromptArtefact(Frozen):
     async def predict(
         self, row: Example, backend: LLMBackend, *, any_model: bool = False
     ) -> Prediction:
-        """Ask a model about a row.
+        """Return a model's answer to a row.
 
         Raises:
             SpecError: The prompt was tuned for another model, and `any_model` is false; or the task
-                scores texts that are given.
+                only scores given texts (loss ``nll``).
         """
         labelled = await label_examples(backend, self, [row], any_model=any_model)
         return labelled.predictions[0]
 
     def _input(self, row: Example) -> Rendered:
-        return render(self.asked, self.prompt.prompt, row)
+        return render(self.tuned_task, self.prompt.prompt, row)
 
     @property
     def functions(self) -> dict[str, Any]:
-        """Names of the user's functions, by key; imported only if the user's RUN.yaml has them."""
+        """Names of the user's functions, by key; imported only if a RUN.yaml names them too."""
         metric, score = self.task.metric, self.task.score
         scores = {score} if isinstance(score, str) else {*(score or ())}
         functions: dict[str, Any] = {}
@@ -173,7 +173,7 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
 
 
 def load_prompt(path: str | Path) -> PromptArtefact:
-    """Read a tuned prompt, to use it.
+    """Read a tuned prompt from the file of its artefact.
 
     Example:
         ```python
@@ -199,7 +199,7 @@ def load_prompt(path: str | Path) -> PromptArtefact:
         raise SpecError("sha256: differs from the contents; the file was changed", source=str(path))
     try:
         artefact = PromptArtefact.model_validate_json(data)
-        artefact.asked  # noqa: B018 - checks labels and bias
+        artefact.tuned_task  # noqa: B018 - checks labels and bias
         return artefact
     except ValidationError as exc:
         raise SpecError(first_error(exc), source=str(path)) from exc
@@ -243,14 +243,14 @@ async def label_examples(
     *,
     any_model: bool = False,
 ) -> Labelled:
-    """Ask a model about rows; as `PromptArtefact.predict`."""
-    task, prompt = artefact.asked, artefact.prompt.prompt
+    """Return a model's answers to rows, like `PromptArtefact.predict`."""
+    task, prompt = artefact.tuned_task, artefact.prompt.prompt
     if task.loss == "nll":
         raise SpecError("task.loss: nll scores a text that is given; there is nothing to predict")
     await backend.check(task.label_words, form_of(task, prompt))
     if not any_model and artefact.model not in (None, backend.fingerprint):
         raise SpecError(
-            f"model: is {backend.fingerprint!r}, the prompt was tuned for {artefact.model!r}"
+            f"model: is {backend.fingerprint!r}, but the prompt was tuned for {artefact.model!r}"
         )
     size = artefact.evaluation.batch_size
     batches = [examples[at : at + size] for at in range(0, len(examples), size)]

@@ -41,9 +41,9 @@ class Line:
     Attributes:
         error: Lengths of the error bars below and above the points.
         band: Whether the errors are a band instead of bars.
-        label: In the legend; empty for no entry.
+        label: Name in the legend; empty for no entry.
         style: Marker and line, a format string of matplotlib.
-        color: A colour of matplotlib; None for the next one of its cycle.
+        color: A colour of matplotlib; None for the next colour of its cycle.
         faint: Whether the line is thin and transparent.
     """
 
@@ -63,7 +63,7 @@ class Panel:
 
     Attributes:
         level: Height of a dotted horizontal line; None for no line.
-        level_label: In the legend; empty for no entry.
+        level_label: Name of this line in the legend; empty for no entry.
         ticks: Labels of the horizontal axis by position; None for matplotlib's choice.
         log: The axes with a logarithmic scale: ``x``, ``y`` or ``xy``.
     """
@@ -89,7 +89,7 @@ def svg_of(
     """Return the SVG of panels; the same panels give the same bytes.
 
     Args:
-        panels: Row by row.
+        panels: The panels, row by row.
         columns: Panels per row; None for one row.
         size: Width and height of a panel, inches.
         shared_legend: Whether all panels share one legend, below them.

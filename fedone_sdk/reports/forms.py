@@ -28,7 +28,7 @@ _TOP = 20
 def _messages(
     task: TaskSpec, prompt: TextPrompt, escape: Callable[[str], str], field: str
 ) -> list[dict[str, str]]:
-    """Return the messages with the prompt; `escape` changes fixed text, `field` is a field."""
+    """Return the messages; `escape` changes fixed text, `field` formats a field's placeholder."""
     texts = placed(task, prompt)
 
     def fill(template: str) -> str:
@@ -48,7 +48,7 @@ def _messages(
 
 
 def _ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
-    """Return the task's messages with the prompt, for ``str.format``; braces in it are doubled.
+    """Return the task's messages with the prompt, for ``str.format``; literal braces are doubled.
 
     A template becomes a user message. Empty system and assistant messages are omitted.
     """
@@ -81,8 +81,8 @@ def mlflow_prompt(artefact: PromptArtefact) -> dict[str, Any]:
                 raise SpecError(f"the prompt contains {mark!r}, which MLflow would interpret")
         return text
 
-    messages = _messages(artefact.asked, artefact.prompt.prompt, check, "{{%(name)s}}")
-    metric, task, bias = artefact.evaluation.metric, artefact.asked, artefact.prompt.bias
+    messages = _messages(artefact.tuned_task, artefact.prompt.prompt, check, "{{%(name)s}}")
+    metric, task, bias = artefact.evaluation.metric, artefact.tuned_task, artefact.prompt.bias
     words = {label: word.strip() for label, word in task.labels.items()}
     commit_message = f"FedOne run {artefact.run_id}, {artefact.rounds} rounds"
     if metric.after is not None:
@@ -118,8 +118,8 @@ def program_of(
     """Return a Python program that uses the prompt, and a note on its restrictions.
 
     For a server with OpenAI's API the program uses the `openai` client, for other models the SDK.
-    Its requests equal those of the run, but the `openai` client does not truncate texts that are
-    too long for the model. Without a program, the note has the reason.
+    The program's requests equal those of the run, but the `openai` client does not truncate texts
+    that are too long for the model. If there is no program, the note says why.
     """
     if prompt.labels is not None:
         task = task.with_labels(prompt.labels)
@@ -137,8 +137,8 @@ def program_of(
         notes.append("The run restricted answers by a JSON schema; this program does not.")
     if messages[-1]["role"] == "assistant":
         notes.append(
-            "The last message begins the answer. llama.cpp's server continues it, vLLM does with "
-            "continue_final_message, and most services do not."
+            "The last message begins the answer. llama.cpp's server continues it, and vLLM does so "
+            "with continue_final_message. Most services do not."
         )
     url = backend.base_url
     host = urlsplit(url or "").netloc

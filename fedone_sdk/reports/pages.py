@@ -60,7 +60,7 @@ def html_report(
     """
     spec, verdict = run.spec, run.result.verdict
     if spec.backend.kind == "own":
-        # The program would import the object that the export names.
+        # A program would import the object that the export names.
         program, note = "", "The model is a custom object, which a report does not name."
     else:
         program, note = program_of(spec.task, run.result.prompt, spec.backend, run.result.model)
@@ -87,15 +87,15 @@ MAX_CLIENTS = 30
 """Maximum number of clients in the report's table."""
 
 _BIAS_NOTES: Mapping[str, str] = {
-    "training": "The label bias of no prompt was fitted on the training losses of the run.",
-    "dev": "The label bias of no prompt was cross-fitted in 5 folds of the dev split: the bias for "
-    "a row was fitted on the other folds.",
+    "training": 'The label bias of "no prompt" was fitted on the training losses of the run.',
+    "dev": 'The label bias of "no prompt" was cross-fitted in 5 folds of the dev split: the bias '
+    "for a row was fitted on the other folds.",
 }
-"""By `Verdict.bias_from`."""
+"""Notes on the label bias of "no prompt", by `Verdict.bias_from`."""
 
 
 def confusion_of(run: ReportedRun) -> tuple[list[str], list[tuple[str, list[int]]]]:
-    """Return predicted labels, and true labels with the counts of each; empty without labels."""
+    """Return columns (predicted labels) and rows (true label, counts); empty without labels."""
     after, labels = run.outcomes.get("after"), list(run.spec.task.labels)
     if after is None or not after.targets:
         return [], []
@@ -157,7 +157,7 @@ def costs_of(run: ReportedRun) -> list[tuple[str, str, str]]:
 
 
 def clients_of(run: ReportedRun) -> list[tuple[str, int, float, float]]:
-    """Return each client's name, rounds, share of the rounds and mean loss, most rounds first."""
+    """Return each client's name, rounds, share of the rounds and mean loss, sorted by rounds."""
     losses_of = defaultdict[str, list[float]](list)
     for entry in run.result.history:
         for name in entry.client_id.split(","):

@@ -66,7 +66,7 @@ def read_export(data: bytes) -> ReportedRun:
             vocabulary=Vocabulary.parse(json.dumps(run["candidates"])),
             created_at=run["created_at"],
             untrained=PromptReport.model_validate(run["untrained"]),
-            outcomes={  # Only of prompts with a metric in the result.
+            outcomes={  # Only for prompts whose metric is in the result.
                 which: outcome
                 for which, outcome in outcomes.items()
                 if getattr(report.metric, "after" if which == "cheapest" else which) is not None

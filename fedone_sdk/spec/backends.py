@@ -21,7 +21,8 @@ class RetrySpec(Spec):
     Attributes:
         attempts: Maximum attempts per request; 1 disables retries.
         max_wait_s: Maximum delay between two attempts, seconds; also caps ``Retry-After``.
-        breaker_failures: Failed attempts in a row, over all requests, that pause the run.
+        breaker_failures: Number of failed attempts in a row, over all requests, after which the run
+            pauses.
     """
 
     attempts: Annotated[int, Field(ge=1, le=50)] = 6
@@ -33,8 +34,9 @@ class LimitsSpec(Spec):
     """Rate limits of the model.
 
     Attributes:
-        requests_per_minute: Null applies only the limits in the provider's headers.
-        tokens_per_minute: Prompt and completion tokens; null as for requests.
+        requests_per_minute: Maximum requests; null applies only the limits in the provider's
+            headers.
+        tokens_per_minute: Maximum prompt and completion tokens; null as for `requests_per_minute`.
         concurrency: Maximum concurrent requests.
     """
 
@@ -89,7 +91,8 @@ class BackendSpec(Spec):
             torch; ``vllm`` and ``openai`` are servers; ``own`` is your own `LLMBackend`.
         model: ``onnx``: folder with ``model.int8.onnx`` or ``model.onnx`` and ``tokenizer.json``;
             null is the built-in model. ``llama_cpp``: the file, or the name of a fetched model
-            (`fedone models`). ``transformers``: folder, or name on the hub. Servers: their name.
+            (`fedone models`). ``transformers``: folder, or name on the hub. ``vllm`` and
+            ``openai``: the server's name for the model.
         cache: SQLite file of paid answers, which later runs use; null caches in memory only.
         threads: CPU threads; null is one per free core, for ``onnx`` one per core, at most 4.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; ``auto`` is CUDA if available, else the CPU.
@@ -102,21 +105,21 @@ class BackendSpec(Spec):
             tokenizer ``vllm`` asks the server, which is slower, and ``openai`` counts with
             tiktoken, or by bytes, which is an upper bound.
         api: ``chat``, or ``completions`` for older servers.
-        log_probs: Whether the model shows log-probabilities; ``{samples: 8}`` estimates them from
-            up to 8 answers to each input. With false the task's loss must be ``zero_one``.
-        reasoning_effort: Sent if set; newer models show log-probabilities only with ``none``.
+        log_probs: Whether the model returns log-probabilities; ``{samples: 8}`` estimates them from
+            up to 8 answers to each input. If false, the task's loss must be ``zero_one``.
+        reasoning_effort: Sent if set; newer models return log-probabilities only with ``none``.
         service_tier: ``flex`` costs half at OpenAI and may take minutes; the default of `timeout_s`
-            is then 900.
+            is 900 with ``flex``.
         max_input_tokens: Maximum tokens per input. ``openai``: text fields of longer inputs are
-            truncated, which bounds the cost of a request; without the tokens that frame a message.
+            truncated, to bound the cost of a request; tokens that frame a message do not count.
             ``llama_cpp``: null is the model's training length, at most 4096.
         timeout_s: Time limit of a request, seconds.
-        prices: US dollars per million tokens; null is the SDK's price table for OpenAI's models, 0
-            for ``vllm``, else unknown.
+        prices: US dollars per million tokens. If null, prices of OpenAI's models are from the SDK's
+            price table, prices of ``vllm`` are 0, and prices of other models are unknown.
         object: The class or function that makes your backend: ``package.module:object``, also from
             a module next to the file, or the name of an entry point of the group
             ``fedone.backends``.
-        options: Its keyword arguments.
+        options: Keyword arguments of `object`.
     """
 
     kind: BackendKind = "onnx"
@@ -166,7 +169,7 @@ class BackendSpec(Spec):
                 call_default_factory=True
             ):
                 known = ", ".join(sorted(allowed))
-                raise ValueError(f"{name}: is no key of kind {self.kind} (allowed: {known})")
+                raise ValueError(f"{name}: is not a key of kind {self.kind} (allowed: {known})")
         for name in _REQUIRED.get(self.kind, ()):
             if getattr(self, name) is None:
                 raise ValueError(f"{name}: is required")
@@ -193,4 +196,4 @@ def _long_inputs(value: object) -> object:
 
 
 WriterSpec = Annotated[BackendSpec, BeforeValidator(_long_inputs)]
-"""A model that reads several candidates or texts without truncation, and writes."""
+"""A model that writes texts; by default it reads 8192 tokens, for several candidates or rows."""

@@ -66,7 +66,7 @@ def _booleans(value: Any, valid: Any, keys: tuple[str, ...] = ()) -> Iterator[tu
 
 
 _MAX_DIGITS = 1000
-"""Python does not print numbers of more than 4300 digits."""
+"""Maximum digits of an integer; Python cannot print an integer of more than 4300 digits."""
 
 
 def load_yaml(path: str | Path) -> Any:
@@ -122,7 +122,7 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
-    """Return a line per key; of a union, whose members fail together, only the deepest keys."""
+    """Return a line per key, except keys of which a part is listed: all members of a union fail."""
     by_key: dict[str, dict[str, None]] = {}
     for key, message in problems:
         by_key.setdefault(key, {})[message] = None
@@ -135,9 +135,9 @@ def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
 
 
 def _as_written(keys: Iterable[str | int], value: Any) -> Iterator[str]:
-    """Yield the keys, without keys that a short form omits: a name, or a list."""
+    """Yield the keys that stand in the file; a short form (a name, or a list) omits some."""
     for key in keys:
-        is_secret = isinstance(value, Mapping) and value.keys() == {"env"}  # Represents a text.
+        is_secret = isinstance(value, Mapping) and value.keys() == {"env"}  # Stands for a text.
         is_list = isinstance(value, list | tuple)
         if isinstance(value, str) or is_secret or (is_list and isinstance(key, str)):
             continue
@@ -168,10 +168,10 @@ def _problems(
             keys = (*keys, str(context.get("discriminator")).strip("'"))
         written = [*_as_written(keys, value)]
         if item["type"] == "missing" and written[-1:] != [str(keys[-1])]:
-            written.append(str(keys[-1]))  # A short form omits it.
+            written.append(str(keys[-1]))  # The short form omits this key.
         key = ".".join(written)
         if item["type"] == "value_error":
-            # A check of several keys begins its message with the wrong one.
+            # The message of a check of several keys begins with the key that is wrong.
             if key and (named := _KEY.match(message)):
                 key, message = f"{key}.{named[1]}", message[named.end() :]
         elif item["type"] not in _WORDED:
@@ -181,15 +181,15 @@ def _problems(
 
 
 _WORDED = ("extra_forbidden", "missing", "union_tag_invalid", "union_tag_not_found")
-"""Types of errors whose message is not pydantic's."""
+"""Types of errors whose messages `_problems` writes; other messages are pydantic's."""
 
 _PYTHON = re.compile(r" or (instance of \w+|object to extract fields from)")
-"""Inputs that a file cannot contain, in pydantic's messages."""
+"""Names of inputs that a file cannot contain; removed from pydantic's messages."""
 _KEY = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*): ")
 
 
 class _Place(NamedTuple):
-    """Keys and indices in a file, and the keys that are allowed instead of an unknown last one."""
+    """Keys and indices in a file; if the last key is unknown, the keys that are allowed there."""
 
     keys: tuple[str | int, ...] = ()
     allowed: frozenset[str] = frozenset()

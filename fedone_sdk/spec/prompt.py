@@ -51,9 +51,9 @@ class OwnSource(Spec):
 
     Attributes:
         object: ``package.module:function``, also from a module next to the run file, or the name
-            of an entry point of the group ``fedone.candidates``. Its arguments are ``task``,
-            ``texts``, which are the training texts if the run reads them, and the options.
-        options: Its other keyword arguments.
+            of an entry point of the group ``fedone.candidates``. It is called with ``task``,
+            ``texts`` (the training texts, if the run reads them) and the options.
+        options: Further keyword arguments of `object`.
     """
 
     kind: Literal["own"] = "own"
@@ -79,10 +79,10 @@ class SlotSpec(Spec):
     """A part of the prompt with its own candidates.
 
     Attributes:
-        name: Its name in the task's templates; ``labels`` is reserved for the label words, which
-            are not in templates.
-        candidates: Source of its candidates: a kind, or a list of texts.
-        repeat: Number of its positions, whose candidates are concatenated.
+        name: The slot's name in the task's templates; ``labels`` is reserved for the label words,
+            which are not in templates.
+        candidates: Source of the slot's candidates: a kind, or a list of texts.
+        repeat: Number of positions of the slot; the candidates chosen for them are concatenated.
     """
 
     name: SlotName
@@ -112,23 +112,24 @@ class SlotSpec(Spec):
 class ProposerSpec(Spec):
     """A model that writes new candidates for a slot during the run.
 
-    With ``scores`` the server sends it the task's description and templates, the label names, and
-    the best and worst candidates with their mean losses, but no device's text.
+    With ``scores`` the server sends the model the task's description and templates, the label
+    names, and the best and worst candidates with their mean losses, but no device's text.
 
-    With ``reflection`` a device that allows it (`WorkPolicy.reflect`) sends a model the answers to
-    a prompt on its own rows, and proposes the model's text if it has a lower loss on these rows. It
-    uses a model of its own, or `backend` through the gateway, which then sees rows and labels.
+    With ``reflection`` a device (if `WorkPolicy.reflect` allows it) sends a model the answers to a
+    prompt on the device's rows. It proposes the model's text if this has a lower loss on the rows.
+    The model is on the device, or it is `backend` behind the gateway, which sees rows and labels.
     Every fourth proposal is a merge of the best candidates of different clients by `backend`.
 
     Attributes:
-        backend: The model, which must generate text, and which the run's budget pays for. With
-            ``reflection``, null leaves the writing to models on devices.
-        slot: Its slot; null is the first one with built-in instructions, else the first text slot.
+        backend: A model that generates text; the run's budget pays for it. With ``reflection``,
+            null leaves the writing to models on devices.
+        slot: The slot that the model writes for; null is the first slot with built-in instructions,
+            or without such a slot the first text slot.
         every: Rounds between two proposals.
     """
 
     max_candidates: ClassVar[int] = 32
-    """Maximum number of added candidates; a run of some hundred queries distinguishes fewer."""
+    """Maximum number of added candidates; a run of some hundred queries cannot distinguish more."""
 
     count: ClassVar[int] = 4
     """Candidates per call, with ``scores``."""
@@ -164,11 +165,11 @@ class PromptSpec(Spec):
     """The tuned prompt.
 
     Attributes:
-        length: n, positions. With slots it follows from them.
+        length: n, the number of positions. With slots it is their sum over all slots.
         vocabulary: Source of the N candidates of every position; null with slots.
         slots: Instead of `vocabulary`: the parts of the prompt in order.
         start: Warm start: a text, which becomes a candidate with half of the first position's
-            probability; or, per position, probabilities of tokens, such as those of an earlier
+            probability; or, per position, probabilities of tokens, for example from an earlier
             run's alpha. The rest of a position's probability is uniform over all candidates;
             positions without an entry start half blank. Null is a uniform start.
         length_penalty: Added to the loss of a prompt per token (4 characters).
@@ -196,7 +197,7 @@ class PromptSpec(Spec):
         if len(set(names)) < len(names):
             raise ValueError("slots: two have the same name")
         if names == [LABELS]:
-            raise ValueError("slots: needs one besides labels")
+            raise ValueError("slots: needs a slot besides labels")
         length = sum(slot.repeat for slot in self.slots)
         if "length" in self.model_fields_set and self.length != length:
             raise ValueError(f"length: follows from the slots, which have {length} positions")

@@ -21,12 +21,12 @@ from fedone_sdk.vocabulary import LABELS
 
 
 class RunSpec(Spec):
-    """A tuning run; its keys without a description are those of their sections.
+    """A tuning run. Keys without a description here are described by their sections.
 
     Attributes:
         data: Null if clients have their own data (`fedone serve`).
-        calibration: Validation replaces ``auto``.
-        rounds: T.
+        calibration: Validation replaces ``auto`` by the kind that it stands for.
+        rounds: T, the number of rounds.
         seed: Seed of all random streams.
     """
 
@@ -91,13 +91,13 @@ class RunSpec(Spec):
             )
         if self.task.slots and self.task.slots != self.prompt.text_slots:
             raise ValueError(
-                f"task.slots: are {', '.join(self.task.slots)}; those of prompt.slots are "
+                f"task.slots: are {', '.join(self.task.slots)}; the text slots of prompt.slots are "
                 f"{', '.join(self.prompt.text_slots) or 'none'}"
             )
         if self.prompt.proposer is not None and not self.method.pools:
             raise ValueError(
                 "prompt.proposer: needs a method that keeps a pool of prompts; "
-                f"{self.method.name} has none"
+                f"{self.method.name} does not"
             )
         if self.prompt.reflects and self.privacy is not None:
             raise ValueError(

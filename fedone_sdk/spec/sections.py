@@ -20,10 +20,10 @@ class DataSpec(Spec):
         train: Training file, or ``hf:NAME``. A served run, whose clients have their own rows, needs
             it only for a vocabulary that is counted from text.
         dev: Held-out file, or ``hf:NAME``; used only by evaluation.
-        num_clients: K.
+        num_clients: K, the number of clients.
         shots: Examples per class and client; null uses all examples.
         dirichlet: Concentration of the Dirichlet distribution of each client's label proportions; a
-            small number is uneven. Null gives all clients the same distribution.
+            small number gives uneven proportions. Null gives all clients the same proportions.
     """
 
     train: str | None = None
@@ -51,7 +51,7 @@ class _MethodSpec(Spec):
 
     @property
     def label(self) -> str:
-        """The method's name for people."""
+        """The method's name in reports."""
         return str(getattr(self, "name", ""))
 
     @property
@@ -69,7 +69,7 @@ class GradientSpec(_MethodSpec):
         tau: Gumbel-Softmax temperature; ``gs-bdpl`` only, 0.1 by default.
         optimizer: Optimiser of the local step; AdamW state is per client.
         learning_rate: Learning rate of the local step.
-        alpha_min: Minimum of every entry.
+        alpha_min: Minimum of every entry of alpha.
     """
 
     name: Literal["gs-bdpl", "bdpl"] = "gs-bdpl"
@@ -84,12 +84,12 @@ class GradientSpec(_MethodSpec):
         if info.data.get("name") != "bdpl":
             return 0.1 if tau is None else tau
         if tau is not None:
-            raise ValueError("is no key of bdpl")
+            raise ValueError("is not a key of bdpl")
         return None
 
     @property
     def remembers(self) -> bool:
-        """Whether there are moments of AdamW."""
+        """Whether the optimiser is AdamW, whose moments are stored."""
         return self.optimizer == "adamw"
 
 
@@ -114,12 +114,12 @@ class SearchSpec(_MethodSpec):
 
 
 class OwnMethodSpec(_MethodSpec):
-    """Your own `Algorithm`, which runs on the server. Devices receive neither key.
+    """Your own `Algorithm`, which runs on the server. Devices receive neither of these keys.
 
     Attributes:
-        object: The class or function that makes it: ``package.module:object``, also from a module
-            next to the file, or the name of an entry point of the group ``fedone.methods``.
-        options: Its keyword arguments, besides those of `fedone_sdk.algorithms.load_method`.
+        object: The class or function that makes the method: ``package.module:object``, also from a
+            module next to the file, or the name of an entry point of the group ``fedone.methods``.
+        options: Keyword arguments of `object`, besides those that `load_method` passes.
     """
 
     exchange: ClassVar[Exchange] = "losses"
@@ -156,10 +156,10 @@ class ParticipationSpec(Spec):
         aggregation: Mean of the clients' alpha, ``plain`` (the paper's Algorithm 1) or weighted by
             ``examples`` (its code).
         min_clients: Enrolled clients that are required to start the first round.
-        deadline_s: Seconds until a client without a message loses its seat.
+        deadline_s: A client loses its seat if it sends no message for this many seconds.
         own_models: Cost of an update from a device with its own model: ``charged``, the whole
-            lease; ``trusted``, the amount that the device reports. Null is ``charged`` without a
-            gateway; a run with a gateway then refuses these devices.
+            lease; ``trusted``, the amount that the device reports. Null is ``charged`` in a run
+            without a gateway; a run with a gateway refuses these devices if it is null.
         model: Fingerprint of the required model; other devices decline. Null is the gateway's
             model; a run without a gateway must set it.
     """
@@ -187,12 +187,12 @@ class EvaluationSpec(Spec):
 
 
 class CalibrationSpec(Spec):
-    """Correction of label bias (docs/explanation/calibration.md); also written as its kind.
+    """Correction of label bias (docs/explanation/calibration.md). Short form: only the kind.
 
     Attributes:
         kind: ``labels`` fits a bias for each prompt, from derivatives of the losses in the updates,
             without further queries; it needs a method with a pool of prompts, and a cross-entropy
-            over label words. ``auto`` is ``labels`` if the run supports it, else ``none``.
+            over label words. ``auto`` is ``labels`` if the run supports it, and ``none`` if not.
     """
 
     kind: Literal["auto", "none", "labels"] = "auto"
@@ -204,16 +204,16 @@ class CalibrationSpec(Spec):
 
 
 class DefenceSpec(Spec):
-    """Defences against Byzantine clients (docs/explanation/defences.md); also written as its kind.
+    """Defences against Byzantine clients (docs/explanation/defences.md). Short form: the kind.
 
     Attributes:
         kind: ``none``, or ``standard`` for devices that are not yours: long steps of alpha are
             scaled down, and updates that disagree are rejected.
         loss_clip: G: mean losses are clipped to [0, G], by the server in the ``losses`` exchange
-            and by the client in the ``alpha`` exchange. Standard is 20; null is for tasks with
-            larger losses, such as ``nll`` of long texts.
+            and by the client in the ``alpha`` exchange. With ``standard`` the default is 20; null
+            is for tasks with larger losses, such as ``nll`` of long texts.
         outliers: Disagreement, in robust standard deviations, from which an update is rejected.
-            Standard is 3; null rejects no update, for clients with opposite data.
+            With ``standard`` the default is 3; null rejects none, for clients with opposite data.
     """
 
     trust_region: ClassVar[float] = 1.5
@@ -275,9 +275,9 @@ class RequiredPrivacy(Spec):
     """A device's requirements of the runs that it works for (docs/explanation/privacy.md).
 
     Attributes:
-        max_epsilon: Maximum total epsilon of all work of the device, which declines further work.
+        max_epsilon: Maximum total epsilon of the device; it declines work that would exceed it.
         delta: The delta of (epsilon, delta)-differential privacy, independent of the run's delta.
-        min_noise_multiplier: The device declines work with less noise.
+        min_noise_multiplier: The device declines work with a smaller noise multiplier.
         unit: Unit of privacy. ``label``: the label of one example; the server may see texts.
             ``example``: one whole example. ``device``: all data of the device, which only runs
             with target ``alpha`` protect.

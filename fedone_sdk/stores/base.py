@@ -19,7 +19,7 @@ _FIRST_PAGE, _LARGEST_PAGE = 16, 1024
 """Number of entries of the first page, and maximum of any page."""
 
 NO_CREDENTIAL = "retired: "
-"""Replaces the digest of a retired client, which cannot log in."""
+"""Prefix of the text that replaces the credential's digest of a retired client."""
 
 SERVER = -1
 """Index of the server among the owners of memories."""
@@ -82,7 +82,7 @@ class ClientRecord:
             None if the device sent no nonce.
         runs: Patterns of the runs that it may access; None is all.
         previous_sha256: Digest of the credential before the last rotation. It is valid until the
-            new one is used, because the response may have been lost.
+            new credential is used, because the response with it may have been lost.
         revoked_at: None if it is not revoked.
         seen_at: Time of its last request, to a day; None within a day of `enrolled_at`.
     """
@@ -115,9 +115,9 @@ class ClientRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A client that waits for work until a time; stored so that a restart does not change draws.
+    """A client that waits for work until a time; it works only for `run_id`, or if None for any.
 
-    It works only for the run with `run_id`; None is any run.
+    Waiting clients are stored so that a restart does not change which clients are drawn.
     """
 
     client_index: int
@@ -152,7 +152,7 @@ class RunRecord(RunHead):
 class ClosedWork:
     """A closed assignment, stored to answer repeated and late updates.
 
-    `outcome` is ``accepted``, or the reason why it ended without an update.
+    `outcome` is ``accepted``, or the reason why the assignment ended without an update.
     """
 
     assignment_id: str
@@ -165,7 +165,7 @@ class ClosedWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """An entry of a run's log; `body` is JSON, and the store sets `version`, that of its commit."""
+    """An entry of a run's log; `body` is JSON. The store sets `version` to the commit's version."""
 
     kind: str
     body: str
@@ -174,7 +174,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMemory:
-    """A method's memory of a client or the server, after `round` rounds."""
+    """The memory that a method keeps for a client or for the server, after `round` rounds."""
 
     client_index: int
     round: int
@@ -188,9 +188,9 @@ class Commit:
     Attributes:
         document: The new state without its arrays.
         arrays: The new arrays; None if unchanged.
-        memories: Memories, each of which replaces that of its client and round.
+        memories: Memories; each replaces the stored memory of the same client and round.
         back_to: Round of a rollback: memories of later rounds are deleted. None for no rollback.
-        signal: Signal to publish after the commit; lost if the process exits in between.
+        signal: Signal to publish after the commit; lost if the process exits before that.
     """
 
     document: str
@@ -221,14 +221,14 @@ class Store(Protocol):
         """Raise an error if the store is not available."""
 
     async def now(self) -> float:
-        """Return the time by which all processes of the store agree, seconds since the epoch."""
+        """Return the time that all processes on this store share, seconds since the epoch."""
 
     # Tokens and clients
 
     async def put_token(self, token: TokenRecord) -> None:
-        """Add a token, or change ``runs`` and ``expires_at`` of the one with the same secret.
+        """Add a token, or change ``runs`` and ``expires_at`` of the token with the same secret.
 
-        Another token of this name is a ``ValueError``.
+        Raises ``ValueError`` if another token has this name.
         """
 
     async def tokens(self) -> list[TokenRecord]:
@@ -240,8 +240,8 @@ class Store(Protocol):
     async def enrol(self, client: ClientRecord, token_sha256: str, now: float) -> ClientRecord:
         """Enrol a client under the next index, with the token's name and runs.
 
-        The token loses a use. If a client with the same ``enrolment_sha256`` exists, only its
-        credential is replaced.
+        This takes one of the token's uses. If a client with the same ``enrolment_sha256`` exists,
+        only its credential is replaced.
 
         Raises:
             TokenRefused: The token is unknown, used up, expired or revoked; or the client exists,
@@ -265,10 +265,10 @@ class Store(Protocol):
         """Return the client with this public id."""
 
     async def change_client(self, index: int, **changes: Any) -> None:
-        """Change fields of a `ClientRecord`; an unknown index is an ``IndexError``."""
+        """Change fields of a `ClientRecord`; raise ``IndexError`` for an unknown index."""
 
     async def idle_clients(self, before: float, limit: int) -> list[int]:
-        """Return clients last seen before a time and not retired, in index order."""
+        """Return the indices of clients last seen before a time and not retired, ascending."""
 
     async def retire_client(self, index: int, now: float) -> None:
         """Erase a client permanently, except for its index and public id, which runs refer to."""
@@ -290,13 +290,13 @@ class Store(Protocol):
     # Runs
 
     async def add_run(self, record: RunRecord) -> None:
-        """Add a run; a duplicate id is a ``ValueError``, that of a deleted run a `RunDeleted`."""
+        """Add a run; raise ``ValueError`` if its id is in use, `RunDeleted` if it was deleted."""
 
     async def heads(self) -> list[RunHead]:
         """Return the heads of all runs in order of creation."""
 
     async def run(self, run_id: str) -> RunRecord | None:
-        """Return a run, or None."""
+        """Return a run; None if it does not exist."""
 
     async def versions(self) -> dict[str, int]:
         """Return the version of every run, in order of creation."""
@@ -316,14 +316,14 @@ class Store(Protocol):
     async def memory(
         self, run_id: str, client_index: int, at_round: int | None = None
     ) -> bytes | None:
-        """Return the newest memory of a client or the server, or that of a round."""
+        """Return a memory of a client or the server, the newest or of one round; None if absent."""
 
     async def log(
         self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
     ) -> list[LogEntry]:
-        """Return a run's log in order, of all kinds or one, from versions larger than `after`.
+        """Return a run's log after the version `after`, in order: entries of one kind, or all.
 
-        At most about `limit` entries: the last commit is complete. See `log_pages`.
+        More than `limit` entries are returned only to complete the last commit. See `log_pages`.
         """
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
@@ -332,7 +332,7 @@ class Store(Protocol):
     async def delete_run(self, run_id: str, version: int, now: float) -> None:
         """Delete a run at `version` permanently, with all its data; errors as for `commit`.
 
-        Its id stays reserved: a new run of this name would spend its budget again.
+        The id stays reserved, because a new run with it would spend the budget a second time.
         """
 
     async def deleted(self, run_id: str) -> float | None:
@@ -361,7 +361,7 @@ class Store(Protocol):
 
 
 class SingleProcess:
-    """The replica methods of a store of one process."""
+    """The replica methods of a store that only one process uses."""
 
     shared: ClassVar[bool] = False
 
@@ -414,8 +414,8 @@ async def log_pages(
 async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
     """Await `work`, which runs to completion even if the caller is cancelled.
 
-    A thread cannot be cancelled, and closing the store would close its connection. The outcome of a
-    cancelled PostgreSQL statement is unknown.
+    Otherwise a thread, which cannot be cancelled, would still use a connection that `close` closes,
+    and the outcome of a cancelled PostgreSQL statement would be unknown.
     """
     task = asyncio.create_task(work, name="store transaction")
     try:

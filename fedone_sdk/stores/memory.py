@@ -21,7 +21,7 @@ class MemoryStore(base.SingleProcess, base.Store):
         super().__init__()
         self._tokens: dict[str, base.TokenRecord] = {}
         self._clients: list[base.ClientRecord] = []
-        # Indices, because simulations enrol thousands of clients.
+        # Positions in `_clients`, for fast look-ups: simulations enrol thousands of clients.
         self._by_name: dict[str, int] = {}
         self._by_enrolment: dict[str, int] = {}
         self._by_credential: dict[str, int] = {}

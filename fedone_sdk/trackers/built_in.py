@@ -10,13 +10,13 @@ from fedone_sdk.trackers.tracker import TrackedRun, summary_of
 
 
 class MlflowTracker:
-    """Writes to ``MLFLOW_TRACKING_URI``, in the experiment ``MLFLOW_EXPERIMENT_NAME`` (``fedone``).
+    """Writes to ``MLFLOW_TRACKING_URI``, experiment ``MLFLOW_EXPERIMENT_NAME`` (or ``fedone``).
 
-    MLflow's usage telemetry is off, unless ``MLFLOW_DISABLE_TELEMETRY`` is set.
+    Sets ``MLFLOW_DISABLE_TELEMETRY=true``, unless the variable already has a value.
     """
 
     def __init__(self, run: TrackedRun) -> None:
-        # Read when MLflow is imported.
+        # MLflow reads the variable when it is imported.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
@@ -26,7 +26,7 @@ class MlflowTracker:
             self._experiment(), run_name=run.name, tags={"fedone.run_id": run.run_id}
         ).info.run_id
         params = [Param(name, str(value)) for name, value in run.params.items()]
-        for at in range(0, len(params), 100):  # The limit of one request.
+        for at in range(0, len(params), 100):  # MLflow's limit per request.
             self._client.log_batch(self._id, params=params[at : at + 100])
 
     def round(self, report: RoundReport, queries: int) -> None:
@@ -38,14 +38,14 @@ class MlflowTracker:
         self._client.log_metric(self._id, f"dev_{name}", value, step=queries)
 
     def end(self, result: RunResult | None) -> None:
-        """Log the final numbers; the prompt and the result as files."""
+        """Log the final numbers, and write the prompt and the result to files of the run."""
         if result is None:
             self._client.set_terminated(self._id, status="KILLED")
             return
         for name, value in summary_of(result).items():
             self._client.log_metric(self._id, name, value, step=result.spent.queries)
         self._client.log_text(self._id, result.prompt.text, "prompt.txt")
-        # With the prompt's label bias and label words.
+        # The JSON also contains the prompt's label bias and label words.
         self._client.log_dict(self._id, result.prompt.model_dump(mode="json"), "prompt.json")
         self._client.log_dict(self._id, result.model_dump(mode="json"), "result.json")
         ends = {"failed": "FAILED", "stopped": "KILLED"}
@@ -93,9 +93,10 @@ class TensorboardTracker:
 
 
 class WandbTracker:
-    """Writes to ``WANDB_DIR``, in the project ``WANDB_PROJECT`` (``fedone``).
+    """Writes to ``WANDB_DIR``, in the project ``WANDB_PROJECT`` (or ``fedone``).
 
-    Data leaves the machine only if ``WANDB_MODE`` is ``online``; ``wandb sync`` sends it later.
+    By default the run is recorded offline, and ``wandb sync`` sends it later. With
+    ``WANDB_MODE=online`` it is sent at once.
     """
 
     def __init__(self, run: TrackedRun) -> None:

@@ -25,7 +25,7 @@ GROUP = "fedone.trackers"
 """The entry point group of trackers."""
 
 _PACKAGES = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
-"""Packages of the built-in trackers, by the name of tracker and extra."""
+"""The package that a built-in tracker needs, by the tracker's name. Its extra has this name too."""
 
 _MAX_CHARS = 500
 """Maximum length of a parameter: MLflow's limit, which is the smallest."""
@@ -52,12 +52,12 @@ class Tracker(Protocol):
         ...
 
     def end(self, result: RunResult | None) -> None:
-        """Record the end of the run; None if it was aborted. It is the last call."""
+        """Record the end of the run, as the last call; None means that the run was aborted."""
         ...
 
 
 TrackerFactory = Callable[[TrackedRun], Tracker]
-"""Creates the tracker of a run; an entry point names such an object."""
+"""Creates the tracker of a run. An entry point of `GROUP` names a factory."""
 
 
 def find_tracker(name: str) -> TrackerFactory:
@@ -129,7 +129,7 @@ class Tracking:
         self._workers: list[_Worker] = []
         self._metric = "metric"
         self._spent = 0
-        # Training queries by the end of each round that was sent.
+        # For each round that was sent, the training queries up to its end.
         self._queries: dict[int, int] = {}
         self._measured: set[int] = set()
         self._result: RunResult | None = None
@@ -151,7 +151,7 @@ class Tracking:
             params = params_of(run.spec)
             tracked = TrackedRun(run_id=run.run_id, name=run.spec.name, params=params)
             self.begin(tracked, metric=run.spec.task.metric)
-        if change is not None and change.back_to is not None:  # The later rounds are repeated.
+        if change is not None and change.back_to is not None:  # Later rounds are repeated.
             self._queries = {n: q for n, q in self._queries.items() if n < change.back_to}
             self._measured = {n for n in self._measured if n < change.back_to}
         elif change is None or change.finished is not None:

@@ -351,7 +351,7 @@ def configured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             "enrolment_tokens: [enrol-me-please], admin_token: {env: TEST_ADMIN_TOKEN}",
             "",
-            "config.yaml: auth.enrolment_tokens: needs at least one, or no device can enrol; "
+            "config.yaml: auth.enrolment_tokens: needs at least one token, or no device can enrol; "
             "make one with: python3 -c",
         ),
         ("listen:", "tls: {certificate: no.pem, key: no.key}\nlisten:", "config.yaml: tls: "),
@@ -430,4 +430,4 @@ def test_the_server_has_one_model(fedone: Fedone, configured: Path) -> None:
     (configured / "run.yaml").write_text(f"{RUN}backend: {{kind: onnx, model: other}}\n")
     code, _, err = fedone("serve", "config.yaml", "--check")
     assert code == 2
-    assert err.startswith("run.yaml: backend: is not the one that the server's config names")
+    assert err.startswith("run.yaml: backend: differs from the server's")

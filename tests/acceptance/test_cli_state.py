@@ -35,7 +35,7 @@ def test_a_run_is_kept_next_to_its_file(tune: Fedone, folder: Path) -> None:
     code, _, err = tune()
     assert code == 0
     assert err.splitlines()[-1] == (
-        "kept in .fedone/tiny.db; a report: fedone report tiny --store .fedone/tiny.db"
+        "the run is kept in .fedone/tiny.db; a report: fedone report tiny --store .fedone/tiny.db"
     )
     kept = folder / ".fedone"
     assert (kept / ".gitignore").read_text() == "*\n"
@@ -86,7 +86,7 @@ def test_a_raised_cap_lets_the_run_go_on(
     assert code == 0
     assert "raising queries 8 -> 12 after round 2" in err
     # The run called "whole" has asked it all before.
-    assert "continued after round 2; 16 answers from the cache" in err
+    assert "continued after round 2; 16 answers were cached" in err
     assert "token" not in err
     assert "12 of 12" in out
     assert (result_in("r.json").cap.queries, result_in("r.json").spent.queries) == (12, 12)
@@ -112,7 +112,7 @@ def test_a_finished_search_whose_cap_is_raised_goes_on(tune: Fedone, folder: Pat
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("queries", "--raise: 'queries' must be UNIT=N, as queries=600"),
+        ("queries", "--raise: 'queries' must be UNIT=N, such as queries=600"),
         ("queries=9", "--raise: queries: the cap is 16, and a cap can only be raised"),
     ],
 )
@@ -181,7 +181,7 @@ def test_other_commands_find_a_kept_run(fedone: Fedone, tune: Fedone, folder: Pa
     assert "tiny" in (folder / "tiny.html").read_text()
     assert fedone("runs", "export", "tiny", "--as", "prompt").code == 0
     assert fedone("prompt", "use", "tiny.prompt.json").code == 0
-    assert fedone("runs", "export", "nope").err == "arguments: give one of --server, --store\n"
+    assert fedone("runs", "export", "nope").err == "arguments: give either --server or --store\n"
 
 
 def test_the_place_is_the_folder_of_the_file(

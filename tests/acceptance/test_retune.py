@@ -194,7 +194,7 @@ def test_wrong_arguments(retune: Fedone, folder: Path, arguments: list[object], 
         ),
         (
             ('great"}}', 'great"}, metric: f1}'),
-            "run.yaml: task.metric: is 'f1', the prompt was tuned and measured with 'accuracy'",
+            "run.yaml: task.metric: is 'f1', but the prompt was tuned and measured with 'accuracy'",
         ),
     ],
 )

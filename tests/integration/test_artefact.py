@@ -195,7 +195,7 @@ async def test_what_the_model_did_not_say() -> None:
 async def test_another_model_is_refused_unless_it_is_wanted() -> None:
     artefact = await artefact_with()
     other = ScriptedBackend(fingerprint="other")
-    with pytest.raises(SpecError, match="is 'other', the prompt was tuned for 'scripted'"):
+    with pytest.raises(SpecError, match="is 'other', but the prompt was tuned for 'scripted'"):
         await label_examples(other, artefact, ROWS[:1])
     assert other.asked == []
     found = await label_examples(other, artefact, ROWS[:1], any_model=True)

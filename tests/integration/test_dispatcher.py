@@ -596,7 +596,7 @@ class TestEnds:
                 service.dispatcher.pool.remove([client.index])  # It never comes again.
                 clock.advance(11)
                 await service.replicas.tick()
-            assert list(service.dispatcher._offers) == [4]
+            assert list(service.dispatcher._possible_seats) == [4]
 
 
 class TestFairness:

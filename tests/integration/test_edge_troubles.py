@@ -75,7 +75,7 @@ def itself() -> dict[Any, Any]:
     [
         ((math.nan, -1.0), "must be finite numbers, not [nan, -1.0]"),
         ((-1.0, -math.inf), "must be finite numbers, not [-1.0, -inf]"),
-        ((-1.0,), "1 log-probabilities were given, 2 are asked for"),
+        ((-1.0,), "1 log-probabilities were given instead of 2"),
     ],
 )
 async def test_a_model_that_has_gone_wrong(

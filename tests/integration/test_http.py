@@ -222,7 +222,7 @@ class TestRuns:
         [
             ({"rounds": 0}, "rounds:"),
             ({"surprise": 1}, "unknown key"),
-            ({"data": {"train": "/etc/passwd"}}, "data: clients bring their own"),
+            ({"data": {"train": "/etc/passwd"}}, "data: clients have their own data"),
             ({"prompt": {"vocabulary": {"kind": "file", "path": "/etc/passwd"}}}, "must be list"),
             ({"prompt": {"vocabulary": {"kind": "list", "candidates": ["a"]}}}, "needs 2"),
             ({"budget": {"queries": 3, "minutes": 2}}, "budget.minutes"),

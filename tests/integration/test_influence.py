@@ -80,7 +80,7 @@ async def test_an_attacker_is_quarantined_and_users_see_it(tmp_path: Path) -> No
         (line,) = [line for line in lines if line["event"] == "client quarantined"]
         assert (line["client"], line["log_level"]) == (ATTACKER, "warning")
         reason = line["reason"]
-        assert re.fullmatch(r"2 of its [23] updates were held back", reason)
+        assert re.fullmatch(r"2 of its [23] updates were rejected", reason)
         entries = [
             json.loads(entry.body) for entry in await aggregator.service.store.log(run.run_id)
         ]

@@ -102,6 +102,6 @@ async def test_what_cannot_be_continued_is_not_raised() -> None:
         run = await service.add_run(LOW, WORDS)
         await work(await devices_of([service]))
         run.history.clear()  # as after `retention.logs_days`
-        with pytest.raises(ProblemError, match="the log of the run was removed"):
+        with pytest.raises(ProblemError, match="its log was removed"):
             await service.raise_caps(run, Budget(queries=6))
         assert run.state.account.cap == LOW.budget

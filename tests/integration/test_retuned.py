@@ -128,7 +128,7 @@ async def test_the_change_of_model_is_worded_as_its_interval(
 
 async def test_a_close_second_is_named() -> None:
     found, _ = await moved(0.95, 0.96)
-    assert "not distinguishable from luck over the old prompt as it is" in found.text[-1]
+    assert "Its gain over the old prompt as it is" in found.text[-1]
     found, _ = await moved(0.70, 0.96)
     assert found.text[-1].startswith("Recommended: the new prompt")
 

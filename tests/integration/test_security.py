@@ -454,7 +454,7 @@ class TestHangingUp:
             store = await self.hang_up(server, "POST /v1/runs/other/resume", ROOT)
             store.go.set()
             pool = server.aggregator.service.dispatcher.pool
-            await until(lambda: pool.is_open("other"))
+            await until(lambda: pool.has_run("other"))
             body = {**CLAIM, "run_id": "other"}
             work = await server.ok("POST", "/v1/assignments/claim", body, token=credential)
             assert work["run_id"] == "other"

@@ -144,7 +144,7 @@ async def test_artefact(method: str) -> None:
     artefact = artefact_of(run)
     assert artefact.prompt.slots is not None
     assert artefact.prompt.text == "".join(slot.text for slot in artefact.prompt.slots)
-    assert artefact.asked.labels == artefact.prompt.labels
+    assert artefact.tuned_task.labels == artefact.prompt.labels
 
 
 WRITTEN = '["Is it good?", "Say {label:0} or {label:1}!", "Is it good?", "Name the {colour}."]'
@@ -203,7 +203,7 @@ async def test_a_proposer_that_fails_costs_its_call_only() -> None:
 
 def test_a_proposer_needs_a_pool() -> None:
     prompt = {"slots": SLOTS, "proposer": {"backend": {"kind": "onnx"}}}
-    with pytest.raises(ValueError, match="gs-bdpl has none"):
+    with pytest.raises(ValueError, match="gs-bdpl does not"):
         spec_of("gs-bdpl", "losses", prompt=prompt)
 
 
@@ -213,7 +213,7 @@ def test_a_proposer_needs_a_pool() -> None:
         ({"slots": SLOTS, "vocabulary": {"kind": "pmi"}}, "replaces vocabulary"),
         ({"slots": SLOTS, "length": 4}, "length: follows from the slots, which have 5"),
         ({"slots": [SLOTS[0], SLOTS[0]]}, "two have the same name"),
-        ({"slots": [SLOTS[3]]}, "needs one besides labels"),
+        ({"slots": [SLOTS[3]]}, "needs a slot besides labels"),
         ({"slots": [{"name": "mask", "candidates": ["a", "b"]}]}, "must not be prompt or mask"),
         ({"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]}, "is for the slot labels"),
         ({"slots": [SLOTS[0], SLOTS[2]]}, r"needs \{closing\} exactly once"),

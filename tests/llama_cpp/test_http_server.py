@@ -13,7 +13,7 @@ import pytest
 
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.backends.build import build_backend
-from fedone_sdk.backends.queries import ask_each, score_all
+from fedone_sdk.backends.queries import run_each, score_all
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
 from fedone_sdk.errors import BackendBlocked, LabelsNotShown
 from fedone_sdk.spec import BackendSpec
@@ -162,7 +162,7 @@ async def test_label_words_that_are_never_shown_end_the_run_early(server: LlamaS
     sent = Sent()
     asked = [query(f"film {number}", NEVER) for number in range(60)]
     async with build_backend(described(server), watch=sent) as backend:
-        answers, failures = await ask_each(backend.score, asked, concurrency=4)
+        answers, failures = await run_each(backend.score, asked, concurrency=4)
         assert 33 <= len(answers) == sent.ends["answered"] <= 36  # three others under way
         assert {type(failure) for failure in failures} == {LabelsNotShown}
         assert "33 of the first 33 answers" in str(failures[0])

@@ -137,7 +137,7 @@ class TestTokens:
         ],
     )
     async def test_two_tokens_must_not_be_one(self, tokens: Sequence[EnrolmentToken]) -> None:
-        with pytest.raises(ValueError, match="enrolment_tokens: two of them have the same"):
+        with pytest.raises(ValueError, match="enrolment_tokens: two tokens have the same"):
             await access_of(None, *tokens)
 
     async def test_an_error_for_a_duplicate_secret_does_not_contain_it(self) -> None:
@@ -145,7 +145,7 @@ class TestTokens:
         await store.put_token(
             TokenRecord(name="made", token_sha256=digest("fleet-secret"), created_at=0)
         )
-        with pytest.raises(SpecError, match=r"auth\.enrolment_tokens: a token: has the") as caught:
+        with pytest.raises(SpecError, match="enrolment_tokens: a token has the same") as caught:
             await access_of(store)
         assert "fleet-secret" not in str(caught.value)
 
@@ -305,9 +305,9 @@ class TestPeople:
             Authority().check("any", "viewer")
 
     def test_people_and_devices_are_apart(self) -> None:
-        with pytest.raises(ValueError, match="must not be one that devices enrol with"):
+        with pytest.raises(ValueError, match="must not also be an enrolment token"):
             Authority(enrolment_tokens=["same"], admin_token="same")
-        with pytest.raises(ValueError, match="all runs"):
+        with pytest.raises(ValueError, match="cannot limit role admin"):
             AdminToken(token=SecretStr("a"), name="a", role="admin", runs=("acme-*",))
 
     def test_every_secret_is_compared_in_constant_time(

@@ -63,11 +63,11 @@ def test_the_admin_token_is_a_person_of_role_admin() -> None:
     [
         ({"enrolment_tokens": "s3cret"}, "enrolment_tokens: must be a list of tokens"),
         ({"enrolment_tokens": [7]}, "enrolment_tokens.0.token: must be a token in quotes"),
-        ({"enrolment_tokens": ["a s3cret"]}, "enrolment_tokens.0: a token is printable ASCII"),
+        ({"enrolment_tokens": ["a s3cret"]}, "enrolment_tokens.0: must be printable ASCII"),
         ({"enrolment_tokens": [{"env": "NOPE"}]}, "the environment variable NOPE is not set"),
         (
             {"enrolment_tokens": [{"token": "s3cret", "env": "TEST_FLEET"}]},
-            "enrolment_tokens: has both token and env",
+            "enrolment_tokens: must have either token or env",
         ),
         ({"enrolment_tokens": [{"token": "s3cret", "nmae": "a"}]}, "enrolment_tokens.0.nmae: "),
         ({"enrolment_tokens": [{"token": "s3cret", "name": "a:b"}]}, "enrolment_tokens.0.name: "),
@@ -79,27 +79,27 @@ def test_the_admin_token_is_a_person_of_role_admin() -> None:
         ),
         (
             {"enrolment_tokens": ["s3cret", "s3cret"]},
-            "enrolment_tokens: two of them have the same secret",
+            "enrolment_tokens: two tokens have the same secret",
         ),
         (
             {
                 "enrolment_tokens": ["s3cret"],
                 "admin_tokens": [{"token": "s3cret", "name": "a", "role": "admin"}],
             },
-            "admin_tokens: must not be one that devices enrol with",
+            "admin_tokens: a token must not also be an enrolment token",
         ),
         (
             {
                 "admin_token": "s3cret",
                 "admin_tokens": [{"token": "s3cret", "name": "a", "role": "viewer"}],
             },
-            "admin_tokens: two of them have the same secret",
+            "admin_tokens: two tokens have the same secret",
         ),
         ({"admin_tokens": ["s3cret"]}, "admin_tokens.0.name: is required"),
         ({"admin_tokens": {"a": "s3cret"}}, "admin_tokens: must be a list of mappings"),
         (
             {"admin_tokens": [{"token": "s3cret", "name": "a", "role": "admin", "runs": ["b"]}]},
-            "role admin is for all runs",
+            "runs: cannot limit role admin",
         ),
     ],
 )

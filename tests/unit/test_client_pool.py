@@ -18,7 +18,7 @@ from fedone_sdk.stores import Member
 def pool_of(**capacities: int) -> ClientPool:
     pool = ClientPool(random.Random(0))
     for run_id, capacity in capacities.items():
-        pool.open(run_id, capacity)
+        pool.add_run(run_id, capacity)
     return pool
 
 
@@ -76,13 +76,13 @@ class TestPlaces:
     def test_a_run_is_waited_for_from_the_next_request_until_it_is_closed(self) -> None:
         pool = pool_of(a=1)
         enter(pool, 0)
-        pool.open("b", 1)
+        pool.add_run("b", 1)
         assert pool.waiting("b", 0.0) == {}
         assert enter(pool, 0) is None
         assert pool.waiting("b", 0.0) == {0: 10}
-        pool.close("b")
+        pool.remove_run("b")
         assert pool.waiting("b", 0.0) == {}
-        assert not pool.is_open("b")
+        assert not pool.has_run("b")
 
     def test_a_running_run_is_waited_for_at_once(self) -> None:
         pool = pool_of(a=4)
@@ -90,7 +90,7 @@ class TestPlaces:
         enter(pool, 1, patterns=("a", "c"))
         pool.enter(2, 12, "b", None, 0.0)
         pool.enter(3, 13, "a", None, 0.0)
-        pool.open("b", 1, again=True)
+        pool.add_run("b", 1, again=True)
         assert pool.waiting("b", 0.0) == {0: 10, 2: 12}
         assert enter(pool, 0) is None
         assert pool.waiting("b", 0.0) == {0: 10, 2: 12}

@@ -224,7 +224,7 @@ class TestStore:
         [
             (f"mysql://fedone:{SECRET}@x/y", "store: mysql is not supported"),
             (f"postgresql://fedone:{SECRET}@x:port/y", "store: must be a file, or a URL such as"),
-            ({"url": "fedone.db", "password": SECRET}, "store.password: a SQLite file has none"),
+            ({"url": "fedone.db", "password": SECRET}, "store.password: a SQLite file has no"),
         ],
     )
     def test_mistakes(self, file: Path, store: object, message: str) -> None:

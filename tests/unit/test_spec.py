@@ -122,7 +122,7 @@ def test_one_line_names_key_and_reason(path: str, value: object, line: str) -> N
     ("method", "line"),
     [
         ({"name": "gs-bdpl", "estimator": "zero"}, "method.estimator: unknown key (allowed: al"),
-        ({"name": "bdpl", "tau": 1}, "method.tau: is no key of bdpl"),
+        ({"name": "bdpl", "tau": 1}, "method.tau: is not a key of bdpl"),
         ({"name": "adam"}, "method.name: 'adam' is not one of 'gs-bdpl', 'bdpl'"),
     ],
 )  # fmt: skip
@@ -155,7 +155,7 @@ SLOTS = [{"name": "labels", "candidates": {"kind": "labels", "sets": 5}}, {"name
         ({"prompt": {"slots": [{"name": "a", "candidates": {}}]}},
          ["prompt.slots.0.candidates.kind: is required"]),
         ({"backend": {"kind": "onnx", "device": "cuda"}},
-         ["backend.device: is no key of kind onnx (allowed: cache, kind, model, threads)"]),
+         ["backend.device: is not a key of kind onnx (allowed: cache, kind, model, threads)"]),
         ({"backend": {"kind": "openai", "model": "m", "retry": {"attempts": 0}}},
          ["backend.retry.attempts: input should be greater"]),
         ({"method": {"name": "own", "object": "a:b", "options": {"own": {1}}}},

@@ -135,7 +135,7 @@ BAD = {
     "no mask": (data([GOOD, [START, 5, END]]), "token_ids.1: needs the mask token, id 8191, exac"),
     "two masks": (data([[START, MASK, 5, MASK, END]]), "exactly once, and has it 2 times"),
     "empty input": (data([[]]), "token_ids.0: needs the mask token"),
-    "too long": (data([[MASK] + [5] * 128]), "token_ids.0: is 129 tokens, the server takes 128"),
+    "too long": (data([[MASK] + [5] * 128]), "token_ids.0: has 129 tokens; the server takes 128"),
     "id too large": (data([[*GOOD, 8192]]), "token_ids.0: 8192 is not a token id (0 to"),
     "id beyond 64 bits": (data([[*GOOD, 1 << 70]]), "is not a token id"),
     "label too large": (data(label_token_ids=[5, 8192]), "label_token_ids: 8192 is not a token"),

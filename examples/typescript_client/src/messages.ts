@@ -34,7 +34,7 @@ export interface Enrol {
 export interface Enrolled {
   client_id: string;
   /**
-   * Its secret, sent as a bearer token from now on.
+   * The client's secret, which it sends as a bearer token from now on.
    */
   credential: string;
 }
@@ -56,7 +56,7 @@ export interface Claim {
    */
   own_model?: boolean;
   /**
-   * Whether the client's data or settings may have changed since it declined work as unfit, so that it can be drawn again.
+   * Whether the client's data or settings may have changed since it declined work as unfit. If so, the client can be drawn for the run again.
    */
   changed?: boolean;
 }
@@ -106,11 +106,11 @@ export interface Step {
    */
   num_samples: number;
   /**
-   * Seeds the draw of the mini-batch (`fedone_sdk.data.draw_minibatch`).
+   * Seed for the draw of the mini-batch (`fedone_sdk.data.draw_minibatch`).
    */
   minibatch_seed: number;
   /**
-   * Seeds `ask` (alpha exchange only).
+   * Seed for the method's `ask` (alpha exchange only).
    */
   prompt_seed: number;
 }
@@ -132,7 +132,7 @@ export interface LossesAssignment {
   biases?: Tensor | null;
   minibatch_seed: number;
   /**
-   * Whether the client may propose a candidate. The lease then includes one query for its trial.
+   * Whether the client may propose a candidate; if so, the lease includes one query to try the candidate.
    */
   reflect?: boolean;
 }
@@ -156,7 +156,7 @@ export interface RunTask {
   task_crc32: number;
   method: GradientSpec | SearchSpec | OwnMethodSpec;
   /**
-   * n.
+   * n, number of positions of a prompt.
    */
   prompt_len: number;
   /**
@@ -191,7 +191,7 @@ export interface RunTask {
   privacy?: PrivacySpec | null;
   calibration?: CalibrationSpec;
   /**
-   * For runs whose devices may propose candidates.
+   * How devices propose candidates; null if they may not.
    */
   reflection?: Reflection | null;
 }
@@ -204,19 +204,19 @@ export interface TaskSpec {
    */
   template?: string | null;
   /**
-   * Instead of a template: messages for an instruct model, rendered through its chat template. Together they have `{prompt}` once, and no `{mask}`.
+   * Instead of a template: messages for an instruct model, rendered through its chat template. All messages together contain `{prompt}` once, and no `{mask}`.
    */
   chat?: ChatSpec | null;
   /**
-   * The prompt's slots that the templates name, each once, instead of `{prompt}`. The run sets it; empty for `{prompt}`.
+   * Names of the prompt's slots. The templates contain each name once, instead of `{prompt}`. The run sets the key; it is empty for `{prompt}`.
    */
   slots?: string[];
   /**
-   * The verbaliser: label value -> label word, a single token of the model, or a list of `{value, word}`. The order is that of log-probabilities and biases. Empty for generation (the losses `nll` and `score`). In a chat, `answer_word` decides on the leading space of a label word.
+   * The verbaliser: label value -> label word, a single token of the model, or a list of `{value, word}`. Log-probabilities and biases have the order of the labels. Empty for generation (the losses `nll` and `score`). In a chat, `answer_word` decides on the leading space of a label word.
    */
   labels?: Label[];
   /**
-   * The metric of evaluation: `accuracy`, `f1`, `matthews`; `loss`, the mean loss, which is the only one for generation; or a `MetricFunction`, `package.module:function`, imported like `score`.
+   * The metric of evaluation: `accuracy`, `f1`, `matthews`; `loss`, the mean loss, the only metric for generation; or a `MetricFunction`, `package.module:function`, imported like `score`.
    */
   metric?: string;
   /**
@@ -236,7 +236,7 @@ export interface TaskSpec {
    */
   max_tokens?: number;
   /**
-   * For loss `score`: a name of `scores.SCORES`, `package.module:function`, or an entry point of the group `fedone.scores`; or a name with options, `{number: {tolerance: 0.01}}`. Imported from local files, never from a message.
+   * For loss `score`: a name of `scores.SCORES`, `package.module:function`, or an entry point of the group `fedone.scores`; or a name with options, `{number: {tolerance: 0.01}}`. Only a name in a local file is imported, never one in a message.
    */
   score?:
     | string
@@ -330,7 +330,7 @@ export interface GradientSpec {
    */
   learning_rate?: number;
   /**
-   * Minimum of every entry.
+   * Minimum of every entry of alpha.
    */
   alpha_min?: number;
 }
@@ -360,7 +360,7 @@ export interface SearchSpec {
   halving?: number;
 }
 /**
- * Your own `Algorithm`, which runs on the server. Devices receive neither key.
+ * Your own `Algorithm`, which runs on the server. Devices receive neither of these keys.
  */
 export interface OwnMethodSpec {
   /**
@@ -377,11 +377,11 @@ export interface OwnMethodSpec {
   batch_size?: number;
   name: "own";
   /**
-   * The class or function that makes it: `package.module:object`, also from a module next to the file, or the name of an entry point of the group `fedone.methods`.
+   * The class or function that makes the method: `package.module:object`, also from a module next to the file, or the name of an entry point of the group `fedone.methods`.
    */
   object?: string | null;
   /**
-   * Its keyword arguments, besides those of `fedone_sdk.algorithms.load_method`.
+   * Keyword arguments of `object`, besides those that `load_method` passes.
    */
   options?: {
     [k: string]: JsonValue;
@@ -413,11 +413,11 @@ export interface PrivacySpec {
   max_epsilon?: number | null;
 }
 /**
- * Correction of label bias (docs/explanation/calibration.md); also written as its kind.
+ * Correction of label bias (docs/explanation/calibration.md). Short form: only the kind.
  */
 export interface CalibrationSpec {
   /**
-   * `labels` fits a bias for each prompt, from derivatives of the losses in the updates, without further queries; it needs a method with a pool of prompts, and a cross-entropy over label words. `auto` is `labels` if the run supports it, else `none`.
+   * `labels` fits a bias for each prompt, from derivatives of the losses in the updates, without further queries; it needs a method with a pool of prompts, and a cross-entropy over label words. `auto` is `labels` if the run supports it, and `none` if not.
    */
   kind?: "auto" | "none" | "labels";
 }
@@ -430,14 +430,14 @@ export interface Reflection {
    */
   slot: string;
   /**
-   * Whether the run's model writes them (`POST /v1/reflect`).
+   * Whether the run's model writes the candidates (`POST /v1/reflect`).
    */
   gateway: boolean;
 }
 /**
  * `GET /v1/runs/{id}/vocabulary`: the candidates, in index order.
  *
- * With `?after=VERSION` only those added after that version.
+ * With `?after=VERSION` it has only the candidates added after that version.
  */
 export interface VocabularyList {
   /**
@@ -462,7 +462,7 @@ export interface VocabularyList {
  */
 export interface Slot {
   /**
-   * Its name. The candidates of `LABELS` are sets of label words, each a JSON array.
+   * Name of the slot. The candidates of `LABELS` are sets of label words, as JSON arrays.
    */
   name: string;
   /**
@@ -470,7 +470,7 @@ export interface Slot {
    */
   candidates: string[];
   /**
-   * Its number of positions, whose candidates are concatenated.
+   * Number of positions of the slot; the candidates chosen for them are concatenated.
    */
   repeat?: number;
 }
@@ -497,16 +497,16 @@ export interface Score {
    */
   references?: string[];
   /**
-   * Instead of `prompts`: scores one prompt, the parent with this text in its slot.
+   * Instead of `prompts`: one prompt is scored, the parent with the text in its slot.
    */
   proposal?: Proposal | null;
 }
 /**
- * A candidate that a device wrote for the run's proposed slot.
+ * A candidate that a device wrote for the slot in which devices may propose candidates.
  */
 export interface Proposal {
   /**
-   * The prompt that it improves, as a row of the assignment's prompts.
+   * Index of the prompt that the candidate improves, among the assignment's prompts.
    */
   parent: number;
   /**
@@ -538,11 +538,11 @@ export interface Scores {
 export interface Reflect {
   assignment_id: string;
   /**
-   * Row of the assignment's prompts.
+   * Index of the prompt to improve, among the assignment's prompts.
    */
   parent: number;
   /**
-   * The parent's answers to examples, with their labels in the feedback.
+   * Examples with the prompt's answers; the feedback contains the examples' labels.
    */
   cases: Judged[];
 }
@@ -575,7 +575,7 @@ export interface LossesUpdate {
    */
   losses: number[];
   /**
-   * In runs with label calibration: float32, shape (I, K, 2 + C), of the scored examples of each class (K = C, for at most 4 labels) or of all (K = 1, for more labels or under privacy): each prompt's mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label, all at its label bias; 0 for a class without scored examples.
+   * In runs with label calibration: float32, shape (I, K, 2 + C). The scored examples are in K groups: one per class (K = C, for at most 4 labels), or one for all (K = 1, for more labels or under privacy). Per prompt and group: the mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label, all at the prompt's label bias; 0 for a group without scored examples.
    */
   by_class?: Tensor | null;
   /**
@@ -605,11 +605,11 @@ export interface Scored {
   vetoed?: number;
 }
 /**
- * Amounts of use of a model.
+ * How much a model was used, and the cost.
  */
 export interface Usage {
   /**
-   * Logical (prompt, mini-batch) evaluations, the paper's count.
+   * Evaluations of one prompt on one mini-batch, which the paper counts.
    */
   queries?: number;
   /**
@@ -636,7 +636,7 @@ export interface Decline {
   reason: string;
   usage?: Usage;
   /**
-   * Whether the client is unfit for all work of this run, because of its data, settings or installed packages. It gets no more of this work until a claim with `changed`.
+   * Whether the client is unfit for all work of this run, because of its data, settings or installed packages. It gets no more work of this run until a claim with `changed`.
    */
   unfit?: boolean;
 }

@@ -1,10 +1,10 @@
 """The pool of waiting clients: a limited number per run; other clients get a ``Retry-After``.
 
-A round needs K* clients out of possibly very many, and draws them from the clients in its run's
-places. Other clients retry after a random pause, chosen so that they return about as fast as places
-become free. While clients are turned away, a place lasts for one long poll or one assignment.
-Random pauses give every device the same chance of a place, so a uniform draw from the pool is a
-uniform draw from all devices.
+A round needs K* clients, and draws them from the clients that have a place in the run's pool. Other
+clients retry after a random pause, chosen so that they return about as fast as places become free.
+While clients are turned away, a client keeps its place for one long poll or one assignment. Random
+pauses give every device the same chance of a place, so a uniform draw from the pool is a uniform
+draw from all devices.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MAX_RETRY_AFTER_S = 900.0
 
 _MIN_RETRY_AFTER_S = 1.0
 _POLL_S = 25.0
-"""Typical time that a place is held, seconds: one long poll."""
+"""Typical time that a client keeps its place, in seconds: the duration of a long poll."""
 MEMBER_TTL_S = 600.0
 """Time after which a client without a new claim leaves the pool, seconds."""
 _RATE_WINDOW_S = 30.0
 _REPLICA_TTL_S = 10.0
 """Time for which another replica's load report is valid, seconds."""
 _MAX_IDLE = 64
-"""Maximal number of clients that wait while no run is open to them."""
+"""Maximal number of clients that wait while no run can offer them a seat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class RetryLater:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A member and the patterns of the runs that it may work for; None is all runs."""
+    """A member, and the patterns of the runs that it may work for (None: all runs)."""
 
     member: Member
     patterns: Sequence[str] | None
@@ -63,14 +63,14 @@ class ClientPool:
         self._capacities: dict[str, int] = {}
         self._places: dict[str, dict[int, int]] = {}
         self._next_expiry = 0.0  # of a member
-        # Clients that were turned away -> expected return.
+        # Clients that were turned away -> when they are expected back.
         self._away: dict[int, float] = {}
         self._swept_at = 0.0
-        # Clients that left after their work -> until when others have precedence.
-        self._just_worked: dict[int, float] = {}
+        # Clients that left after their work -> until when other clients have precedence.
+        self._after_work: dict[int, float] = {}
         # Replica -> number of clients turned away there, finished assignments per second, expiry.
         self._other_replicas: dict[str, tuple[int, float, float]] = {}
-        self._opened_at: float | None = None
+        self._first_claim_at: float | None = None
         self._rate = 0.0
         self._rate_at = 0.0
 
@@ -86,19 +86,19 @@ class ClientPool:
         return len(self._away)
 
     def record_replica(self, replica: str, away: int, rate: float, now: float) -> None:
-        """Record another replica's clients that were turned away and finished assignments per s."""
+        """Record how many clients another replica turned away, and its finished work per second."""
         self._other_replicas[replica] = (away, rate, now + _REPLICA_TTL_S)
 
     @property
     def _num_outside(self) -> int:
         return len(self._away) + sum(away for away, _, _ in self._other_replicas.values())
 
-    def open(self, run_id: str, capacity: int, *, again: bool = False) -> None:
-        """Open a run with places for waiting clients.
+    def add_run(self, run_id: str, capacity: int, *, again: bool = False) -> None:
+        """Add a run with `capacity` places for waiting clients.
 
         If the run ran before (`again`), the members that may work for it get places at once, so
-        that its draws do not depend on the order of their claims. A new run waits for claims,
-        because some members may have disconnected.
+        that its draws do not depend on the order of their claims. In a new run, members get places
+        when they claim, because some may have disconnected.
         """
         self._capacities[run_id] = capacity
         if run_id not in self._places:
@@ -109,17 +109,17 @@ class ClientPool:
                 if waiting.may_work_for(run_id)
             }
 
-    def close(self, run_id: str) -> None:
-        """Close a run and remove its places."""
+    def remove_run(self, run_id: str) -> None:
+        """Remove a run and its places."""
         self._capacities.pop(run_id, None)
         self._places.pop(run_id, None)
 
-    def is_open(self, run_id: str) -> bool:
-        """Whether a run is open."""
+    def has_run(self, run_id: str) -> bool:
+        """Whether a run has places here."""
         return run_id in self._places
 
     def waiting(self, run_id: str, now: float) -> Mapping[int, int]:
-        """Return the clients that wait for a run: enrolment index -> number of examples."""
+        """Return the clients with a place in a run: enrolment index -> number of examples."""
         places = self._places.get(run_id, {})
         if now >= self._next_expiry:
             until = [waiting.member.until for waiting in self._members.values()]
@@ -151,27 +151,27 @@ class ClientPool:
         run_id: str | None,
         patterns: Sequence[str] | None,
         now: float,
-        closed_runs: Container[str] = (),
+        barred_runs: Container[str] = (),
     ) -> Member | RetryLater | None:
         """Add a client to the pool, or turn it away.
 
         Returns:
-            A new or changed member, which the caller stores; None if the stored member is current;
-            or when to retry.
+            A new or changed member, which the caller must store; None if the stored member is
+            still valid; a `RetryLater` if the client is turned away.
         """
-        if self._opened_at is None:
-            self._opened_at = now
+        if self._first_claim_at is None:
+            self._first_claim_at = now
         self._expire(now)
         member = Member(
             client_index=client, num_examples=num_examples, run_id=run_id, until=now + MEMBER_TTL_S
         )
         waiting = _Waiting(member, patterns)
         known = self._members.get(client)
-        open_runs = self._open_to(waiting, closed_runs)
+        open_runs = self._open_runs(waiting, barred_runs)
         if known is None:
             returned = self._away.pop(client, None) is not None
-            has_worked = self._just_worked.pop(client, None) is not None
-            # A client that has just worked gives others precedence, unless too few are waiting.
+            has_worked = self._after_work.pop(client, None) is not None
+            # A yielding client gets a place only while more than half of the places are free.
             yields = has_worked and not returned and self._num_outside > 0
             free = [r for r in open_runs if self._has_place(r, share=0.5 if yields else 1.0)]
             if not free and (open_runs or len(self._members) >= _MAX_IDLE):
@@ -187,11 +187,11 @@ class ClientPool:
         self._add_to_runs(waiting, free)
         return member
 
-    def _open_to(self, waiting: _Waiting, closed_runs: Container[str]) -> list[str]:
-        return [run for run in self._places if run not in closed_runs and waiting.may_work_for(run)]
+    def _open_runs(self, waiting: _Waiting, barred_runs: Container[str]) -> list[str]:
+        return [run for run in self._places if run not in barred_runs and waiting.may_work_for(run)]
 
     def _has_place(self, run_id: str, share: float = 1.0) -> bool:
-        """Whether fewer clients wait for a run than this share of its capacity."""
+        """Whether the number of waiting clients is below this share of the run's capacity."""
         return len(self._places[run_id]) < math.ceil(share * self._capacities[run_id])
 
     def _add_to_runs(self, waiting: _Waiting, run_ids: Iterable[str]) -> None:
@@ -203,11 +203,11 @@ class ClientPool:
             self._places[run_id][client] = waiting.member.num_examples
 
     def add(
-        self, member: Member, patterns: Sequence[str] | None, closed_runs: Container[str] = ()
+        self, member: Member, patterns: Sequence[str] | None, barred_runs: Container[str] = ()
     ) -> None:
         """Add a member that the store or another replica reported."""
         waiting = _Waiting(member, patterns)
-        self._add_to_runs(waiting, self._open_to(waiting, closed_runs))
+        self._add_to_runs(waiting, self._open_runs(waiting, barred_runs))
 
     def remove(self, clients: Iterable[int]) -> None:
         """Remove clients from the pool."""
@@ -217,7 +217,7 @@ class ClientPool:
                 places.pop(client, None)
 
     def start_work(self, client: int, run_id: str) -> None:
-        """Free a client's places in other runs while it works for this one."""
+        """Remove a client's places in other runs, because it works for this run."""
         for other, places in self._places.items():
             if other != run_id:
                 places.pop(client, None)
@@ -231,13 +231,13 @@ class ClientPool:
         return self._turn_away(client, now)
 
     def finish_work(self, client: int, now: float) -> bool:
-        """Record a finished assignment; return whether the client left the pool for others."""
+        """Record a finished assignment; return whether the client has left the pool."""
         self._rate, self._rate_at = self.rate(now) + 1.0 / _RATE_WINDOW_S, now
         self._expire(now)
         if not self._num_outside or client not in self._members:
             return False
         self.remove([client])
-        self._just_worked[client] = now + MAX_RETRY_AFTER_S
+        self._after_work[client] = now + MAX_RETRY_AFTER_S
         return True
 
     # Pauses
@@ -250,12 +250,12 @@ class ClientPool:
     def _mean_retry_s(self, now: float) -> float:
         """Return the mean pause with which clients return as fast as places become free."""
         capacity = sum(self._capacities.values())
-        # 50 % more than needed: too few clients would delay rounds.
+        # 50 % more clients than needed return, because too few would delay rounds.
         rate = self.rate(now) + sum(rate for _, rate, _ in self._other_replicas.values())
         returns_per_s = 1.5 * max(capacity / _POLL_S, rate)
         pause = (self._num_outside + 1) / returns_per_s if returns_per_s else MAX_RETRY_AFTER_S
-        # The rate is only as reliable as the time over which it was observed.
-        observed_s = now - (now if self._opened_at is None else self._opened_at) + 10.0
+        # Limited by the time of observation, because the rate is unreliable at first.
+        observed_s = now - (now if self._first_claim_at is None else self._first_claim_at) + 10.0
         return max(min(pause, observed_s, MAX_RETRY_AFTER_S / 1.5), _MIN_RETRY_AFTER_S)
 
     def rate(self, now: float) -> float:
@@ -274,4 +274,4 @@ class ClientPool:
             self.remove([c for c, waiting in members if waiting.member.until <= now])
             late = MAX_RETRY_AFTER_S / 10
             self._away = {c: back for c, back in self._away.items() if back + late > now}
-            self._just_worked = {c: until for c, until in self._just_worked.items() if until > now}
+            self._after_work = {c: until for c, until in self._after_work.items() if until > now}

@@ -33,21 +33,21 @@ R = TypeVar("R")
 _MIN_PLACES = 64
 _PLACES_PER_SEAT = 4
 _MAX_REASONS = 5
-_CLONED = 10
-"""Polls in a row that each replaced an open one of the same client, before a warning."""
+_MAX_REPLACED = 10
+"""A warning is logged when a client has replaced its open poll this many times in a row."""
 _RETRY_NOW = RetryLater(retry_after_s=0.0)
-"""The client keeps its place."""
+"""The client claims again at once, and keeps its place in the pool."""
 
 
 @dataclass(eq=False, slots=True)
 class _Poll:
-    replaced: int = 0  # number of earlier polls that a newer one of the same client has closed
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    closed: bool = False
+    replaced: int = 0  # number of open polls that the client has replaced in a row
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: bool = False
 
-    def close(self) -> None:
-        self.closed = True
-        self.changed.set()
+    def end(self) -> None:
+        self.ended = True
+        self.woken.set()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -61,10 +61,10 @@ class Dispatcher:
     models: ModelChecks
     pool: ClientPool = field(default_factory=ClientPool, init=False)
     _polls: dict[int, _Poll] = field(default_factory=dict, init=False)
-    # Client -> ids of the runs that may have a seat for it; the state of the run decides.
-    _offers: dict[int, set[str]] = field(default_factory=dict, init=False)
+    # Client -> ids of the runs that may have a seat for it. The run's state is authoritative.
+    _possible_seats: dict[int, set[str]] = field(default_factory=dict, init=False)
     _draining: bool = field(default=False, init=False)
-    _closing: set[str] = field(default_factory=set, init=False)
+    _stopping: set[str] = field(default_factory=set, init=False)
     _rotation: int = field(default=0, init=False)
 
     @property
@@ -87,35 +87,35 @@ class Dispatcher:
         that it may work for.
 
         Raises:
-            ProblemError: ``run_ended`` if all runs have ended; ``forbidden`` if no run admits a
-                model on the device, and the client has one.
+            ProblemError: ``run_ended`` if all of these runs have ended; ``forbidden`` if the client
+                has a model, and none of the runs admits models on devices.
         """
         until = asyncio.get_running_loop().time() + message.wait_s
         if message.changed:
             for other in [r for r in self._runs.values() if client.index in r.state.unfit]:
-                with self._may_end():
+                with self._ignoring_ended_run():
                     await other.apply(clear_unfit, client=client.index)
         with self._polling(client) as poll:
             while True:
-                poll.changed.clear()
+                poll.woken.clear()
                 eligible = self._eligible(client, message, run)
-                if poll.closed:
-                    return _RETRY_NOW  # A newer claim replaced this one, or the client was revoked.
+                if poll.ended:
+                    return _RETRY_NOW  # A newer claim replaced it, or the client was revoked.
                 work = await self._claim_any(self.runs_of(client.index), client.index, message)
                 if work is not None:
                     return work
                 if self._draining:
                     return _RETRY_NOW
-                drawn = await self._wait_in_pool(client, message, eligible)
-                if drawn is not None:
-                    return drawn
-                if poll.changed.is_set():
+                answer = await self._wait_in_pool(client, message, eligible)
+                if answer is not None:
+                    return answer
+                if poll.woken.is_set():
                     continue
                 try:
                     async with asyncio.timeout_at(until):
-                        await poll.changed.wait()
+                        await poll.woken.wait()
                 except TimeoutError:
-                    if not poll.changed.is_set():
+                    if not poll.woken.is_set():
                         break
         retry = self.pool.time_out(client.index, self.clock.now())
         if retry is None:
@@ -130,7 +130,7 @@ class Dispatcher:
         runs = [run] if run else _visible(client, self._runs)
         if not any(each.state.running or each.state.paused for each in runs):
             stored = [] if run else _visible(client, self.registry.stored)
-            # Another replica has added or resumed a live one, and this replica is loading it.
+            # If a stored run is live, this replica is loading it, and the client waits for it.
             if (runs or stored) and not any(each.live for each in stored):
                 raise ProblemError("run_ended", "all runs that you could work for have ended")
         admitting = runs
@@ -146,12 +146,12 @@ class Dispatcher:
 
     @contextmanager
     def _polling(self, client: ClientRecord) -> Iterator[_Poll]:
-        before = self._polls.get(client.index)
+        previous = self._polls.get(client.index)
         poll = self._polls[client.index] = _Poll()
-        if before is not None:
-            before.close()
-            poll.replaced = before.replaced + 1
-            if poll.replaced == _CLONED:
+        if previous is not None:
+            previous.end()
+            poll.replaced = previous.replaced + 1
+            if poll.replaced == _MAX_REPLACED:
                 _log.warning(
                     "several devices use one identity: give each a state folder of its own, and "
                     "revoke the client",
@@ -173,18 +173,18 @@ class Dispatcher:
             message.run_id,
             client.runs,
             self.clock.now(),
-            self._closed_runs(client.index, own_model=message.own_model),
+            self._barred_runs(client.index, own_model=message.own_model),
         )
         if isinstance(entered, RetryLater):
             return entered
         if entered is not None:
-            await run_to_end(self._join_or_leave(entered), owner=self.store)
+            await run_to_end(self._store_or_remove(entered), owner=self.store)
         return await self._claim_any(self._vacant(runs), client.index, message)
 
-    async def _join_or_leave(self, member: Member) -> None:
-        # Stored before any draw, which must be reproducible after a crash.
+    async def _store_or_remove(self, member: Member) -> None:
+        # Stored before any draw, so that the draw can be reproduced after a crash.
         try:
-            await self._join(member)
+            await self._store_member(member)
         except Exception:
             self.pool.remove([member.client_index])
             raise
@@ -192,8 +192,8 @@ class Dispatcher:
     async def keep_waiting(self, clients: Mapping[int, int]) -> None:
         """Let clients wait for work of any run without a poll, until cancelled.
 
-        For a process that runs many clients and gets their offers from the service's listeners. The
-        pool's capacity does not limit their number.
+        For a process that runs many clients and learns of their offers from the service's
+        listeners. The pool's capacity does not limit the number of these clients.
 
         Args:
             clients: Enrolment index -> number of examples.
@@ -205,18 +205,18 @@ class Dispatcher:
                 member = Member(client_index=index, num_examples=count, run_id=None, until=until)
                 await self.add_member(member, join=True)
             for run in self._vacant(list(self._runs.values())):
-                with self._may_end():
+                with self._ignoring_ended_run():
                     await run.seat()
             await asyncio.sleep(MEMBER_TTL_S / 3)
-            # Without clients that left the pool, for example after a missed seat; a claim readmits.
+            # A client that left the pool, for example after a missed seat, returns by a claim.
             waiting = {index: count for index, count in clients.items() if index in self.pool}
 
-    async def _join(self, member: Member) -> None:
+    async def _store_member(self, member: Member) -> None:
         signals = encode_signals(self.store, MemberJoined(member=member))
         await self.store.join(member, signals)
 
     def _vacant(self, runs: Sequence[ServedRun]) -> list[ServedRun]:
-        # Starts with a different run each time, so that no run takes all clients.
+        # The list starts with a different run each time, so that no run takes all clients.
         self._rotation += 1
         vacant = [run for run in runs if run.needs_seating]
         first = self._rotation % max(len(vacant), 1)
@@ -224,8 +224,8 @@ class Dispatcher:
 
     @staticmethod
     @contextmanager
-    def _may_end() -> Iterator[None]:
-        """Ignore the refusal of a run that was deleted or has failed meanwhile."""
+    def _ignoring_ended_run() -> Iterator[None]:
+        """Suppress the refusal of a run that was deleted or has ended in the meantime."""
         try:
             yield
         except ProblemError as exc:
@@ -236,7 +236,7 @@ class Dispatcher:
         self, runs: Iterable[ServedRun], client: int, message: Claim
     ) -> Assignment | None:
         for run in runs:
-            with self._may_end():
+            with self._ignoring_ended_run():
                 work = await self._claim_seat(run, client, message)
                 if work is not None:
                     return work
@@ -249,12 +249,12 @@ class Dispatcher:
             return None
         seat = run.state.seat_of(client)
         if seat is None and not run.needs_seating:
-            self._offers.get(client, set()).discard(run.run_id)
+            self._possible_seats.get(client, set()).discard(run.run_id)
             return None
         if not run.state.running:
-            return None  # Paused: the seat is kept.
-        if run.run_id in self._closing and (seat is None or seat.phase == "offered"):
-            return None  # Stopping: no new assignments.
+            return None  # The run is paused, and keeps the client's seat.
+        if run.run_id in self._stopping and (seat is None or seat.phase == "offered"):
+            return None  # The run is stopping, and gets no new assignments.
         await self.models.ensure(run)
         work = await run.apply(
             assign, client=client, assignment_id=uuid.uuid4().hex, own_model=message.own_model
@@ -289,7 +289,8 @@ class Dispatcher:
         groups = tuple(UnfitDevices(reason=reason, devices=count) for reason, count in frequent)
         return RunDevices(connected=len(members), fit=len(members) - unfit.total(), unfit=groups)
 
-    def _closed_runs(self, client: int, *, own_model: bool = False) -> frozenset[str]:
+    def _barred_runs(self, client: int, *, own_model: bool = False) -> frozenset[str]:
+        """Return the ids of the runs that offer this client no seat at present."""
         now = self.clock.now()
         return frozenset(
             run_id
@@ -300,15 +301,15 @@ class Dispatcher:
         )
 
     async def add_member(self, member: Member, *, join: bool = False) -> None:
-        """Add a waiting client, unless it is revoked; `join` stores it first."""
+        """Add a client to the pool, unless it is revoked; `join` stores its membership first."""
         client = await self.access.record(member.client_index)
         if client is not None and client.revoked_at is None:
             if join:
-                await self._join(member)
-            self.pool.add(member, client.runs, self._closed_runs(client.index))
+                await self._store_member(member)
+            self.pool.add(member, client.runs, self._barred_runs(client.index))
 
     async def drop_missed(self, run: ServedRun) -> None:
-        """Remove clients from the pool that did not claim an offered seat in time."""
+        """Remove from the pool the clients that did not claim an offered seat in time."""
         now = self.clock.now()
         missed = [
             seat.client
@@ -320,7 +321,7 @@ class Dispatcher:
             await self._remove_members(missed)
 
     async def finish_work(self, client: int) -> None:
-        """Let a client that has finished its work leave the pool, if others wait for its place."""
+        """Remove a client that has finished its work from the pool if others wait for a place."""
         if self.pool.finish_work(client, self.clock.now()):
             await self._remove_members([client])
 
@@ -329,7 +330,7 @@ class Dispatcher:
         self.pool.remove([client.index])
         poll = self._polls.get(client.index)
         if poll is not None:
-            poll.close()
+            poll.end()
 
     async def _remove_members(self, clients: Sequence[int]) -> None:
         parts = [tuple(clients[at : at + MAX_NAMED]) for at in range(0, len(clients), MAX_NAMED)]
@@ -339,77 +340,77 @@ class Dispatcher:
     def on_members_left(self, clients: Sequence[int]) -> None:
         """Remove clients that stopped waiting at another replica."""
         self.pool.remove(clients)
-        self.wake(clients)  # Those that poll here now re-enter the pool.
+        self.wake(clients)  # Clients that poll this replica now enter its pool again.
 
     # Changes of runs
 
     def on_change(self, run: ServedRun, change: Change) -> None:
-        """Update offers and wake the clients that a change concerns."""
-        self.offer(run.run_id, change.offered)
+        """Update the possible seats, and wake the clients that a change concerns."""
+        self.note_seats(run.run_id, change.offered)
         if change.reloaded or change.ended:
             self.sync_run(run)
         if change.reloaded or change.ended or change.finished is not None:
-            self._prune_offers(run)
+            self._prune_seats(run)
 
     def sync_run(self, run: ServedRun) -> None:
-        """Update the pool and the offers after a run was added, loaded, resumed or ended."""
-        # A paused run stays open, so that its clients are available when it resumes.
-        is_open = run.state.running or run.state.paused
-        if is_open is not self.pool.is_open(run.run_id):
-            if is_open:
+        """Update the pool and possible seats after a run was added, loaded, resumed or ended."""
+        # A paused run keeps its places, so that its clients are available when it resumes.
+        has_places = run.state.running or run.state.paused
+        if has_places is not self.pool.has_run(run.run_id):
+            if has_places:
                 seats = run.spec.participation.clients_per_round
                 places = max(run.machine.min_clients, seats * _PLACES_PER_SEAT, _MIN_PLACES)
-                self.pool.open(run.run_id, places, again=run.state.started_at is not None)
+                self.pool.add_run(run.run_id, places, again=run.state.started_at is not None)
             else:
-                self.pool.close(run.run_id)
+                self.pool.remove_run(run.run_id)
             self.wake()
-        self.offer(run.run_id, [s.client for s in run.state.seats if s.phase != "done"])
+        self.note_seats(run.run_id, [s.client for s in run.state.seats if s.phase != "done"])
 
     def remove_run(self, run: ServedRun) -> None:
         """Remove a deleted run."""
-        self.pool.close(run.run_id)
-        self._withdraw(run)
+        self.pool.remove_run(run.run_id)
+        self._forget_seats(run)
         self.wake()
 
     def runs_of(self, client: int) -> list[ServedRun]:
         """Return the runs that may have a seat for a client."""
-        offered = self._offers.get(client, ())
-        return [self._runs[run_id] for run_id in offered if run_id in self._runs]
+        run_ids = self._possible_seats.get(client, ())
+        return [self._runs[run_id] for run_id in run_ids if run_id in self._runs]
 
-    def offer(self, run_id: str, clients: Sequence[int]) -> None:
-        """Record that a run may have seats for clients, and wake their polls."""
+    def note_seats(self, run_id: str, clients: Sequence[int]) -> None:
+        """Record that a run may have seats for these clients, and wake their polls."""
         for client in clients:
-            self._offers.setdefault(client, set()).add(run_id)
+            self._possible_seats.setdefault(client, set()).add(run_id)
         self.wake(clients)
 
-    def _prune_offers(self, run: ServedRun) -> None:
+    def _prune_seats(self, run: ServedRun) -> None:
         if run.is_stale:
-            return  # An announced seat may be missing from this copy of the state.
+            return  # A seat that another replica announced may be missing from this copy.
         seated = {seat.client for seat in run.state.seats if seat.phase != "done"}
-        self._withdraw(run, keep=seated)
+        self._forget_seats(run, keep=seated)
 
-    def _withdraw(self, run: ServedRun, keep: Set[int] = frozenset()) -> None:
-        for client in self._offers.keys() - keep:
-            self._offers[client].discard(run.run_id)
-            if not self._offers[client]:
-                del self._offers[client]
+    def _forget_seats(self, run: ServedRun, keep: Set[int] = frozenset()) -> None:
+        for client in self._possible_seats.keys() - keep:
+            self._possible_seats[client].discard(run.run_id)
+            if not self._possible_seats[client]:
+                del self._possible_seats[client]
 
     def wake(self, clients: Iterable[int] | None = None) -> None:
         """Wake the polls of clients; None wakes all."""
         for client in self._polls.keys() if clients is None else self._polls.keys() & clients:
-            self._polls[client].changed.set()
+            self._polls[client].woken.set()
 
     @contextmanager
-    def closing(self, run: ServedRun) -> Iterator[None]:
-        """Assign no new work of a run within the ``with``; clients can return open work."""
-        self._closing.add(run.run_id)
+    def stopping(self, run: ServedRun) -> Iterator[None]:
+        """Assign no new work of a run inside the ``with`` block; open work can be returned."""
+        self._stopping.add(run.run_id)
         try:
             yield
         finally:
-            self._closing.discard(run.run_id)
+            self._stopping.discard(run.run_id)
 
     def drain(self) -> None:
-        """Answer all polls at once, now and in the future."""
+        """Answer open polls, and all later ones, immediately."""
         self._draining = True
         self.wake()
 

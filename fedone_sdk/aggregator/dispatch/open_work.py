@@ -1,4 +1,4 @@
-"""Work of clients: claims, calls of the model, updates, renewals and declines."""
+"""Requests of clients about their work: claims, model calls, updates, renewals and declines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_REASON_CHARS = 200
 
 @dataclass(kw_only=True, eq=False)
 class OpenWork:
-    """What clients do for runs."""
+    """Finds the assignment that a client's request is about, and passes the request on."""
 
     store: Store
     registry: RunRegistry
@@ -51,7 +51,7 @@ class OpenWork:
     ) -> ServedRun | None:
         """Return the run to whose traffic a message counts, or None if it names no run.
 
-        `work` is a client and the id of its open assignment. An only run gets all traffic.
+        `work` is a client and the id of its open assignment. A server's only run gets all traffic.
         """
         seated = None if work is None else self.seat_with(*work)
         if seated is not None:
@@ -62,21 +62,21 @@ class OpenWork:
         return runs.get(run_id or "")
 
     async def check_known(self, client: ClientRecord, assignment_id: str) -> None:
-        """Refuse work that a client never had (``not_found``), before its body is read."""
+        """Refuse an assignment that the client never had; called before the body is read."""
         if await self._find_open(client, assignment_id) is None:
             await self._closed(client, assignment_id)
 
     async def check_lease(self, client: ClientRecord, body_sha256: str | None = None) -> None:
-        """Refuse a call of the model that no lease pays for, before its body is read or parsed.
+        """Refuse a model call that no lease pays for, before its body is read or parsed.
 
-        With `body_sha256`, a repeated request passes: it is answered also with a used-up lease.
+        With `body_sha256`, a repeated request passes: it is answered even if the lease is used up.
 
         Raises:
             ProblemError: ``assignment_expired`` or ``lease_exhausted``.
         """
         refusal = self._lease_refusal(client, body_sha256)
         if refusal is not None and self.store.shared:
-            # Another replica may have closed that work and assigned other work.
+            # Another replica may have closed the client's work and assigned new work to it.
             await self.registry.refresh()
             refusal = self._lease_refusal(client, body_sha256)
         if refusal is not None:
@@ -129,7 +129,7 @@ class OpenWork:
             except ProblemError as exc:
                 if exc.code != "assignment_expired":
                     raise
-                # It was closed while this request waited for the lock, perhaps by the same update.
+                # Another request, perhaps a repetition of this one, has closed the assignment.
             else:
                 await self.dispatcher.finish_work(client.index)
                 return receipt
@@ -154,7 +154,7 @@ class OpenWork:
         return await is_proposable(run, message.proposal.text, model)
 
     async def renew(self, client: ClientRecord, assignment_id: str) -> messages.Renewal:
-        """Give a client a full new deadline."""
+        """Restart the deadline of a client's assignment."""
         run, _ = await self.find(client, assignment_id)
         return await run.apply(renew, assignment_id=assignment_id)
 
@@ -179,7 +179,7 @@ class OpenWork:
         if self.gateway is None:
             raise ProblemError("not_found", "this server has no gateway; score on the device")
         if message.prompts is None:
-            await run.prefetch_prompts(seat)  # It may not be cached here.
+            await run.prefetch_prompts(seat)  # This replica may not have drawn them yet.
         return await self.gateway.score(run, seat, message, body_sha256)
 
     async def reflect(self, client: ClientRecord, message: messages.Reflect) -> messages.Reflected:
@@ -220,7 +220,7 @@ class OpenWork:
     ) -> tuple[ServedRun, Seat] | None:
         seated = self.seat_with(client, assignment_id)
         if seated is None and self.store.shared:
-            await self.registry.refresh()  # Another replica may just have assigned it.
+            await self.registry.refresh()  # Another replica may just have assigned the work.
             seated = self.seat_with(client, assignment_id)
         if seated is not None and not seated[0].model_checked.is_set():
             await seated[0].model_checked.wait()

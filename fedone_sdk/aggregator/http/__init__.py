@@ -1,1 +1,1 @@
-"""HTTP: requests in, answers out, with the guards around them."""
+"""HTTP: routes, requests and responses, rate limits, TLS, and the OpenAPI document."""

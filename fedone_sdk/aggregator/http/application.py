@@ -36,7 +36,7 @@ ROUTES: tuple[Route, ...] = (
 
 
 def device_document() -> str:
-    """Return the OpenAPI document of the calls of devices."""
+    """Return the OpenAPI document of the routes for devices."""
     routes = [route for route in ROUTES if route.tag == "devices"]
     return json.dumps(openapi_document(routes), indent=1, ensure_ascii=False) + "\n"
 
@@ -54,7 +54,7 @@ def build_app(
     for_clients = {handler for route, handler in handlers if route.access in ("device", "member")}
 
     def known(request: web.Request) -> bool:
-        # On routes for other callers, a client counts as unknown.
+        # On routes that are not for clients, a client counts as an unknown caller.
         is_for_clients = request.match_info.handler in for_clients
         return is_for_clients and service.access.is_cached(requests.bearer_token(request))
 
@@ -94,7 +94,7 @@ def _handler_of(route: Route) -> Handler:
         try:
             return await run_to_end(route.handler(context), owner=context.service.store)
         finally:
-            context.bind()  # The handler bound the run in another task.
+            context.bind()  # The handler has bound the run to the log of another task.
 
     return handle
 
@@ -121,9 +121,10 @@ async def listening(
     grace_s: float = 1.0,
     limits: guards.Limits = guards.NO_LIMITS,
 ) -> AsyncIterator[str]:
-    """Serve an application while the body runs; yield the base URL.
+    """Serve an application while the ``with`` block runs; yield the base URL.
 
-    At the end, pending requests have `grace_s` to finish. `limits` sets timeouts of connections.
+    At the end, pending requests have `grace_s` seconds to finish. Of `limits`, only the timeouts of
+    connections are used.
 
     Raises:
         OSError: The address is in use or does not belong to this machine.
@@ -159,7 +160,7 @@ async def listening(
 
 
 async def _close_silent(runner: web.AppRunner, first_request_s: float) -> None:
-    """Close connections that do not send their first request; aiohttp has no timeout for it."""
+    """Close connections that send no first request, for which aiohttp has no timeout."""
     waiting: set[RequestHandler] = set()
     while True:
         await asyncio.sleep(first_request_s)
@@ -174,7 +175,7 @@ async def _close_silent(runner: web.AppRunner, first_request_s: float) -> None:
 
 
 def _quiet_logger() -> logging.Logger:
-    """Return a logger that drops tracebacks of malformed requests, which could fill the log."""
+    """Return a logger that drops the tracebacks of malformed requests: they could fill the log."""
     logger = logging.getLogger("fedone_sdk.http")
     if not logger.filters:
         logger.addFilter(_is_ours)

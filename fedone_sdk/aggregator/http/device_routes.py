@@ -17,7 +17,7 @@ from fedone_sdk.aggregator.http.requests import PROBLEM, RequestContext, answer,
 route = RouteTable("devices")
 
 _BY_A_PROXY = re.compile(r": answered (4\d\d), and not as an aggregator does$")
-"""The reason of a device whose request something between it and the server refused."""
+"""A device's reason to decline if a proxy between device and server has refused its request."""
 
 
 @route(
@@ -30,7 +30,7 @@ _BY_A_PROXY = re.compile(r": answered (4\d\d), and not as an aggregator does$")
 async def enrol(context: RequestContext) -> web.Response:
     """Enrol a device with an enrolment token.
 
-    The response contains its credential, of which the server only stores a digest.
+    The response contains the device's credential. The server stores only a digest of it.
     """
     context.set_run()
     message = await context.message(messages.Enrol.model_validate)
@@ -40,10 +40,10 @@ async def enrol(context: RequestContext) -> web.Response:
 
 @route("POST /v1/clients/me/credential", "device", messages.Rotated)
 async def rotate(context: RequestContext) -> web.Response:
-    """Give a device a new credential.
+    """Issue a new credential to a device.
 
-    The current credential stays valid until the new one is used, so the request can be repeated if
-    the response is lost.
+    The current credential stays valid until the new one is used, so that the request can be
+    repeated if the response is lost.
     """
     token = bearer_token(context.request)
     return answer(await context.service.access.rotate(context.client, token))
@@ -59,9 +59,9 @@ async def rotate(context: RequestContext) -> web.Response:
     problems=("forbidden", "not_found", "model_mismatch", "run_ended", "backend_unavailable"),
 )
 async def claim(context: RequestContext) -> web.Response:
-    """Claim work, waiting up to `wait_s` seconds.
+    """Claim work, and wait for it up to `wait_s` seconds.
 
-    A repeated claim returns the same open assignment. 204 means that there is no work now.
+    A repeated claim returns the same assignment while it is open. 204 means: no work at present.
     """
     message = await context.message(messages.Claim.model_validate)
     context.set_run(run_id=message.run_id)
@@ -84,7 +84,7 @@ async def claim(context: RequestContext) -> web.Response:
     problems=("assignment_expired", "update_conflict", "model_mismatch", "run_conflict"),
 )
 async def update(context: RequestContext) -> web.Response:
-    """Send an update. The same body again gets the same receipt."""
+    """Send an update; a repetition of the same body gets the same receipt."""
     assignment_id = context.parameters["assignment_id"]
     await context.service.work.check_known(context.client, assignment_id)
     body = await context.body()
@@ -105,7 +105,7 @@ def _sha256(body: bytes) -> str:
     problems=("assignment_expired", "renewal_refused"),
 )
 async def renew(context: RequestContext) -> web.Response:
-    """Give a device a full new deadline."""
+    """Restart the deadline of an assignment."""
     assignment_id = context.parameters["assignment_id"]
     return answer(await context.service.work.renew(context.client, assignment_id))
 
@@ -127,7 +127,7 @@ async def decline(context: RequestContext) -> web.Response:
     message = await context.message(messages.Decline.model_validate)
     await context.service.work.decline(context.client, assignment_id, message)
     response = web.Response(status=204)
-    if refused := _BY_A_PROXY.search(message.reason):  # Counted like the server's own refusals.
+    if refused := _BY_A_PROXY.search(message.reason):  # Counted in `fedone_http_problems`.
         response[PROBLEM] = f"proxy_{refused[1]}"
     return response
 
@@ -167,7 +167,7 @@ async def score(context: RequestContext) -> web.Response:
     ),
 )
 async def reflect(context: RequestContext) -> web.Response:
-    """Let the run's model write a candidate from examples, once per assignment."""
+    """Let the run's proposer write a candidate from a device's examples, once per assignment."""
     await context.service.work.check_lease(context.client)
     message = await context.message(messages.Reflect.model_validate)
     context.set_run(work=(context.client, message.assignment_id))
@@ -176,7 +176,7 @@ async def reflect(context: RequestContext) -> web.Response:
 
 @route("GET /v1/runs/{run_id}/task", "member", messages.RunTask)
 async def task(context: RequestContext) -> web.Response:
-    """Return the run's template, label words, loss and method, which do not change."""
+    """Return the run's fixed parts: template, label words, loss and method."""
     return answer((await context.find_run()).task)
 
 
@@ -187,7 +187,7 @@ async def task(context: RequestContext) -> web.Response:
     query={"after": {"type": "integer", "minimum": 0}},
 )
 async def vocabulary(context: RequestContext) -> web.Response:
-    """Return the candidates; ``?after=VERSION`` returns those added after a version."""
+    """Return the candidates; with ``?after=VERSION``, only candidates added after this version."""
     run = await context.find_run()
     candidates = run.vocabulary_list(context.query_number("after", 0, most=10**9 - 1))
     return await in_thread_if_large(32 * len(candidates.candidates or ()), answer, candidates)

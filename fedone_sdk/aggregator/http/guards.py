@@ -46,19 +46,19 @@ Network = Annotated[str, AfterValidator(_network)]
 
 
 class Limits(Spec):
-    """Limits of request rates and connection times. Null is unlimited.
+    """Limits of request rates and connection times. A limit that is null is off.
 
     Attributes:
-        requests_per_minute_per_ip: Requests per address (for IPv6, per /64), except those of known
-            clients: many devices may share an address.
-        requests_per_minute_per_client: Requests per enrolled client. A body counts as one more for
-            each 64 KiB.
-        enrolments_per_minute_per_ip: Enrolments per address, with a valid token.
+        requests_per_minute_per_ip: Requests per address (IPv6: per /64). Requests of known clients
+            do not count, because many devices may share an address.
+        requests_per_minute_per_client: Requests per enrolled client. Each 64 KiB of a body count as
+            one more request.
+        enrolments_per_minute_per_ip: Enrolments with a valid token, per address.
         failures_per_minute_per_ip: Failed authentications per address. Above the limit, only known
             clients are served.
         trusted_proxies: Addresses and networks of proxies whose ``X-Forwarded-For`` is used.
         keepalive_s: Maximal idle time of a connection between requests, seconds.
-        first_request_s: Maximal time until a new connection has sent the head of a request,
+        first_request_s: Time within which a new connection must send the head of a request,
             seconds.
     """
 
@@ -81,12 +81,12 @@ NO_LIMITS = Limits(
 
 
 class Buckets:
-    """Token buckets, one per caller: each holds one minute's requests and refills evenly.
+    """Token buckets, one per caller. A bucket holds one minute's requests and refills evenly.
 
     Args:
         per_minute: Requests per minute and caller; None is unlimited.
         now: Returns the time, seconds.
-        capacity: Maximal number of buckets; the least recently used one is dropped.
+        capacity: Maximal number of buckets; beyond it, the least recently used bucket is dropped.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Buckets:
         self._per_minute = per_minute
         self._now = now
         self._capacity = capacity
-        # Caller -> time at which its bucket is full again, which determines its content.
+        # Caller -> time at which its bucket is full again; this determines the bucket's content.
         self._full_at: OrderedDict[Hashable, float] = OrderedDict()
 
     def wait_s(self, caller: Hashable) -> float:
@@ -114,7 +114,7 @@ class Buckets:
         self.take(caller, count)
 
     def take(self, caller: Hashable, count: int = 1) -> None:
-        """Count requests of a caller; the next ones wait until the bucket has refilled."""
+        """Count requests of a caller, even if its bucket does not hold as many."""
         if self._per_minute is None:
             return
         now, taken_s = self._now(), count * 60.0 / self._per_minute
@@ -127,7 +127,7 @@ class Buckets:
 
 
 class Limiter:
-    """Counts requests and refuses those above the limits.
+    """Counts requests, and refuses requests above the limits.
 
     Attributes:
         clients: Requests of each enrolled client, by index.
@@ -145,8 +145,8 @@ class Limiter:
         """Return the IPv4 address, or the IPv6 /64, that a request counts for."""
         peer = _address(request.remote or "")
         if peer is None:
-            return ""  # A Unix socket.
-        # The last entry is from the trusted proxy; earlier ones may be forged.
+            return ""  # The peer is connected by a Unix socket.
+        # The last entry is from the trusted proxy; earlier entries may be forged.
         entries = ",".join(request.headers.getall("X-Forwarded-For", ())).split(",")
         while entries and any(peer in network for network in self._proxies):
             forwarded = _address(entries.pop().strip())
@@ -164,11 +164,11 @@ class Limiter:
         self._by_address.admit(address)
 
     def body(self, client_index: int, num_bytes: int) -> None:
-        """Count a client's body, by its size, before it is read, or refuse it."""
+        """Count a client's body by its size, or refuse it; called before the body is read."""
         self.clients.admit(client_index, num_bytes // _BYTES_PER_REQUEST)
 
     def failed(self, address: str) -> None:
-        """Count a failed authentication; one above the limit does not extend the wait."""
+        """Count a failed authentication; a failure above the limit does not extend the wait."""
         if self._failures.wait_s(address) <= 0:
             self._failures.take(address)
 
@@ -179,9 +179,10 @@ LIMITER: web.AppKey[Limiter] = web.AppKey("limiter", Limiter)
 def guarding(
     limiter: Limiter, known: Callable[[web.Request], bool], *, unlimited: Collection[str]
 ) -> Middleware:
-    """Return the middleware that applies the limits, to run inside of `problems`.
+    """Return the middleware that applies the limits. It must run inside `problems`.
 
-    Requests of `known` clients do not count for their address; `unlimited` are paths.
+    `known` says whether a request is from a known client; such a request does not count for its
+    address. The paths in `unlimited` have no limits.
     """
 
     @web.middleware
@@ -226,7 +227,7 @@ _ALLOWED_METHODS = "GET, POST"
 _ALLOWED_HEADERS = ("Authorization", "Content-Type", PROTOCOL_HEADER, "X-Request-ID")
 _EXPOSED_HEADERS = ("Retry-After", "Date", PROTOCOL_HEADER, "X-Request-ID")
 _MAX_AGE_S = 7200
-"""Lifetime of a preflight in the browser's cache: Chromium's maximum."""
+"""Time that browsers may cache a preflight; Chromium's maximum."""
 
 
 def _origin(text: str) -> str:
@@ -234,7 +235,7 @@ def _origin(text: str) -> str:
     if not _ORIGIN.fullmatch(lowered):
         raise ValueError(
             "must be an origin as a browser sends it, such as https://app.example or "
-            f"capacitor://localhost: no path, and no * (got {text!r})"
+            f"capacitor://localhost, without a path or * (got {text!r})"
         )
     scheme, _, _ = lowered.partition(":")
     return lowered.removesuffix(_DEFAULT_PORTS.get(scheme, " "))
@@ -281,7 +282,7 @@ class Cors:
 
     async def stamp(self, request: web.Request, response: web.StreamResponse) -> None:
         """Set the headers of a response (``on_response_prepare``)."""
-        # Also for other origins: a cache must not reuse the response for an allowed one.
+        # Set for all origins, so that a cache does not reuse a response for another origin.
         response.headers.add(hdrs.VARY, hdrs.ORIGIN)
         origin = self._origin_of(request)
         if origin and self._is_shared(request.match_info):
@@ -289,7 +290,7 @@ class Cors:
             response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = ", ".join(_EXPOSED_HEADERS)
 
     def _is_shared(self, matched: web.UrlMappingMatchInfo) -> bool:
-        # A page that requests a path without a route must see the 404, not a network error.
+        # If a path has no route, the page must get the 404 instead of a network error.
         refusal = matched.http_exception
         return matched.handler in self._reachable or getattr(refusal, "status", 0) == 404
 
@@ -299,12 +300,12 @@ class Cors:
 
 
 class TlsConfig(Spec):
-    """TLS 1.2 or newer; TLS 1.3 with client certificates, which do not replace the credential.
+    """TLS 1.2 or newer; TLS 1.3 for client certificates. A device needs its credential as well.
 
     Attributes:
         certificate: PEM file with the certificate and its chain.
-        key: PEM file with its private key.
-        client_ca: PEM file with the authorities of client certificates; null requests none.
+        key: PEM file with the certificate's private key.
+        client_ca: PEM file with the authorities of client certificates. Null requests none.
         require_client_certificate: Whether devices without a certificate are refused.
     """
 
@@ -323,7 +324,7 @@ class TlsConfig(Spec):
 class ServerTls:
     """A TLS context whose certificates can be reloaded.
 
-    New connections use the newest valid set of files; open connections keep theirs.
+    New connections use the newest valid files; open connections keep the files they began with.
 
     Raises:
         SpecError: The files cannot be used.
@@ -337,18 +338,18 @@ class ServerTls:
         self._seen = self._stamps()
         self._newest = self._load()
         self.context = self._load()
-        # Per connection, so that removed authorities take effect.
-        self.context.sni_callback = self._give_newest
+        # Each new connection gets the newest context, so that removed authorities take effect.
+        self.context.sni_callback = self._set_newest
         if self._client_ca is not None:
-            # A resumed session skips the certificate check. Python cannot disable resumption for
-            # TLS 1.2, hence TLS 1.3.
+            # A resumed session would skip the check of the client certificate. Python can disable
+            # resumption for TLS 1.3, but not for TLS 1.2.
             self.context.minimum_version = ssl.TLSVersion.TLSv1_3
             self.context.num_tickets = 0
 
     def reload(self) -> bool:
         """Reload the files if they have changed; return whether new files are in use.
 
-        Invalid files are logged and the old ones are kept.
+        If the new files are invalid, this is logged, and the old files stay in use.
         """
         stamps = self._stamps()
         if stamps == self._seen:
@@ -366,7 +367,7 @@ class ServerTls:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Reload changed files while the body runs."""
+        """Reload changed files while the ``with`` block runs."""
 
         async def watch() -> None:
             while True:
@@ -379,7 +380,7 @@ class ServerTls:
         finally:
             watcher.cancel()
 
-    def _give_newest(
+    def _set_newest(
         self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext
     ) -> None:
         connection.context = self._newest

@@ -1,4 +1,4 @@
-"""Routes, and the OpenAPI 3.1 document that is generated from their declarations."""
+"""Declarations of routes, and the OpenAPI 3.1 document that is generated from them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ JSON = "application/json"
 """Content type of messages."""
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-"""Maximal size of a message: an alpha of 2^22 float32 in base64 is 22 MiB."""
+"""Maximal size of a message. The largest alpha, 2^22 float32 in base64, has 22 MiB."""
 
 SMALL_BODY_BYTES = 64 * 1024
 """Maximal size of a small message."""
 
 Access = Literal["public", "enrolment", "device", "member", "viewer", "operator", "admin"]
-"""What a route requires: nothing; an enrolment token; a device's credential; a device's credential
-or any user's token; a user's token with at least this role."""
+"""What a route requires. ``public``: nothing; ``enrolment``: an enrolment token; ``device``: a
+device's credential; ``member``: a device's credential or any user's token; the others: a user's
+token with at least this role."""
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "run_id": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"},
@@ -50,11 +51,11 @@ class Route:
 
     Attributes:
         endpoint: Method and path, with path parameters in braces.
-        handler: The handler; its docstring is the description.
-        answers: HTTP status -> message types and media types of the body.
-        request: Message type or media type of the body, or None.
-        max_body: Maximal size of the body, bytes.
-        problems: Problem codes besides those of its access, path and body.
+        handler: The handler; its docstring is the route's description.
+        answers: HTTP status -> message types and media types of the response body.
+        request: Message type or media type of the request body; None without a body.
+        max_body: Maximal size of the request body, bytes.
+        problems: Problem codes besides those that follow from access, path and body.
         headers: HTTP status -> response header -> description.
         waits: Whether the handler is cancelled when the caller disconnects. Other handlers that
             change state run to their end.
@@ -129,7 +130,7 @@ class RouteTable:
     ) -> Callable[[Handler], Handler]:
         """Return the decorator of a handler; the arguments are the fields of `Route`.
 
-        `answers` may be only the answer of status 200, a type instead of a tuple, or None.
+        `answers` may also be the types (or the type) for status 200; None is an empty body.
         """
         if not isinstance(answers, Mapping):
             answers = {200: answers}
@@ -219,8 +220,8 @@ def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
 def _schemas(routes: Iterable[Route]) -> tuple[dict[_Key, Any], dict[str, Any]]:
     """Return the schema of each message, and the definitions that the schemas refer to.
 
-    Fields with a default are optional in requests and always present in responses. A type with both
-    is named ``-Input`` and ``-Output`` by pydantic.
+    Fields with a default are optional in requests, and always present in responses. For a type in
+    both, pydantic makes two schemas, named ``-Input`` and ``-Output``.
     """
     keys = dict.fromkeys(key for route in routes for key in _messages(route))
     schemas, document = TypeAdapter.json_schemas(
@@ -230,7 +231,7 @@ def _schemas(routes: Iterable[Route]) -> tuple[dict[_Key, Any], dict[str, Any]]:
     by_key = {key: schemas[index, key[1]] for index, key in enumerate(keys)}
     components = document["$defs"]
     for key, schema in by_key.items():
-        if "discriminator" in schema:  # A union gets a class of its own.
+        if "discriminator" in schema:  # A union becomes a component, with a name.
             components[schema["title"]] = schema
             by_key[key] = {"$ref": f"#/components/schemas/{schema['title']}"}
     for schema in components.values():
@@ -246,12 +247,12 @@ _FIXED = {"const", "enum"}
 
 
 def _adapt(schema: object, components: dict[str, Any]) -> None:
-    """Change a schema, in place, to what generators of clients support.
+    """Change a schema in place to a form that generators of clients support.
 
-    Numbers get a width; without it, generators take 32 bits, or any precision. A tuple becomes a
-    list of the type of its last element, which covers the others: few support ``prefixItems``. A
-    value that may be null has two types instead of two schemas. The members of a union require the
-    discriminator.
+    Numbers get a width, because generators otherwise use 32 bits, or any precision. A tuple becomes
+    a list, because few generators support ``prefixItems``; the type of the tuple's last element
+    covers the other elements. A value that may be null gets two types instead of two schemas. The
+    members of a union require the discriminator.
     """
     if isinstance(schema, list | dict):
         for part in schema if isinstance(schema, list) else schema.values():
@@ -336,7 +337,7 @@ def _responses(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
         content: dict[str, Any] = {}
         for kind in kinds:
             content |= _content(kind, schemas, "serialization")
-        text = "Done" if status < 300 else "As before" if status == 304 else "Not now"
+        text = "Done" if status < 300 else "Not modified" if status == 304 else "Unavailable"
         responses[status] = {"description": text, **({"content": content} if content else {})}
         _add_headers(responses[status], route.headers.get(status, {}))
     problem = schemas[Problem, "serialization"]

@@ -49,10 +49,10 @@ _READ_TIMEOUT_S = 60.0
 """Maximal time to receive a request's body, seconds."""
 
 MAX_PARTS = 1_000_000
-"""Maximal number of commas, brackets and braces in a document, including those in strings."""
+"""Maximal number of commas, brackets and braces in a document, inside and outside strings."""
 
 PROBLEM: Any = web.ResponseKey("problem", str) if hasattr(web, "ResponseKey") else "problem"
-"""Key of the problem code of a response; aiohttp before 3.14 only supports text keys."""
+"""Key of a response's problem code; aiohttp before 3.14 supports only strings as keys."""
 ACTIVE: WeakSet[asyncio.Transport] = WeakSet()
 """Connections that have sent a request."""
 
@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
-    """A request with what is known about it: for its handler, the log, the metrics and a trace.
+    """A request and the facts that are known about it, for handler, log, metrics and trace.
 
     Attributes:
         route: The route; None if no route matched.
@@ -183,7 +183,7 @@ class RequestContext:
     def query_number(
         self, name: str, default: int, *, least: int = 0, most: int = 2**31 - 1
     ) -> int:
-        """Return a number of the query; ``invalid_message`` if it is not one in this range."""
+        """Return a number from the URL's query, or refuse another value (``invalid_message``)."""
         text = self.request.query.get(name)
         if text is None:
             return default
@@ -193,16 +193,16 @@ class RequestContext:
         return int(text)
 
     def query_flag(self, name: str, *, default: bool) -> bool:
-        """Return a boolean of the query; ``invalid_message`` if it is not ``true`` or ``false``."""
+        """Return a boolean from the URL's query, or refuse another value (``invalid_message``)."""
         text = self.request.query.get(name, str(default).lower())
         if text not in ("true", "false"):
             raise _invalid(f"{name}: must be true or false")
         return text == "true"
 
     async def body(self) -> bytes:
-        """Return the body of a message, which counts against the device's rate before it is read.
+        """Read the body of a message, after it was counted towards the device's rate limit.
 
-        A body of unknown size counts as one of the maximal size.
+        A body of unknown size counts as if it had the maximal size.
 
         Raises:
             ProblemError: ``not_json``, ``rate_limited``, ``unsupported_encoding``,
@@ -222,11 +222,11 @@ class RequestContext:
         return body
 
     async def message(self, validate: Callable[[Any], T], body: bytes | None = None) -> T:
-        """Return the message in the body; `body` is a result of `body`.
+        """Return the message in the body; `body` is passed if it was read already.
 
         Raises:
-            ProblemError: ``invalid_message``, or as `body`; ``unauthorized`` if the device was
-                revoked during the request.
+            ProblemError: ``invalid_message``; ``unauthorized`` if the device was revoked during the
+                request; or a code of the method `body`.
         """
         text = await self.body() if body is None else body
         try:
@@ -249,14 +249,14 @@ def observing(observers: Observers) -> Middleware:
     async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
         context = RequestContext(request, _request_id(request))
         CONTEXT.set(context)
-        # Requests of a connection share one context: clear the previous request's values.
+        # Requests of a connection share one context, so values of the previous one are cleared.
         clear_contextvars()
         bind_contextvars(request_id=context.request_id)
         began = time.perf_counter()
         span = nullcontext() if tracing is None else tracing.request(request, context.facts)
         resource = request.match_info.route.resource
         route = "" if resource is None else resource.canonical
-        with span, nullcontext() if metrics is None else metrics.answering(route):
+        with span, nullcontext() if metrics is None else metrics.track_request(route):
             response = await handler(request)
             context.status = response.status
             context.problem = response.get(PROBLEM)
@@ -266,12 +266,12 @@ def observing(observers: Observers) -> Middleware:
         seconds = time.perf_counter() - began
         path = "" if context.route is None else context.route.path
         if metrics is not None:
-            metrics.answered(request.method, path, response.status, context.problem, seconds)
+            metrics.count_response(request.method, path, response.status, context.problem, seconds)
         is_federated = context.route is not None and context.route.tag == "devices"
         if is_federated and isinstance(response, web.Response):
             download = len(response.body) if isinstance(response.body, bytes) else 0
             if metrics is not None:
-                metrics.transferred(path, context.upload, download)
+                metrics.count_bytes(path, context.upload, download)
             if context.run is not None:
                 gateway = request.path == "/v1/score"
                 context.run.count_traffic(context.upload, download, gateway=gateway)
@@ -288,12 +288,12 @@ def observing(observers: Observers) -> Middleware:
 
 
 def _request_id(request: web.Request) -> str:
-    """Return the caller's request id if it is short and safe to log, else a new one."""
+    """Return the caller's request id if it is short and safe to log, otherwise a new id."""
     sent = request.headers.get(_REQUEST_ID_HEADER, "")
     return sent if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
 
 
-# Answers
+# Responses
 
 
 @web.middleware
@@ -317,7 +317,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         _log.error("request failed", method=request.method, path=request.path, reason=str(exc))
         return problem(ProblemError("store_unavailable", "it may recover by itself; retry later"))
     except Exception:
-        # Formatted here: some log renderers print local variables, which include tokens.
+        # Formatted here, because some log renderers print local variables, which include tokens.
         lines = traceback.format_exc()
         _log.error("request failed", method=request.method, path=request.path, traceback=lines)
         return problem(ProblemError("internal", "see the server's log"))
@@ -351,7 +351,7 @@ async def stamp_headers(request: web.Request, response: web.StreamResponse) -> N
     if context is not None:
         response.headers[_REQUEST_ID_HEADER] = context.request_id
     response.headers[PROTOCOL_HEADER] = str(PROTOCOL_VERSION)
-    response.headers["Server"] = "FedOne"  # Without version numbers.
+    response.headers["Server"] = "FedOne"  # Must not reveal version numbers.
     response.headers["X-Content-Type-Options"] = "nosniff"
     # Responses contain credentials and states of runs, which proxies must not cache.
     response.headers.setdefault("Cache-Control", "no-store")
@@ -366,7 +366,7 @@ def bearer_token(request: web.Request) -> str | None:
 async def _read_body(request: web.Request, max_bytes: int) -> bytes:
     if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
         # The size after decompression is not known in advance.
-        raise ProblemError("unsupported_encoding", "send the body as it is")
+        raise ProblemError("unsupported_encoding", "send the body without Content-Encoding")
     if (request.content_length or 0) > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
@@ -386,7 +386,7 @@ async def _read_body(request: web.Request, max_bytes: int) -> bytes:
 
 
 def load_json(body: bytes) -> Any:
-    """Return the document of a body, which is parsed only here.
+    """Parse a body as JSON.
 
     Raises:
         ProblemError: ``invalid_message``: the document is not JSON in UTF-8, is nested too deeply,
@@ -435,7 +435,7 @@ async def streamed(
 ) -> web.StreamResponse:
     """Stream a response with back-pressure.
 
-    A failure before the first piece is a normal error response. A later failure closes the
+    If the first piece fails, the response is a normal error response. A later failure closes the
     connection, so that the caller detects the incomplete body.
     """
     first = await anext(pieces, b"")
@@ -449,7 +449,8 @@ async def streamed(
     except ConnectionError:
         pass  # The caller has disconnected.
     except Exception as exc:
-        _log.error("answer cut", method=request.method, path=request.path, error=type(exc).__name__)
+        kind = type(exc).__name__
+        _log.error("response incomplete", method=request.method, path=request.path, error=kind)
         if request.transport is not None:
             request.transport.abort()
     return response

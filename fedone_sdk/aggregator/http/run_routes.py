@@ -42,7 +42,7 @@ _POSTABLE = (ListVocabulary, instructions.InstructionsSource, label_sets.LabelsS
 
 _RESUMING = ("run_conflict", "backend_blocked", "backend_unavailable")
 _MAX_TOKENS, _DEFAULT_TOKENS = 32, 8
-"""Number of tokens per position: at most, and by default."""
+"""Maximal and default number of tokens per position."""
 
 _KEEPALIVE_S = 15.0
 """Interval of comments that keep proxies from closing an idle stream, seconds."""
@@ -58,7 +58,7 @@ _KEEPALIVE_S = 15.0
     problems=("invalid_run", "run_conflict"),
 )
 async def add_run(context: RequestContext) -> web.Response:
-    """Start a run. Its vocabulary must be a list; its backend is the server's."""
+    """Start a run. Its candidates must need no files, and its backend is the server's."""
     service = context.service
     document = await context.message(_JSON.validate_python)
     try:
@@ -68,7 +68,7 @@ async def add_run(context: RequestContext) -> web.Response:
         if not context.may_see(spec.name):
             raise ProblemError("forbidden", f"your token is not valid for runs named {spec.name!r}")
         if spec.name in service.runs or spec.name in service.registry.stored:
-            raise ProblemError("run_conflict", f"there is a run {spec.name!r} already")
+            raise ProblemError("run_conflict", f"a run {spec.name!r} exists already")
         run = await service.add_run(spec)
     except (SpecError, DataError, BackendError, MissingExtraError) as exc:
         raise ProblemError("invalid_run", str(exc)) from exc
@@ -78,9 +78,9 @@ async def add_run(context: RequestContext) -> web.Response:
 
 
 def _refusals(spec: RunSpec) -> Iterator[str]:
-    """Yield errors of a posted run that names files or modules of the server, or a model."""
+    """Yield an error for each key of a posted run that names a file, a module or a model."""
     if spec.data is not None:
-        yield "data: clients bring their own; leave it out"
+        yield "data: clients have their own data; leave it out"
     for key, source in spec.prompt.sources:
         if not isinstance(source, _POSTABLE):
             allowed = "list" if spec.prompt.vocabulary else "list, instructions or labels"
@@ -91,14 +91,14 @@ def _refusals(spec: RunSpec) -> Iterator[str]:
     if spec.prompt.proposer is not None:
         yield "prompt.proposer: is not supported in a posted run"
     if spec.backend != RunSpec.model_fields["backend"].default:
-        yield "backend: is the server's; leave it out"
+        yield "backend: the run uses the server's backend; leave it out"
 
 
 @route("GET /v1/runs", "member", list[messages.RunSummary | messages.RunEntry])
 async def runs(context: RequestContext) -> web.Response:
     """List the runs that the caller may access, in order of creation.
 
-    Devices get the name, state and rounds of each.
+    For devices, the list contains only the name, state and rounds of each run.
     """
     is_person = isinstance(context.caller, AdminToken)
     visible = [
@@ -126,8 +126,8 @@ def _with_devices(service: Service, summary: messages.RunSummary) -> messages.Ru
 async def run(context: RequestContext) -> web.Response:
     """Return the current or final result of a run.
 
-    `history=false` omits its rounds. Viewers get `reason` without the words of the model's provider
-    and of devices, and `devices` without the reasons of unfit ones.
+    With `history=false`, the rounds are left out. For viewers, `reason` does not contain texts of
+    the model's provider or of devices, and `devices` does not contain why devices are unfit.
     """
     history = context.query_flag("history", default=True)
     result = _result(context, await context.find_run())
@@ -154,7 +154,7 @@ async def prompt(context: RequestContext) -> web.Response:
 
 @route("GET /v1/runs/{run_id}/log", "operator", "application/jsonl")
 async def log(context: RequestContext) -> web.StreamResponse:
-    """Return a run as JSON lines: its description, its log from the oldest line on, its result."""
+    """Return a run as JSON lines: its description, its log (oldest line first), its result."""
     pieces = export_run(context.service.store, await context.find_run())
     return await streamed(context.request, pieces, content_type="application/jsonl")
 
@@ -163,8 +163,8 @@ async def log(context: RequestContext) -> web.StreamResponse:
 async def events(context: RequestContext) -> web.StreamResponse:
     """Stream a run as server-sent events: `round` for every past and future round, then `end`.
 
-    A round is sent again once its metric is known. A stream without `end` was interrupted; a new
-    connection gets all rounds again.
+    The event of a round is sent again when its metric is known. A stream that closes without `end`
+    was interrupted; a new connection gets all rounds again.
     """
     run = await context.find_run()
     response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
@@ -181,7 +181,7 @@ async def events(context: RequestContext) -> web.StreamResponse:
                 return response
             try:
                 async with asyncio.timeout(_KEEPALIVE_S):
-                    await feed.changed()
+                    await feed.wait()
             except TimeoutError:
                 await response.write(b": keep-alive\n\n")
     return response
@@ -201,7 +201,7 @@ async def stop(context: RequestContext) -> web.Response:
 
 @route("POST /v1/runs/{run_id}/resume", "operator", messages.RunResult, problems=_RESUMING)
 async def resume(context: RequestContext) -> web.Response:
-    """Resume a stopped or paused run, with the current model."""
+    """Resume a stopped, paused or failed run with the server's current model."""
     run = await context.find_run()
     await context.service.resume_run(run)
     return answer(run.result())
@@ -215,9 +215,9 @@ async def resume(context: RequestContext) -> web.Response:
     problems=_RESUMING,
 )
 async def raise_caps(context: RequestContext) -> web.Response:
-    """Raise caps of a run; a run with an exhausted budget continues.
+    """Raise caps of a run; a run that ended because its budget was exhausted continues.
 
-    Omitted caps stay the same. Caps can only be raised, so the same body again has no effect.
+    Omitted caps do not change. If the same body is sent again, it has no effect.
     """
     run = await context.find_run()
     caps = await context.message(Budget.model_validate)
@@ -235,8 +235,8 @@ async def raise_caps(context: RequestContext) -> web.Response:
 async def delete_run(context: RequestContext) -> web.Response:
     """Delete an ended run with its log and all its data.
 
-    Its name stays reserved: a new run of this name would spend its budget again. `dry_run=true`
-    deletes nothing and returns what would be deleted.
+    The run's name stays reserved, because a new run of this name would spend the budget again. With
+    `dry_run=true`, nothing is deleted, and the response describes what would be deleted.
     """
     dry = context.query_flag("dry_run", default=False)
     run = await context.find_run()
@@ -251,7 +251,7 @@ async def delete_run(context: RequestContext) -> web.Response:
     problems=("run_conflict",),
 )
 async def roll_back(context: RequestContext) -> web.Response:
-    """Roll a run back to an earlier round. Spending of later rounds stays counted."""
+    """Roll a run back to an earlier round. The spending of later rounds stays counted."""
     run = await context.find_run()
     message = await context.message(messages.RollBack.model_validate)
     await context.service.roll_back(run, message.to_round, message.reason)
@@ -266,7 +266,7 @@ async def roll_back(context: RequestContext) -> web.Response:
     problems=("run_conflict",),
 )
 async def quarantine(context: RequestContext) -> web.Response:
-    """Put a client of a run in quarantine: it gets no seats and its open work is discarded."""
+    """Put a client of a run in quarantine: it gets no seats, and its open work is discarded."""
     run = await context.find_run()
     message = await context.message(messages.Quarantine.model_validate)
     client_id = context.parameters["client_id"]
@@ -292,7 +292,7 @@ async def release(context: RequestContext) -> web.Response:
 
 @route("GET /v1/runs/{run_id}/seats", "viewer", messages.Seats)
 async def seats(context: RequestContext) -> web.Response:
-    """Return the seats of the current round, the waiting clients, and the newest lost work."""
+    """Return the current round's seats, the number of waiting clients, and the newest lost work."""
     run = await context.find_run()
     service, state, now = context.service, run.state, context.service.clock.now()
     busy = {seat.client for seat in state.seats if seat.phase != "done"}
@@ -327,7 +327,7 @@ async def probabilities(context: RequestContext) -> web.Response:
     top = context.query_number("top", _DEFAULT_TOKENS, least=1, most=_MAX_TOKENS)
     run = await context.find_run()
     state = run.state
-    # Up to four million numbers.
+    # Computed in a thread, because alpha has up to four million numbers.
     positions = await in_thread(likeliest, state.method.alpha, run.vocabulary, top)
     return answer(
         messages.TokenProbabilities(
@@ -341,7 +341,7 @@ async def probabilities(context: RequestContext) -> web.Response:
 
 @route("GET /v1/runs/{run_id}/clients", "viewer", list[messages.ClientInfluence])
 async def run_clients(context: RequestContext) -> web.Response:
-    """Return each client's influence on a run, by its defences and privacy accounting."""
+    """Return each client's influence on a run, from the run's defences and privacy accounting."""
     run = await context.find_run()
     lines = client_influences(run.machine, run.state)
     names = await context.service.access.names(list(lines))
@@ -357,8 +357,8 @@ def likeliest(
 ) -> tuple[messages.PositionProbabilities, ...]:
     """Return the `top` most probable tokens of every position.
 
-    Normalised rows of `alpha`, shape (n, N), are the token probabilities; for Gumbel-Softmax, their
-    limit at temperature 0. They are 0 for candidates that a position does not have.
+    The token probabilities are the normalised rows of `alpha`, shape (n, N). For Gumbel-Softmax,
+    this is the limit at temperature 0. Candidates of other positions have probability 0.
     """
     weights = alpha.astype(np.float64)
     shares = weights / weights.sum(axis=1, keepdims=True)

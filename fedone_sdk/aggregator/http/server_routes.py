@@ -54,7 +54,7 @@ _HEADERS_OF_PAGE = {
 
 def _file_response(path: Path) -> web.FileResponse:
     headers = {
-        # Revalidated each time: a page must not mix files of two versions.
+        # Revalidated at each load, because a page must not mix files of two versions.
         "Cache-Control": "no-cache",
         "Content-Type": f"{_TYPES[path.suffix]}; charset=utf-8",
         **(_HEADERS_OF_PAGE if path == _PAGE else {}),
@@ -65,8 +65,8 @@ def _file_response(path: Path) -> web.FileResponse:
 class Readiness:
     """Checks that the store is available and that the service is neither starting nor stopping.
 
-    The gateway's model is reported too, but does not affect readiness: all replicas share it, and
-    devices with their own models do not need it.
+    The gateway's model is also reported, but does not affect readiness: all replicas use the same
+    model, and devices with their own models do not need it.
     """
 
     def __init__(self, service: Service) -> None:
@@ -75,8 +75,8 @@ class Readiness:
         self._checking: asyncio.Task[messages.Check] | None = None
 
     async def check(self) -> messages.Health:
-        """Run all checks; the result is public, so details are only logged."""
-        # Probes need no token, so simultaneous ones share a check of the store.
+        """Run all checks. Because the result is public, details are only logged."""
+        # Simultaneous probes share one check of the store, because probes need no token.
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._store(), name="store check")
         checks = {"serving": self._serving(), "store": await asyncio.shield(self._checking)}
@@ -103,7 +103,7 @@ class Readiness:
             return messages.Check(ok=False, detail=f"no answer within {_TIMEOUT_S:g} s")
         except Exception as exc:
             _log.error("not ready: the store cannot be used", error=type(exc).__name__)
-            return messages.Check(ok=False, detail="it cannot be used; see the server's log")
+            return messages.Check(ok=False, detail="the store cannot be used; see the server's log")
         return messages.Check(ok=True)
 
     def _model(self) -> messages.Check:
@@ -117,7 +117,7 @@ class Readiness:
         if trouble is None:
             return messages.Check(ok=True)
         return messages.Check(
-            ok=False, detail="it is not available at the moment; see the server's log"
+            ok=False, detail="the model is not available at the moment; see the server's log"
         )
 
 
@@ -128,7 +128,7 @@ DOCUMENTS: web.AppKey[dict[str, bytes]] = web.AppKey("documents")
 
 @machine("GET /", "public", {200: (messages.About, "text/html"), 304: None})
 async def about(context: RequestContext) -> web.StreamResponse:
-    """Return the dashboard to browsers, else the server's name and version."""
+    """Return the dashboard to browsers, and the server's name and version to other callers."""
     if "text/html" in context.request.headers.get("Accept", ""):
         response: web.StreamResponse = _file_response(_PAGE)
     else:
@@ -163,7 +163,7 @@ async def healthz(context: RequestContext) -> web.Response:
 async def readyz(context: RequestContext) -> web.Response:
     """Return whether requests can be served (readiness probe).
 
-    `checks.model` reports the gateway's model and does not affect the status.
+    `checks.model` is the state of the gateway's model. It does not affect the response's status.
     """
     health = await context.request.app[READINESS].check()
     return answer(health, status=200 if health.status == "ok" else 503)
@@ -173,10 +173,10 @@ async def readyz(context: RequestContext) -> web.Response:
 async def metrics(context: RequestContext) -> web.Response:
     """Return metrics of this process and of all runs, in Prometheus' text format."""
     if context.person.runs is not None:
-        raise ProblemError("forbidden", "metrics cover all runs; your token is valid for some")
+        raise ProblemError("forbidden", "metrics need a token that is valid for all runs")
     metrics = context.request.app[METRICS]
     if metrics is None:
-        raise ProblemError("not_found", "this server keeps no metrics here")
+        raise ProblemError("not_found", "metrics are disabled on this port")
     return exposition(metrics)
 
 
@@ -196,7 +196,7 @@ async def openapi(context: RequestContext) -> web.Response:
 
 @machine("GET /device.openapi.json", "public", dict[str, Any])
 async def device_openapi(context: RequestContext) -> web.Response:
-    """Return the description of the calls of devices, for generators of clients."""
+    """Return the description of the routes for devices, for generators of clients."""
     return web.Response(
         body=context.request.app[DOCUMENTS][context.request.path], content_type=JSON
     )
@@ -222,7 +222,7 @@ async def me(context: RequestContext) -> web.Response:
 async def create_token(context: RequestContext) -> web.Response:
     """Create an enrolment token.
 
-    The response contains its secret, of which the server only stores a digest.
+    The response contains the token's secret. The server stores only a digest of it.
     """
     message = await context.message(messages.NewToken.model_validate)
     record, secret = await context.service.access.create_token(message)
@@ -238,7 +238,7 @@ async def tokens(context: RequestContext) -> web.Response:
 
 @access("DELETE /v1/enrolment-tokens/{token_name}", "admin", messages.TokenInfo)
 async def revoke_token(context: RequestContext) -> web.Response:
-    """Revoke an enrolment token permanently. Devices that enrolled with it stay."""
+    """Revoke an enrolment token permanently. Devices that enrolled with it stay enrolled."""
     name = context.parameters["token_name"]
     token = await context.service.access.revoke_token(name)
     return answer(_shown(token))
@@ -256,8 +256,8 @@ async def revoke_token(context: RequestContext) -> web.Response:
 async def clients(context: RequestContext) -> web.Response:
     """List the enrolled clients in pages, including revoked ones, without their secrets.
 
-    `limit` sets the page size, at most 1000. `next` in the response is the `after` of the next
-    page, or null on the last one.
+    `limit` sets the page size, at most 1000. To get the next page, send the response's `next` as
+    `after`. On the last page `next` is null.
     """
     after = context.query_number("after", -1)
     limit = min(context.query_number("limit", _MOST_CLIENTS, least=1), _MOST_CLIENTS)

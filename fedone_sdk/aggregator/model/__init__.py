@@ -1,1 +1,1 @@
-"""What asks a language model for a run: the gateway, evaluation, the proposer."""
+"""Work that calls a language model for a run: the gateway, the evaluation, the proposer."""

@@ -1,4 +1,4 @@
-"""Calls of the model that a run pays for: checks, reservations, retries, bugs of backends."""
+"""Model calls that a run pays for: reservations, checks of the model, bugs of backends."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _MAX_BUGS = 3
 
 
 class CallBudget:
-    """Payer of the requests of one call, from its run's account.
+    """Pays for the requests of one call from the account of a run.
 
-    The first grant covers one attempt at each request. Retries reserve more before they are sent.
-    Each reservation has an id with the replica's, so that it is settled once. Replicas charge the
-    reservations of a replica that they consider dead, which then gets a new id.
+    The first grant covers one attempt at each request. A retry reserves more before it is sent.
+    The id of each reservation starts with the replica's id, so that it is settled once. Other
+    replicas charge the reservations of a replica that seems to have exited.
 
     Args:
         run: The run that pays.
         reserve: Reserves an amount of the run's account under an id, or raises `ProblemError`.
 
     Attributes:
-        spent: The amount spent; a pending request, or one of unknown outcome, counts in full.
+        spent: The amount spent; a pending request, or one whose outcome is unknown, counts in full.
         granted: The amount that is reserved, or being reserved.
         refusal: Why a reservation was refused.
     """
@@ -61,7 +61,7 @@ class CallBudget:
         self.refusal: errors.ProblemError | None = None
         self._run = run
         self._reserve = reserve
-        # By id; None if the store failed, so that the reservation may exist or not.
+        # By id; None while it is not known whether the store has the reservation.
         self._reservations: dict[str, Usage | None] = {}
 
     @property
@@ -72,7 +72,7 @@ class CallBudget:
     async def cover(
         self, backend: LLMBackend, queries: Sequence[Query], count: Usage
     ) -> list[Query]:
-        """Reserve one attempt at each query, and `count`; return the queries with this payer."""
+        """Reserve one attempt at each query, plus `count`; return the queries with this payer."""
         quotes = [await backend.quote(query) for query in queries]
         worst = sum((quote.without_queries() for quote in quotes), NOTHING)
         await self.grant(worst + count)
@@ -81,7 +81,7 @@ class CallBudget:
     async def grant(self, worst: Usage) -> None:
         """Reserve an amount, or raise the refusal."""
         attempt = f"{self._run.replica}/{uuid.uuid4().hex}"
-        # Added before the await: a concurrent request must not use the same amount.
+        # Added before the await, so that a concurrent request does not count on this amount.
         self.granted += worst
         self._reservations[attempt] = None
         try:
@@ -94,7 +94,7 @@ class CallBudget:
         self._reservations[attempt] = worst
 
     def shares(self, spent: Usage) -> Iterator[tuple[str, Usage]]:
-        """Yield the part of `spent` that each reservation pays; the last one pays any excess."""
+        """Yield each reservation and the part of `spent` that it pays; the last one pays excess."""
         granted = [key for key, worst in self._reservations.items() if worst is not None]
         for attempt, worst in self._reservations.items():
             is_last = attempt in granted[-1:]
@@ -107,7 +107,7 @@ class CallBudget:
         """Reserve `worst` while the body runs, then charge the amount that the body settles.
 
         Raises:
-            BudgetExhausted: The run's budget does not cover it; the body does not run.
+            BudgetExhausted: The run's budget does not cover `worst`; the body does not run.
         """
         lease = Lease(uuid.uuid4().hex, worst)
         self.spent += worst
@@ -132,12 +132,12 @@ async def query_as_evaluation(
 ) -> list[Answer]:
     """Query the model outside training and charge the run's evaluation account.
 
-    The cost of a `payee` is shown separately, and its queries are not counted.
+    If the model is a `payee`, its cost is reported separately, and its queries are not counted.
 
     Raises:
         BackendError: The model refused a query.
         BudgetExhausted: The budget does not cover a retry.
-        ProblemError: The caps do not cover the queries; none was sent.
+        ProblemError: The caps do not cover the queries, and no query was sent.
     """
     call = CallBudget(
         run, lambda lease_id, worst: run.apply(reserve_evaluation, lease_id=lease_id, worst=worst)
@@ -150,13 +150,13 @@ async def query_as_evaluation(
         sent = count
         return await score_all(backend, queries)
     except errors.BudgetExhausted as exc:
-        # The refusal is set for the run's budget, not for a budget of the backend.
+        # `refusal` is set if the run's budget is exhausted; otherwise it is the backend's budget.
         raise call.refusal or exc from None
     except errors.BackendBlocked:
         sent = NOTHING
         raise
     finally:
-        # Also after a cancellation during `grant`, which may have opened a lease.
+        # Runs also after a cancellation during `grant`, which may have opened a lease.
         for lease_id, used in call.shares(call.spent + sent):
             settle = partial(
                 run.apply, settle_evaluation, lease_id=lease_id, used=used, payee=payee
@@ -165,31 +165,31 @@ async def query_as_evaluation(
 
 
 async def persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None:
-    """Store a result, with retries until the store is available: an open lease binds budget."""
+    """Store a result; retry until the store is available, because an open lease binds budget."""
     while True:
         try:
             await keep()
             return
         except errors.ProblemError:
-            return  # The lease does not exist: refused, or charged in full already.
+            return  # The lease was refused, or it is charged in full already.
         except errors.FedOneError:
             lines = traceback.format_exc()
             _log.error("an evaluation cannot be stored", run_id=run.run_id, traceback=lines)
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                return  # The next start of the server charges it in full.
+                return  # The next start of the server charges the lease in full.
             await asyncio.sleep(_RETRY_S)
 
 
 def charged_to(run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | None:
-    """Return the score function; a judge's calls are charged to the run."""
+    """Return the score function; if it is a judge, its calls are charged to the run."""
     if not isinstance(score, Judge):
         return score
     return replace(score, ask=partial(query_as_evaluation, run, score.backend, payee="judge"))
 
 
 class Companion(ABC):
-    """Work of the server for a run outside its training, such as evaluation."""
+    """Work of the server for a run beside its training: the evaluation, or the proposer."""
 
     def __init__(self, run: ServedRun) -> None:
         self._run = run
@@ -200,8 +200,8 @@ class Companion(ABC):
     def on_change(self, change: Change) -> None:
         """Begin the work that a change of the run requires."""
 
-    def on_restart(self) -> None:  # noqa: B027 (optional)
-        """Begin the work that a resumed run requires."""
+    def on_started(self) -> None:  # noqa: B027 (optional)
+        """Begin the work of a run that was added or resumed."""
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work, name=f"{type(self).__name__.lower()} {self._run.run_id}")
@@ -233,7 +233,7 @@ class Companion(ABC):
 class BugCounter:
     """Counts consecutive calls that raise an unexpected exception, and pauses their run.
 
-    A retry would raise again, and each attempt is charged in full.
+    The run is paused because a retry would probably fail, too, and each attempt is charged in full.
     """
 
     def __init__(self, what: str) -> None:
@@ -266,7 +266,7 @@ class ModelChecks:
         self._backend = backend
 
     def reset(self) -> None:
-        """Query a model again that has refused all requests."""
+        """Allow queries again after the model has refused all requests."""
         if self._backend is not None:
             self._backend.reset()
 
@@ -290,11 +290,11 @@ class ModelChecks:
             spec.check_caps({"queries"})
             if spec.participation.model is None:
                 raise errors.SpecError(
-                    "participation.model: is missing; a run without a backend of the server names "
-                    "the fingerprint of the devices' model"
+                    "participation.model: is missing; if the server has no backend, the run must "
+                    "name the fingerprint of the devices' model"
                 )
             return machine
-        # First, because some backends know their capabilities only after a request.
+        # Done first, because some backends know their capabilities only after a request.
         for words, form in label_checks(spec.task, vocabulary):
             await check_label_words(backend, words, form)
         spec.check_caps(backend.bounds)
@@ -306,10 +306,10 @@ class ModelChecks:
         return machine.with_model(backend.fingerprint, _worst_query(spec, backend))
 
     async def probe(self, run: ServedRun) -> None:
-        """Check the model for a run that is served, and use what it reports.
+        """Check the model for a served run, and store its fingerprint and costs in the machine.
 
         Raises:
-            SpecError: The model does not support the run, or is not the required one.
+            SpecError: The model does not support the run, or is not the required model.
             BackendError: The model is not available.
         """
         run.use_machine(await self.with_model(run.base, run.vocabulary))
@@ -318,7 +318,7 @@ class ModelChecks:
     async def ensure(self, run: ServedRun) -> None:
         """Check the model of a run that was loaded while the model was unavailable.
 
-        Later leases also cover quotes that the model's bills have raised.
+        If the model's bills have raised its quotes, later leases cover the higher quotes.
 
         Raises:
             ProblemError: The model is still unavailable.
@@ -339,7 +339,7 @@ class ModelChecks:
                 run.use_machine(base.with_model(base.gateway_model, worst_query))
 
     async def check_available(self, run: ServedRun) -> None:
-        """Check the model of a run that resumes: ``backend_blocked`` or ``backend_unavailable``."""
+        """Check the model before a run resumes: ``backend_blocked`` or ``backend_unavailable``."""
         try:
             await self.probe(run)
         except (errors.BackendError, errors.SpecError) as exc:

@@ -43,7 +43,7 @@ class Evaluation(calls.Companion):
     Results do not influence training, and queries are charged to a separate account.
 
     Args:
-        is_leader: Whether this replica measures whole dev splits; one replica does.
+        is_leader: Returns whether this replica is the leader, which measures whole dev splits.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Evaluation(calls.Companion):
         self._score = calls.charged_to(run, score)
         self._metric = measure
         self._subset = curve_examples(run.spec, examples)
-        # Prompts are captured at the end of their rounds; training does not wait.
+        # The prompt of a round is queued when the round ends, because training does not wait.
         self._points: asyncio.Queue[tuple[int, _ShownPrompt, int] | None] = asyncio.Queue()
         self._is_waiting = False
         self._bugs = calls.BugCounter("the evaluation")
@@ -76,10 +76,10 @@ class Evaluation(calls.Companion):
             shown, rollbacks = self._deployable(self._run.state), self._run.state.rollbacks
             self._points.put_nowait((report.round, shown, rollbacks))
         if change.ended or (change.reloaded and not self._run.state.running and self._is_waiting):
-            self._points.put_nowait(None)  # The run has ended on some replica.
+            self._points.put_nowait(None)  # The run has ended, perhaps on another replica.
 
-    def on_restart(self) -> None:
-        """Measure the run, unless a measurement is pending."""
+    def on_started(self) -> None:
+        """Start to measure the run, unless it is being measured."""
         self._begin_alone(self._measure_run())
 
     async def _measure_run(self) -> None:
@@ -89,14 +89,14 @@ class Evaluation(calls.Companion):
         """
         run = self._run
         if not run.state.running and run.state.metric.after is not None:
-            return  # The run had ended before a restart.
+            return  # The run was already measured before the server restarted.
         has_baselines = await self._measure_baselines()
         while not run.state.paused:
             if run.state.running or not self._points.empty():
                 self._is_waiting = True
                 point = await self._points.get()
                 self._is_waiting = False
-                if point is not None:  # None: the run has ended, or had ended before a resume.
+                if point is not None:  # None only wakes this loop after the end of the run.
                     await self._measure_point(*point)
             else:
                 at = run.state.round, run.state.rollbacks
@@ -107,10 +107,7 @@ class Evaluation(calls.Companion):
                     return
 
     async def _measure_baselines(self) -> bool:
-        """Measure the baselines if this replica is the leader; return whether it is.
-
-        A previous leader may have exited before it measured them.
-        """
+        """Measure missing baselines if this replica is the leader; return whether it is."""
         if not self._is_leader():
             return False
         await self._measure_whole("no_prompt", _ShownPrompt())
@@ -152,25 +149,25 @@ class Evaluation(calls.Companion):
         result = await self._measure(shown, self._examples)
         if result is None:
             return
-        # Stored before the metric: a prompt with a metric is not measured again.
+        # Stored before the metric, because a prompt with a metric is not measured again.
         metric, prediction = result
         outcomes = Outcomes.of(which, prediction)
         await calls.persist(self._run, partial(self._run.record_outcomes, outcomes))
         record = partial(self._run.apply, record_metric, which=which, value=metric)
         if which == "no_prompt":
-            record = partial(record, biased=await in_thread(self._biased, outcomes))
+            record = partial(record, biased=await in_thread(self._biased_metric, outcomes))
         elif which == "after":
             await self._measure_cheapest()
             record = partial(record, at=at, verdict=await self._verdict(shown))
         await calls.persist(self._run, record)
 
-    def _biased(self, bare: Outcomes) -> float | None:
+    def _biased_metric(self, bare: Outcomes) -> float | None:
         task = self._run.spec.task
         plain = no_prompt_biased(task, bare, None)
         return None if plain is None else measured(task, plain.outcomes, self._metric)[0]
 
     async def _measure_cheapest(self) -> None:
-        """Measure the shortest prompt that may be as good, if it is another one."""
+        """Measure the shortest prompt that may be as good as the tuned one, if there is one."""
         short = await in_thread(self._run.cheapest)
         result = short and await self._measure(_ShownPrompt(*short), self._examples)
         if result:
@@ -182,35 +179,35 @@ class Evaluation(calls.Companion):
         try:
             verdict = await in_thread(run.compute_verdict, await run.outcomes(), self._metric)
         except Exception:
-            # The metric is valid without a verdict.
-            _log.error("no verdict", run_id=run.run_id, traceback=traceback.format_exc())
+            # The metric is stored nevertheless, because it is valid without a verdict.
+            _log.error("the verdict failed", run_id=run.run_id, traceback=traceback.format_exc())
             return None
         if isinstance(self._score, Judge) and verdict.conclusion != "no_prompt":
-            preferred = await self._preferred(self._score, tuned)
+            preferred = await self._preference(self._score, tuned)
             verdict = verdict.model_copy(update={"preference": preferred})
         return verdict
 
-    async def _preferred(self, judge: Judge, tuned: _ShownPrompt) -> Preference | None:
-        """Compare the tuned prompt's texts with those of no prompt; cached answers cost nothing."""
+    async def _preference(self, judge: Judge, tuned: _ShownPrompt) -> Preference | None:
+        """Let the judge compare the (cached) texts of the tuned prompt with those of no prompt."""
         try:
             ours, bare = [
-                texts_of(*(await self._answered(shown, self._examples))[1:])
+                texts_of(*(await self._query_prompt(shown, self._examples))[1:])
                 for shown in (tuned, _ShownPrompt())
             ]
             return preference(await judge.preferences(ours, bare, self._examples), ours, bare)
         except errors.FedOneError as exc:
-            _log.warning("no comparison in pairs", run_id=self._run.run_id, reason=str(exc))
+            _log.warning("the judge's comparison failed", run_id=self._run.run_id, reason=str(exc))
             return None
 
     async def _measure(
         self, shown: _ShownPrompt, examples: Sequence[Example]
     ) -> tuple[float, Prediction] | None:
-        """Measure a prompt: metric and predictions; None without budget or if the model fails."""
+        """Return a prompt's metric and predictions; None if the budget or the model fails."""
         run = self._run
         if run.state.paused:
             return None
         try:
-            task, queries, answers = await self._answered(shown, examples)
+            task, queries, answers = await self._query_prompt(shown, examples)
             prediction = await Prediction.of(
                 task, queries, answers, examples, score=self._score, measure=self._metric
             )
@@ -225,11 +222,11 @@ class Evaluation(calls.Companion):
         except errors.StoreUnavailable as exc:
             _log.error("evaluation failed", run_id=run.run_id, reason=str(exc))
         except Exception as exc:
-            # Training continues until the bug repeats: each measurement is charged in full.
+            # A repeated bug pauses the run, because each measurement is charged in full.
             await calls.persist(run, partial(self._bugs.add, run, exc))
         return None
 
-    async def _answered(
+    async def _query_prompt(
         self, shown: _ShownPrompt, examples: Sequence[Example]
     ) -> tuple[TaskSpec, Sequence[Query], Sequence[Answer]]:
         """Return the task with the prompt's label bias, and the model's answers to the prompt."""

@@ -1,4 +1,4 @@
-"""The model gateway: devices without a model query the server's model under their lease."""
+"""The model gateway, through which devices query the server's model, paid by their lease."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _UNEXPECTED = (errors.DataError, errors.MissingExtraError)
 """Exceptions that indicate a bug in a backend."""
 
 _MOST_FAILURES = 8
-"""Temporary failures of an assignment's calls, after which the model counts as refusing: a text on
-which it always fails must not use up the cap."""
+"""After this many temporary failures of an assignment's calls, the gateway answers that the model
+refused: a text on which the model always fails must not use up the cap."""
 
 
 class Refused(NamedTuple):
-    """An answer without scores: the model refused a query for good."""
+    """The outcome of a call whose query the model refused for good."""
 
     reason: str
 
@@ -47,9 +47,9 @@ class _Work:
     """What the gateway keeps of an open assignment.
 
     Attributes:
-        calls: By the digest of their bodies, without those that failed.
-        num_quoting: New queries of calls that are admitted, but not reserved yet.
-        num_failures: Temporary failures of calls that were sent.
+        calls: Pending and successful calls, by the digest of the request's body.
+        num_quoting: Number of new queries that are admitted, but not reserved yet.
+        num_failures: Number of calls that were sent and failed temporarily.
     """
 
     run: ServedRun
@@ -59,12 +59,12 @@ class _Work:
 
 
 class ModelGateway:
-    """Scores prompts for clients, with a reservation before and a settlement after each call.
+    """Scores prompts for clients: reserves the cost before each call, and settles it afterwards.
 
-    The lease admits a call before its texts are rendered and counted, which happens in threads if
-    they are large. A repeated request is answered from memory and its queries count once, also if
-    the model refused it. After a restart or a temporary failure it is sent to the backend again,
-    within the same lease.
+    A call must fit the lease before its texts are rendered and counted; large texts are processed
+    in threads. A repeated request is answered from memory, also if the model refused it, and its
+    queries count once. After a restart or a temporary failure, a repeated request is sent to the
+    backend again, within the same lease.
     """
 
     def __init__(self, backend: LLMBackend) -> None:
@@ -84,14 +84,14 @@ class ModelGateway:
             raise errors.ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
         work = self._open.setdefault(assignment_id, _Work(run))
         call = work.calls.get(body_sha256)
-        # No await from here to the task: the same request sent twice at once is one call.
+        # No await between this lookup and the new task: a request that is sent twice is one call.
         if call is None or _failed(call):
             call = work.calls[body_sha256] = asyncio.create_task(
                 self._query_model(work, seat, message, body_sha256), name=f"gateway {assignment_id}"
             )
             self._pending[call] = run
             call.add_done_callback(partial(self._on_call_done, work, body_sha256))
-        # Shielded: the answer is paid for and kept for a retry.
+        # Shielded, because the answer is paid for, and is kept for a retry.
         answer = await asyncio.shield(call)
         if isinstance(answer, Refused):
             raise errors.ProblemError("backend_failed", answer.reason)
@@ -100,7 +100,7 @@ class ModelGateway:
     def on_change(self, run: ServedRun, change: Change) -> None:
         """Discard the answers of closed assignments."""
         closed = [one.assignment_id for one in change.closed]
-        if change.reloaded:  # Some may be closed on another replica.
+        if change.reloaded:  # Another replica may have closed assignments.
             of_run = [work_id for work_id, work in self._open.items() if work.run is run]
             closed += [work_id for work_id in of_run if run.state.seat_with(work_id) is None]
         for assignment_id in closed:
@@ -121,8 +121,8 @@ class ModelGateway:
 
     def _on_call_done(self, work: _Work, body_sha256: str, call: Call) -> None:
         del self._pending[call]
-        # `_failed` retrieves the exception of a call without a waiter. A failure is not kept: a
-        # retry queries the model again, and the traceback refers to the request's texts.
+        # A failed call is not kept: a retry queries the model again, and its traceback refers to
+        # the request's texts. `_failed` also retrieves the exception, for which nobody may wait.
         if _failed(call) and work.calls.get(body_sha256) is call:
             del work.calls[body_sha256]
 
@@ -131,9 +131,9 @@ class ModelGateway:
         """Check the shape of a request's prompts; return their number."""
         if message.proposal is not None:
             if message.prompts is not None or not seat.reflects:
-                raise invalid("proposal: the assignment asks for none")
+                raise invalid("proposal: the assignment asks for no proposal")
             if message.proposal.parent >= seat.num_samples:
-                raise invalid("proposal.parent: is no prompt of it")
+                raise invalid("proposal.parent: is not a prompt of the assignment")
             return 1
         if message.prompts is None:
             if run.spec.participation.exchange != "losses":
@@ -165,7 +165,7 @@ class ModelGateway:
             raise invalid("prompts: an index is not one of its position's candidates")
         return rows
 
-    def _queries(
+    def _render(
         self, run: ServedRun, seat: Seat, message: Score, rows: Sequence[Sequence[int]]
     ) -> list[Query]:
         return [
@@ -190,7 +190,7 @@ class ModelGateway:
             )
         for number, example in enumerate(message.examples):
             if example.keys() != set(task.fields):
-                given = sorted(name[:100] for name in example)  # They may be 32 MiB long.
+                given = sorted(name[:100] for name in example)  # A name may be 32 MiB long.
                 raise invalid(
                     f"examples.{number}: has the fields {given}, the task's are {list(task.fields)}"
                 )
@@ -218,7 +218,7 @@ class ModelGateway:
             num_queries = self._num_queries(run, seat, message)
             self._check(run, message)
             try:
-                queries = await self._admitted(work, seat, message, call, num_queries, call_budget)
+                queries = await self._admit(work, seat, message, call, num_queries, call_budget)
                 answers = await backends.score_all(self.backend, queries)
             except errors.BackendBlocked:
                 await run.apply(
@@ -250,7 +250,7 @@ class ModelGateway:
             refusal = call_budget.refusal
             if refusal is not None and isinstance(exc, errors.BudgetExhausted):
                 raise errors.ProblemError(refusal.code, refusal.detail) from exc
-            # A budget of the backend is exhausted, which only an operator can raise.
+            # The model is blocked, or the backend's own budget is exhausted: an operator must act.
             await run.pause(exc)
             raise errors.ProblemError("run_conflict", "the run is paused") from exc
         except errors.BackendError as exc:
@@ -265,10 +265,10 @@ class ModelGateway:
         await run.record_answers(answers)
         return scores
 
-    async def _admitted(
+    async def _admit(
         self, work: _Work, seat: Seat, message: Score, call: str, count: int, payer: CallBudget
     ) -> list[Query]:
-        """Return the queries of a call that the lease admits, with their cost reserved."""
+        """Check that the lease covers a call, render its queries, and reserve their cost."""
         run = work.run
         new = spending.new_queries(run.state, message.assignment_id, call, count, work.num_quoting)
         work.num_quoting += new
@@ -276,10 +276,10 @@ class ModelGateway:
             rows = await self._prompts(run, seat, message.prompts)
             if message.proposal is not None:
                 if not await is_proposable(run, message.proposal.text, self.backend):
-                    raise invalid("proposal.text: is no candidate")
+                    raise invalid("proposal.text: cannot become a candidate")
                 rows = [rows[message.proposal.parent]]
             size = _rendered_size(run, message) * count
-            queries = await in_thread_if_large(size, self._queries, run, seat, message, rows)
+            queries = await in_thread_if_large(size, self._render, run, seat, message, rows)
             return await payer.cover(self.backend, queries, Usage(queries=count))
         finally:
             work.num_quoting -= new
@@ -292,7 +292,7 @@ def _rendered_size(run: ServedRun, message: Score) -> int:
 
 
 def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scores:
-    """Return answers as a message; a ``ValueError`` if they do not fit the queries."""
+    """Return answers as a message, or raise a ``ValueError`` if they do not fit the queries."""
     for asked, answer in zip(queries, answers, strict=True):
         backends.check_answer(asked, answer)
     failed = tuple(

@@ -1,4 +1,4 @@
-"""The proposer: a model that writes new candidates during a run, alone or from devices' cases."""
+"""The proposer: a model that writes new candidates during a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Request(NamedTuple):
-    """A query for at most `limit` new candidates, which merge `parents`."""
+    """A query for at most `limit` new candidates; a merge combines the candidates `parents`."""
 
     query: Query
     limit: int
@@ -41,16 +41,17 @@ class _Request(NamedTuple):
 class Proposer(Companion):
     """Generates new candidates every few rounds.
 
-    The model sees the task's description, templates and label words, and candidates with their mean
-    losses over clients, which are noised in private runs. A failed proposal does not stop the run.
+    The query contains the task's description, templates and label words, and the candidates with
+    their mean losses over clients. In private runs the losses contain noise. A failed proposal does
+    not stop the run.
 
     Args:
         run: A run with a proposer.
         backend: The model that writes.
-        model: The gateway's model, whose special tokens no candidate may hold.
+        model: The gateway's model; no candidate may contain its special tokens.
 
     Raises:
-        SpecError: The proposer writes no text.
+        SpecError: The proposer's backend cannot generate text.
     """
 
     def __init__(self, run: ServedRun, backend: LLMBackend, *, model: LLMBackend | None) -> None:
@@ -59,8 +60,8 @@ class Proposer(Companion):
             raise ValueError("the run has no proposer")
         if "text" not in backend.answers:
             raise SpecError(
-                f"prompt.proposer.backend: {backend.fingerprint} writes no text; kinds openai, "
-                "llama_cpp, transformers and vllm do"
+                f"prompt.proposer.backend: {backend.fingerprint} cannot generate text; kinds "
+                "openai, llama_cpp, transformers and vllm can"
             )
         super().__init__(run)
         self._backend = backend
@@ -81,7 +82,7 @@ class Proposer(Companion):
     async def _propose(self) -> None:
         run = self._run
         try:
-            request = await self._next()
+            request = await self._next_request()
             if request is None:
                 return
             written = await self._write(request.query)
@@ -100,16 +101,16 @@ class Proposer(Companion):
         except FedOneError as exc:
             _log.warning("no candidates proposed", run_id=run.run_id, reason=str(exc))
         except Exception:
-            # A bug in a backend: the run continues.
+            # A bug in a backend does not end the run.
             _log.error("the proposer failed", traceback=traceback.format_exc())
 
-    async def _next(self) -> _Request | None:
+    async def _next_request(self) -> _Request | None:
         task, count = self._run.spec.task, self._spec.count
-        messages = proposals.proposal_messages(task, self._slot, self._scored(), count=count)
+        messages = proposals.proposal_messages(task, self._slot, self._rated(), count=count)
         return _Request(written_query(messages, self._spec.max_tokens), count)
 
     async def _write(self, query: Query) -> str:
-        """Return the model's text, and count the call; it is no evaluation query."""
+        """Return the model's text, and count the call among the proposer's calls."""
         failure: str | None = None
         try:
             (answer,) = await query_as_evaluation(
@@ -122,7 +123,7 @@ class Proposer(Companion):
             await persist(self._run, partial(self._run.apply, count_call, failure=failure))
         return answer.text
 
-    def _scored(self) -> Iterator[proposals.ScoredCandidate]:
+    def _rated(self) -> Iterator[proposals.ScoredCandidate]:
         run = self._run
         position = run.machine.proposed_position
         candidates = run.vocabulary.of_position(position)
@@ -149,10 +150,10 @@ async def is_proposable(run: ServedRun, text: str, model: LLMBackend | None) -> 
 
 
 class Reflections(Proposer):
-    """Writes candidates on request of devices, and merges the best ones.
+    """Writes candidates at the request of devices, and merges the best candidates.
 
-    Each call is charged to the run and is no query. The answer to an assignment is kept until the
-    assignment is closed, so that a repeated request costs nothing.
+    Each call is charged to the run, and does not count as a query. The answer for an assignment is
+    kept until the assignment is closed, so that a repeated request costs nothing.
     """
 
     def __init__(self, run: ServedRun, backend: LLMBackend, *, model: LLMBackend | None) -> None:
@@ -160,7 +161,7 @@ class Reflections(Proposer):
         self._calls: dict[str, asyncio.Task[Reflected]] = {}  # by assignment
 
     def on_change(self, change: Change) -> None:
-        """Drop the answers to assignments that are closed; start a merge, if one is due."""
+        """Drop the answers for closed assignments, and start a merge if one is due."""
         self._calls = {
             assignment_id: call
             for assignment_id, call in self._calls.items()
@@ -172,7 +173,7 @@ class Reflections(Proposer):
         state = self._run.state
         return state.round - state.merged_at >= self._spec.merge_every
 
-    async def _next(self) -> _Request | None:
+    async def _next_request(self) -> _Request | None:
         """Return the query that merges the best candidates of different clusters of clients."""
         run = self._run
         parents = await run.apply(begin_merge)
@@ -187,8 +188,8 @@ class Reflections(Proposer):
         """Let the model write a candidate from a device's cases, once per assignment.
 
         Raises:
-            ProblemError: The assignment asks for no proposal, the cases are not the task's, another
-                replica has been asked, or the model failed.
+            ProblemError: The assignment asks for no proposal, the cases do not have the task's
+                fields, another replica has received the request, or the model failed.
         """
         if not seat.reflects or message.parent >= seat.num_samples:
             raise invalid("the assignment asks for no reflection")
@@ -197,11 +198,11 @@ class Reflections(Proposer):
             raise invalid(f"cases: must have the fields {sorted(fields)}")
         call = self._calls.get(message.assignment_id)
         if call is None:
-            call = self._begin(self._written(seat, message))
+            call = self._begin(self._write_reflection(seat, message))
             self._calls[message.assignment_id] = call
-        return await asyncio.shield(call)  # The answer is paid for, and kept for a retry.
+        return await asyncio.shield(call)  # The answer is paid for, and is kept for a retry.
 
-    async def _written(self, seat: Seat, message: Reflect) -> Reflected:
+    async def _write_reflection(self, seat: Seat, message: Reflect) -> Reflected:
         run = self._run
         await run.apply(begin_reflection, assignment_id=message.assignment_id)
         parent = run.machine.candidates(run.state, seat).prompts[message.parent].tolist()

@@ -1,4 +1,4 @@
-"""The round machine: all decisions about a run, as pure functions, without I/O."""
+"""The round machine: pure functions, without I/O, that make all decisions about a run."""
 
 from fedone_sdk.aggregator.rounds.machine import MIN_SAMPLES, ONE_QUERY, RoundMachine
 

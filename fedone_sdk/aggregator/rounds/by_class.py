@@ -14,7 +14,7 @@ from fedone_sdk.messages import MAX_LOSS, Tensor
 from fedone_sdk.messages.tensor import from_wire
 
 _ROUNDING = 1e-5
-"""Tolerance for float32 and for another summation order; for losses, relative to the loss."""
+"""Tolerance for float32 and for another summation order; relative for losses above 1."""
 
 _MOST_STDS = 3.0
 """Noised probabilities are clipped to [0, 1] widened by this many standard deviations."""
@@ -39,7 +39,8 @@ class ByClass(NamedTuple):
 
         By Jensen's inequality the trace is at most 1 - sum_k p_k^2, and e^-loss at most
         sum_k min(p_k, t_k), with the mean probabilities p and the shares t of the true labels.
-        With noise neither needs to hold: only the losses, and that the trace is 1, are checked.
+        With noise neither bound needs to hold. Then two things are checked: the losses equal those
+        of the update, and the trace is 1.
 
         Args:
             losses: The mean losses of the update.
@@ -96,9 +97,9 @@ class ByClass(NamedTuple):
     ) -> ClassLosses:
         """Return the method's input.
 
-        With noise a mini-batch counts as one example, because the noise of its mean probabilities
-        is about as large as their spread over examples. The clipping of noised probabilities keeps
-        one update from determining the bias of its prompts.
+        With noise, a mini-batch counts as one example, because the noise of its mean probabilities
+        is about as large as their spread over examples. Noised probabilities are clipped, so that
+        one update does not determine the bias of its prompts.
 
         Args:
             biases: Label bias of each prompt.
@@ -116,7 +117,7 @@ class ByClass(NamedTuple):
         return losses.clipped(loss_clip)
 
     def _groups(self, groups: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the number of examples of each group, and the shares of the true labels in it."""
+        """Return the number of examples of each group, and the label shares in each group."""
         counts = np.array(self.counts, dtype=np.float64)
         if groups == 1:
             return np.array([self.scored]), counts[None] / self.scored

@@ -1,4 +1,4 @@
-"""How rounds and runs end and go on: aggregation, stop, pause, resume, higher caps, rollback."""
+"""The end of rounds and the life of a run: aggregation, stop, pause, resume, caps, rollback."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def end_early(
 ) -> Result[None]:
     """End a run during a round: close open work and aggregate the local steps already paid for.
 
-    A round without any finished step is discarded. After a resume it has the same draw, so that
-    clients answer the same queries from their caches.
+    A round without any finished step is discarded. After a resume, the round draws the same clients
+    and prompts again, so that the answers to its queries are cached.
     """
     result = _release_all(machine, state, f"the run ended as {status}")
     finished_first = sorted(result.state.seats, key=lambda seat: seat.phase != "done")
@@ -66,8 +66,8 @@ def stop(
 ) -> Result[None]:
     """End a running or paused run on request.
 
-    `keep` keeps the round's open work for a resume, which then draws the same prompts. Else the
-    round ends with the updates so far.
+    With `keep`, the round's open work is kept, so that it continues after a resume. Without `keep`,
+    the round ends with the updates so far.
     """
     if not (state.running or state.paused):
         raise ProblemError("run_conflict", f"the run has ended: {state.status}")
@@ -77,7 +77,7 @@ def stop(
 
 
 def resume(machine: RoundMachine, state: RunState, now: float) -> Result[None]:
-    """Resume a stopped, paused or failed run, with the current model."""
+    """Resume a stopped, paused or failed run with the server's current model."""
     if not state.can_resume:
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be resumed")
     return Result(state=_run_again(machine, state, now))
@@ -102,10 +102,10 @@ def _run_again(machine: RoundMachine, state: RunState, now: float) -> RunState:
 
 
 def raise_caps(machine: RoundMachine, state: RunState, now: float, *, caps: Budget) -> Result[None]:
-    """Raise caps; None in `caps` keeps a cap.
+    """Raise caps; a cap that is None in `caps` stays as it is.
 
-    A run that ended with `budget_exhausted` runs again, and so does a finished search that can use
-    more queries. A stopped run stays stopped.
+    A run that ended with ``budget_exhausted`` continues. A completed run continues if its search
+    ended before its rounds and can use more queries. A stopped run stays stopped.
     """
     account = state.account
     if account.cap is None:
@@ -114,9 +114,9 @@ def raise_caps(machine: RoundMachine, state: RunState, now: float, *, caps: Budg
         cap = account.cap.raised(caps)
     except ValueError as exc:
         raise ProblemError("run_conflict", str(exc)) from exc
-    for unit, limit, held in caps.pairs(account.held):
-        if held > limit:
-            raise ProblemError("run_conflict", f"{unit}: {held} are spent or leased already")
+    for unit, limit, committed in caps.pairs(account.held):
+        if committed > limit:
+            raise ProblemError("run_conflict", f"{unit}: {committed} are spent or leased already")
     if cap == account.cap:
         return Result(state=state)
     ended = state.status in ("budget_exhausted", "completed")
@@ -124,8 +124,8 @@ def raise_caps(machine: RoundMachine, state: RunState, now: float, *, caps: Budg
         done = f"after {state.round} of {machine.spec.rounds} rounds"
         raise ProblemError(
             "run_conflict",
-            f"the run is {state.status} {done}: a higher cap gives it no more work; a run with "
-            "more rounds takes another name",
+            f"the run is {state.status} {done}: a higher cap gives it no more work; for more "
+            "rounds, add a run with another name",
         )
     state = replace(state, account=replace(account, cap=cap))
     if ended:
@@ -135,8 +135,8 @@ def raise_caps(machine: RoundMachine, state: RunState, now: float, *, caps: Budg
 
 
 def _has_more_queries(machine: RoundMachine, state: RunState, cap: Budget) -> bool:
-    over_itself = state.round < machine.spec.rounds and machine.method.finished(state.method)
-    return over_itself and machine.more_asks(cap)
+    ended_early = state.round < machine.spec.rounds and machine.method.finished(state.method)
+    return ended_early and machine.more_asks(cap)
 
 
 def _with_new_deadlines(machine: RoundMachine, state: RunState, now: float) -> tuple[Seat, ...]:
@@ -148,13 +148,13 @@ def _with_new_deadlines(machine: RoundMachine, state: RunState, now: float) -> t
 def charge_lost_replicas(
     machine: RoundMachine, state: RunState, now: float, *, alive: frozenset[str], down: bool
 ) -> Result[None]:
-    """Charge pending calls of replicas that are not in `alive` in full.
+    """Charge in full the pending calls of replicas that are not in `alive`.
 
-    `down` means that no replica served the run for a while: deadlines restart.
+    `down` says that no replica has served the run for a while; all deadlines then restart.
     """
     state = charge_lost(state, alive)
     if down:
-        # The machine's clock may have been set since the strikes were stored.
+        # The clock may have been set since the strikes were stored.
         latest = now + machine.LONGEST_ASIDE_S
         strikes = {
             client: known._replace(until=min(known.until, latest))
@@ -170,13 +170,13 @@ def pause(
 ) -> Result[None]:
     """Pause a run until an operator resumes it; open work is kept.
 
-    `reason` is for operators. `summary` is without the provider's text, for viewers; None equals
-    `reason`.
+    `reason` is for operators. `summary` is for viewers, and does not contain the provider's text;
+    if it is None, viewers get `reason`.
     """
     summary = summary or reason
-    if state.paused:  # The operator who resumes the run sees both reasons.
+    if state.paused:  # The run then shows both reasons.
         before = state.reason or ""
-        reason, summary = _joined(before, reason), _joined(state.summary or before, summary)
+        reason, summary = _join(before, reason), _join(state.summary or before, summary)
     elif state.running:
         state = state.end("stopped", None, now)
         reason, summary = f"paused: {reason}", f"paused: {summary}"
@@ -186,14 +186,14 @@ def pause(
     return Result(state=replace(state, paused=True, reason=reason, summary=different))
 
 
-def _joined(known: str, new: str) -> str:
+def _join(known: str, new: str) -> str:
     return known if new in known else f"{known}; {new}"
 
 
 def record_model(machine: RoundMachine, state: RunState, now: float, *, model: str) -> Result[None]:
-    """Record the provider's name of its model; a new name pauses the run.
+    """Record the model's name as the provider reports it; a new name pauses the run.
 
-    A new ``system_fingerprint`` of a known name is recorded only.
+    If only the ``system_fingerprint`` is new, it is recorded and the run continues.
     """
     if model in state.models:
         return Result(state=state)
@@ -209,7 +209,7 @@ def record_model(machine: RoundMachine, state: RunState, now: float, *, model: s
 def roll_back(
     machine: RoundMachine, state: RunState, now: float, *, method: State, to_round: int, reason: str
 ) -> Result[None]:
-    """Roll a run back to its state after an earlier round; its spending stays."""
+    """Roll a run back to its state after an earlier round; its spending stays counted."""
     if not (state.running or state.can_resume):
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be rolled back")
     if not 0 <= to_round <= state.round:
@@ -217,14 +217,14 @@ def roll_back(
     result = _release_all(machine, state, "the run was rolled back")
     state = result.state.without_draw(
         round=to_round,
-        # Candidates that were added since then stay.
+        # Candidates that were added after that round stay.
         method=machine.with_new_candidates(method),
         lost=0,
         merged_at=min(state.merged_at, to_round),
-        # After a rollback to round 0 no result depends on the model.
+        # After a rollback to round 0, no result depends on the earlier model.
         model=state.model if to_round else machine.required_model or state.model,
         rollbacks=state.rollbacks + 1,
-        planned=None,  # The next assignment plans for the caps of its time.
+        planned=None,  # The next assignment makes a plan for the caps at that time.
         metric=state.metric.model_copy(update={"after": None}),
         verdict=None,
     )
@@ -250,12 +250,12 @@ def record_metric(
 ) -> Result[None]:
     """Record the dev metric of a prompt.
 
-    `biased` is the metric of no prompt with a label bias. For ``after``, `at` is the round and the
-    number of rollbacks when the prompt was current.
+    `biased` is the metric of the model without a prompt and with a label bias. For ``after``, `at`
+    is the round and the number of rollbacks at which the prompt was current.
     """
     now_at = (state.round, state.rollbacks)
     if which == "after" and (state.running or at not in (None, now_at)):
-        return Result(state=state)  # The run has continued: this is not its final prompt.
+        return Result(state=state)  # The run has continued, so this was not its final prompt.
     changes = {which: value} | ({} if biased is None else {"no_prompt_biased": biased})
     state = replace(state, metric=state.metric.model_copy(update=changes))
     return Result(state=replace(state, verdict=verdict) if which == "after" else state)
@@ -264,7 +264,7 @@ def record_metric(
 def count_call(
     machine: RoundMachine, state: RunState, now: float, *, failure: str | None
 ) -> Result[None]:
-    """Count a call of the run's proposer, and why it failed."""
+    """Count a call of the run's proposer; `failure` is why the call failed, None if it did not."""
     done = (state.proposer or ProposerReport()).and_then(
         calls=1, failed=int(failure is not None), failure=failure
     )
@@ -281,14 +281,14 @@ def propose(
     dropped: int = 0,
     parents: tuple[int, ...] = (),
 ) -> Result[None]:
-    """Queue new candidates for a slot until the round ends, because drawn prompts stay the same.
+    """Queue new candidates for a slot; they are added at the end of the round.
 
-    `dropped` is the number of texts that cannot be candidates; `parents` are the candidates that a
-    text merges.
+    They are not added before, because the round's prompts are drawn already. `dropped` is the
+    number of texts that cannot be candidates; `parents` are the candidates that a text merges.
     """
     proposer = machine.spec.prompt.proposer
     if proposer is None or slot != machine.spec.prompt.proposed_slot:
-        raise ProblemError("run_conflict", f"no candidates are proposed for slot {slot!r}")
+        raise ProblemError("run_conflict", f"the run's proposer does not write slot {slot!r}")
     room = proposer.max_candidates - len(state.added)
     fresh = [text for text in dict.fromkeys(texts) if text not in state.added][: max(room, 0)]
     if not state.running:
@@ -304,9 +304,9 @@ def propose(
 def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tuple[int, ...]]:
     """Return the best candidates of different clusters of clients, if a merge of them is due.
 
-    A cluster has at least two clients, so that no client decides alone, and a candidate is merged
-    once. The number of candidates is at most the square root of the number of clients, and at least
-    2: many texts merged at once lose what each of them says (Li et al. 2026, "Combee").
+    A cluster has at least two clients, so that no client decides alone. Each candidate is merged at
+    most once. At most the square root of the number of clients, and at least two, are merged,
+    because a merge of many texts loses their details (Li et al. 2026, "Combee").
     """
     proposer = machine.spec.prompt.proposer
     due = proposer is not None and state.round - state.merged_at >= proposer.merge_every
@@ -324,7 +324,7 @@ def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tu
 
 def close_seat(machine: RoundMachine, state: RunState, seat: Seat, now: float) -> Result[None]:
     """Store a finished seat; the last one ends the round."""
-    # Appended last: the log keeps the order in which seats were finished.
+    # Appended at the end, so that the log has the order in which seats were finished.
     others = (other for other in state.seats if other.place != seat.place)
     state = replace(state, seats=(*others, seat))
     if machine.vacancies(state) or any(s.phase != "done" for s in state.seats):
@@ -335,7 +335,7 @@ def close_seat(machine: RoundMachine, state: RunState, seat: Seat, now: float) -
 def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[None]:
     """Aggregate the finished seats and start the next round, or end the run."""
     done = [seat for seat in state.seats if seat.phase == "done"]
-    # Sorted by enrolment index: floating-point sums depend on the order.
+    # Sorted by enrolment index, because floating-point sums depend on the order.
     seats = sorted(done, key=lambda seat: (seat.client, seat.slot))
     by_examples = machine.spec.participation.aggregation == "examples"
     weights = [seat.weight for seat in seats] if by_examples else None
@@ -355,7 +355,7 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         record["candidates"] = [list(each) for each in state.waiting]
     quarantined = state.quarantined
     if machine.defence is not None and not machine.defence.only_bounds:
-        banned = _banned(machine, machine.defence, state, defence, verdicts)
+        banned = _new_quarantines(machine, machine.defence, state, defence, verdicts)
         quarantined = quarantined.union(banned)
         record["defence"] = [
             {"slot": seat.slot}
@@ -376,12 +376,12 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         machine = machine.at(state)
         state = replace(state, method=machine.with_new_candidates(state.method))
     record["alpha_sha256"] = alpha_sha256(state.method.alpha)
-    # In the alpha exchange the memory comes from a client, so it cannot end the run.
-    over_itself = machine.losses_exchange and machine.method.finished(state.method)
-    if state.round >= machine.spec.rounds or over_itself:
+    # In the alpha exchange the memory comes from a client, which must not be able to end the run.
+    search_ended = machine.losses_exchange and machine.method.finished(state.method)
+    if state.round >= machine.spec.rounds or search_ended:
         cap = None if state.account.cap is None else state.account.cap.queries
         most = machine.planned_queries if cap is None else cap
-        left = most - state.account.spent.queries if over_itself else 0
+        left = most - state.account.spent.queries if search_ended else 0
         reason = f"the search ended by itself; {left:,} of {most:,} queries are left"
         state = state.end("completed", reason if left > 0 else None, now)
     return Result(
@@ -400,7 +400,7 @@ def _judge(
         return list(seats), state.defence, []
     contributions = [_contribution(machine, state, seat) for seat in seats]
     verdicts, memory = machine.defence.admit(state.method.alpha, contributions, state.defence)
-    kept = [_admitted(seat, one) for seat, one in zip(seats, verdicts, strict=True)]
+    kept = [_apply_verdict(seat, verdict) for seat, verdict in zip(seats, verdicts, strict=True)]
     return kept, memory, verdicts
 
 
@@ -410,12 +410,13 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
         return Contribution(client=seat.client, alpha=alpha, mean_loss=seat.mean_loss)
     compared = [np.array(losses, dtype=np.float64) for losses in seat.losses]
     advantage = None
-    # Only the first step's prompts can be drawn again; alpha does not describe a pool.
+    # Only the first step's prompts can be drawn again. Of several steps, the first is used only for
+    # a method with a pool, which alpha does not describe.
     if compared and (len(compared) == 1 or machine.method.shares_memory):
         first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
         asked = machine.candidates(state, first)
         advantage = drawn_advantage(asked, machine.clipped(compared[0]))
-    # Rounding of the mean gives equal numbers a standard deviation above 0.
+    # Equal numbers can have a standard deviation above 0, because their mean is rounded.
     spreads = [float(np.std(step)) if np.ptp(step) else 0.0 for step in compared]
     return Contribution(
         client=seat.client,
@@ -426,7 +427,7 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
     )
 
 
-def _admitted(seat: Seat, admitted: Admitted) -> Seat:
+def _apply_verdict(seat: Seat, admitted: Admitted) -> Seat:
     if admitted.outlier:
         return replace(seat, local=None)
     if admitted.scale == 1.0 or seat.local is None:
@@ -434,22 +435,22 @@ def _admitted(seat: Seat, admitted: Admitted) -> Seat:
     return replace(seat, local=State(alpha=admitted.alpha, memory=seat.local.memory))
 
 
-def _banned(
+def _new_quarantines(
     machine: RoundMachine,
     defence: Defence,
     state: RunState,
     memory: Memory,
     verdicts: Sequence[Admitted],
 ) -> Mapping[int, str]:
-    # A readmitted client returns to quarantine only with a new outlier.
-    suspects = {one.client for one in verdicts if one.outlier}
+    # A client that was released from quarantine returns to it only after a new outlier.
+    suspects = {verdict.client for verdict in verdicts if verdict.outlier}
     outliers = sorted(defence.quarantined(memory) & suspects)
-    # Outliers are a minority by definition, and a round needs K* clients.
+    # Keeps a majority (outliers are a minority by definition), and the K* clients of a round.
     known = {line.client: line for line in ledger(memory)}
     num_kept = max(len(known) // 2 + 1, machine.spec.participation.clients_per_round)
     room = len(known) - num_kept - len(state.quarantined.intersection(known))
     return {
-        client: f"{known[client].outliers} of its {known[client].rounds} updates were held back"
+        client: f"{known[client].outliers} of its {known[client].rounds} updates were rejected"
         for client in outliers[: max(room, 0)]
     }
 
@@ -462,7 +463,7 @@ def _aggregate(
         return State(alpha=machine.method.project(aggregate(alphas, weights)))
     if len(seats) == 1:
         return seats[0].local or state.method
-    # Pools have no mean: the method receives the seats' losses one after the other.
+    # Pools cannot be averaged, so the method receives the seats' losses one after the other.
     method = state.method
     for seat in seats:
         if seat.local is not None:

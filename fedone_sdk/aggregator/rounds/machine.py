@@ -33,34 +33,34 @@ MIN_SAMPLES = 2
 """Minimal number of prompts per step: the variance-reduced estimator divides by I - 1."""
 
 MAX_SNAPSHOTS = 100
-"""Maximal number of rounds of a run to which it can be rolled back, besides its start."""
+"""Maximal number of rounds to which a run can be rolled back, besides its start."""
 
 ONE_QUERY = Usage(queries=1)
 """Upper bound on the cost of a query if only queries can be bounded."""
 
 _STRIDE = 1 << 32
-"""Offset of seeds after a rollback: larger than any product of slots and local steps."""
+"""Each rollback adds this to the seeds; it is larger than any product of slots and local steps."""
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_STDS = 10.0
-"""Standard deviations of noise that no honest update exceeds."""
+"""Number of standard deviations of noise that no honest update exceeds."""
 
 _ROUNDING = 1.001
-"""Tolerance for float32."""
+"""Factor by which a step may exceed its bound, because alpha is float32."""
 
 _SLOW_SIZE = 1 << 16
-"""Size of alpha up to which a check, a projection and a write take a few milliseconds."""
+"""For an alpha up to this size, a check, a projection and a write take a few milliseconds."""
 
 
 @dataclass(eq=False)
 class RoundMachine:
-    """The fixed parts of a run, by which its handlers decide.
+    """The fixed parts of a run, which its handlers read.
 
-    A handler is a pure function ``(machine, state, now, **data) -> Result`` of this package; `now`
-    is in seconds since the epoch.
+    A handler is a pure function ``(machine, state, now, **data) -> Result`` of this package. It
+    makes one decision about the run; `now` is in seconds since the epoch.
 
     Args:
         vocab_size: N, including candidates that may be added during the run.
@@ -78,19 +78,19 @@ class RoundMachine:
     """
 
     CLAIM_TIMEOUT_S: ClassVar = 10.0
-    """Seconds that a drawn client has to claim its work: a round trip and a reconnection."""
+    """A drawn client must claim its work within this time: a round trip and a reconnection."""
 
     MAX_RENEWALS: ClassVar = 10
-    """Renewals of an assignment: a device that never finishes keeps a seat for 11 deadlines."""
+    """Maximal number of renewals. A device that never finishes keeps a seat for 11 deadlines."""
 
     MAX_LOST: ClassVar = 50
-    """Lost assignments in a row after which the run fails, once each waiting client has lost one in
-    this round. Each may cost its lease: a run whose model never answers fails before its caps are
-    spent."""
+    """The run fails if more assignments in a row are lost, and each waiting client has lost one in
+    this round. Each may cost its lease, so a run whose model never answers fails before its caps
+    are spent."""
 
     MAX_STRIKES: ClassVar = 3
-    """Lost seats of a client, minus its updates, from which it is set aside: for one deadline, and
-    twice as long with each further one, up to a day."""
+    """A client with this many strikes is set aside for one deadline. Each further strike doubles
+    the time, up to a day. Lost seats add strikes, and each update removes one."""
 
     LONGEST_ASIDE_S: ClassVar = 86_400.0
 
@@ -139,7 +139,7 @@ class RoundMachine:
         )
         if isinstance(spec.method, OwnMethodSpec) and self.method.shares_memory:
             spec.check_shared_memory(spec.method.label, "its memories")
-        # Cache: the assignment, the gateway and the update use the same prompts of a seat.
+        # Cache of drawn prompts: assignment, gateway and update use the same prompts of a seat.
         self.drawn: dict[tuple[int, ...], tuple[State, Candidates]] = {}
         self.defence = _defence_of(spec, self.method)
         self.releases = None if spec.privacy is None else Releases(spec, spec.privacy)
@@ -156,7 +156,7 @@ class RoundMachine:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Result[T]:
-        """Return the result of a handler for the candidates and the plan of a state.
+        """Return the result of a handler that is called with the machine for the state.
 
         Raises:
             ProblemError: The handler refuses; the state stays as it is.
@@ -195,7 +195,7 @@ class RoundMachine:
             )
             known = replace(
                 self,
-                # With added candidates the layout has the index of the blank.
+                # Once candidates are added, the blank's index is in the layout.
                 blank=None if state.proposed else self.blank,
                 layout=layout,
                 planned=state.planned,
@@ -206,21 +206,21 @@ class RoundMachine:
         return variant
 
     def with_model(self, fingerprint: str, worst_query: Usage) -> Self:
-        """Return the machine of the same run for another gateway model, or a newly known one."""
+        """Return the machine of the same run with the facts of the gateway's current model."""
         machine = copy(self)
         machine.gateway_model, machine.worst_query = fingerprint, worst_query
         machine._base, machine._variants = machine, {}
         return machine
 
     def with_new_candidates(self, method: State) -> State:
-        """Return a method state with weights for candidates that were added since."""
+        """Return a method state with weights for the candidates that it does not have yet."""
         space = getattr(self.method, "space", None)
         if not isinstance(space, Space):
             return method
         return method.evolve(alpha=self.method.project(space.admitted(method.alpha)))
 
     def scores_whole(self, num_rows: int) -> bool:
-        """Whether each mini-batch of a client has all its rows; under privacy it is not known."""
+        """Whether a mini-batch contains all of a client's rows; False under privacy."""
         return self.spec.privacy is None and num_rows <= self.spec.method.batch_size
 
     @property
@@ -232,7 +232,7 @@ class RoundMachine:
 
     @property
     def snapshot_every(self) -> int:
-        """Number of rounds between two snapshots, of which a run keeps at most `MAX_SNAPSHOTS`."""
+        """Number of rounds between two snapshots; a run keeps at most `MAX_SNAPSHOTS` snapshots."""
         return math.ceil(self.spec.rounds / MAX_SNAPSHOTS)
 
     @property
@@ -253,7 +253,7 @@ class RoundMachine:
 
     @property
     def planned_queries(self) -> int:
-        """Number of queries that the method plans with; a raised cap does not change it."""
+        """Number of queries that the method plans with; it stays the same if a cap is raised."""
         return self.planned_under(self.spec.budget) if self.planned is None else self.planned
 
     def planned_under(self, budget: Budget | None) -> int:
@@ -277,8 +277,8 @@ class RoundMachine:
     def with_current_plan(self, state: RunState) -> RunState:
         """Return the state with a plan for its current caps.
 
-        A plan changes the prompts that are drawn, so it stays the same once a round has assigned
-        work. A new plan cancels the successive halving of the old one.
+        A plan determines which prompts are drawn, so it does not change within a round that has
+        assigned work. A new plan cancels the successive halving of the old plan.
         """
         started = any(seat.phase != "offered" or seat.step for seat in state.seats)
         cap = state.account.cap
@@ -301,7 +301,7 @@ class RoundMachine:
         return self.spec.participation.clients_per_round if uniform else 1
 
     def admits(self, *, own_model: bool) -> bool:
-        """Whether a client may work with a model of its own, if it has one."""
+        """Whether a client may take part; `own_model` says that it has a model of its own."""
         no_gateway = self.gateway_model is None
         return not own_model or no_gateway or self.spec.participation.own_models is not None
 
@@ -332,7 +332,7 @@ class RoundMachine:
         return self.spec.participation.clients_per_round - len(taken)
 
     def is_exhausted(self, state: RunState) -> bool:
-        """Whether the budget pays for no more work and no open lease can release any."""
+        """Whether the budget does not pay for more work, and no open lease can release budget."""
         return not state.account.leases and self.affordable_work(state) is None
 
     def needs_seating(self, state: RunState) -> bool:
@@ -342,9 +342,9 @@ class RoundMachine:
     def affordable_work(
         self, state: RunState, local: State | None = None
     ) -> tuple[int, int] | None:
-        """Return the numbers of prompts and local steps that the caps pay for; None for no work.
+        """Return the numbers of prompts and local steps that the caps pay for, or None.
 
-        `local` is the client's method state; None is the run's.
+        `local` is the client's method state; None stands for the run's.
         """
         steps = 1 if self.losses_exchange else self.spec.method.local_steps
         most = self.spec.method.num_samples
@@ -367,14 +367,14 @@ class RoundMachine:
             return known[1]
         rng = algorithms.stream(self.seed(state, seat, "prompts", seat.step))
         drawn = self.method.ask(base, rng, seat.num_samples, Holder(seat.client, seat.whole))
-        drawn = self._of_others(state, seat.client, drawn)
+        drawn = self._without_own(state, seat.client, drawn)
         if len(self.drawn) >= 2 * self.spec.participation.clients_per_round:
             self.drawn.clear()
         self.drawn[key] = (base, drawn)
         return drawn
 
-    def _of_others(self, state: RunState, client: int, drawn: Candidates) -> Candidates:
-        """Return prompts with each candidate that the client wrote replaced by its parent."""
+    def _without_own(self, state: RunState, client: int, drawn: Candidates) -> Candidates:
+        """Return the prompts, with candidates that the client wrote replaced by their parents."""
         written_by_client = [origin for origin in state.lineage if origin.client == client]
         if not written_by_client:
             return drawn
@@ -401,7 +401,7 @@ class RoundMachine:
             return False
         halving = self.spec.method.halving if isinstance(self.spec.method, SearchSpec) else 0.0
         asked = state.round * self.spec.participation.clients_per_round
-        # The halving at the end of a search tries no new prompts.
+        # The successive halving at the end of a search tries no new prompts.
         searching = asked + 1 < (1 - halving) * self.planned_asks
         due = searching and (state.round + 1) % proposer.every == 0
         number = sum(origin.client == client for origin in state.lineage)
@@ -409,26 +409,26 @@ class RoundMachine:
         trusted = client not in state.quarantined
         return due and room and trusted and number < MAX_PROPOSALS
 
-    # Seeds: all draws are reproducible and not stored
+    # Seeds: draws are not stored, because they can be repeated
 
     def seed(self, state: RunState, seat: Seat, purpose: str, step: int) -> int:
         """Return the seed of a seat's draw in a local step."""
-        # With replacement a client may hold two seats of a round: the slot separates their seeds.
+        # In draws with replacement a client may get two seats of a round, which need two seeds.
         position = seat.slot * self.spec.method.local_steps + step
         return self.seed_of(state, purpose, seat.client, position)
 
     def seed_of(self, state: RunState, purpose: str, client: int, position: int) -> int:
         """Return the seed of a draw of the current round.
 
-        `client` is an enrolment index, 0 for draws of the server. `position` numbers the draws of
-        one purpose and client.
+        `client` is an enrolment index; it is 0 for draws of the server. `position` numbers the
+        draws of one purpose and client.
         """
         # After a rollback the round must draw other clients and prompts.
         step = position + state.rollbacks * _STRIDE
         return algorithms.stream_seed(self.spec.seed, purpose, state.round, client, step)
 
     def longest_step(self, alpha: NDArray[np.float32], num_steps: int) -> float:
-        """Return how much a client can change an entry of alpha (alpha exchange)."""
+        """Return by how much a client can change an entry of alpha (alpha exchange)."""
         if not isinstance(self.method, PolicyGradient):
             return math.inf
         privacy = self.spec.privacy
@@ -454,7 +454,7 @@ class RoundMachine:
         return class_losses.plus(price)
 
     def _length_price(self, candidates: Candidates) -> NDArray[np.float64]:
-        """Return what the length of each prompt adds to its loss (`PromptSpec.length_penalty`)."""
+        """Return the penalty for the length of each prompt (`PromptSpec.length_penalty`)."""
         penalty = self.spec.prompt.length_penalty
         if not penalty or self.vocabulary is None:
             return np.zeros(len(candidates.prompts))
@@ -472,18 +472,18 @@ class RoundMachine:
         return None if bias is None else tuple(bias.tolist())
 
     def plain_bias(self, state: RunState) -> Bias | None:
-        """Return the label bias of "no prompt", if the run has scored it."""
+        """Return the label bias of the model without a prompt, if the run has estimated it."""
         bias = self.method.plain_bias(state.method)
         return None if bias is None else tuple(bias.tolist())
 
 
 def _defence_of(spec: RunSpec, method: algorithms.Algorithm) -> Defence | None:
-    """Return the defence of a run; None if a step of its method is bounded by itself."""
+    """Return the defence of a run; None if it is off and the method itself bounds its steps."""
     wanted = spec.defence
     if wanted.judges:
         return Defence(
             num_samples=spec.method.num_samples,
-            # Methods with a pool derive alpha from the pool, so a step cannot be scaled.
+            # Methods with a pool compute alpha from the pool, so a step of alpha cannot be scaled.
             trust_region=None if method.shares_memory else wanted.trust_region,
             outliers=wanted.outliers,
             quarantine=wanted.quarantine,

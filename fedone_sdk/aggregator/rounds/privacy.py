@@ -1,8 +1,8 @@
 """Privacy accounting: epsilon as a function of a device's number of releases.
 
 k releases of the same data with noise multiplier s compose to one Gaussian mechanism with
-multiplier s / sqrt(k). The server knows the mini-batch seeds, so that subsampling does not amplify
-privacy.
+multiplier s / sqrt(k). Subsampling does not amplify privacy here, because the server knows the
+seeds of the mini-batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_RELEASES = 10**9
 
 
 class Accountant:
-    """Privacy loss of a device as a function of its releases; needs dp-accounting."""
+    """Computes a device's epsilon from its number of releases; needs dp-accounting."""
 
     def __init__(self, privacy: PrivacySpec) -> None:
         self.accountant = GaussianAccountant(privacy.delta)
@@ -40,7 +40,8 @@ class Accountant:
 class Releases:
     """Limits and reports the releases of a run's devices.
 
-    Releases count when work is assigned, because a lost assignment may have been released.
+    A release counts when the work is assigned, because the device of a lost assignment may have
+    sent its result.
 
     Raises:
         MissingExtraError: dp-accounting is not installed.
@@ -51,7 +52,7 @@ class Releases:
         self.accountant = Accountant(privacy)
         self._privacy = privacy
         self.limit = self.accountant.affordable()
-        # Target `alpha` adds noise once per round, whatever the number of local steps.
+        # With target `alpha`, noise is added once per round, for any number of local steps.
         self._each_step = privacy.target == "losses"
         self._per_seat = spec.method.local_steps if self._each_step else 1
         if self.limit is not None and spec.data is not None:
@@ -64,7 +65,7 @@ class Releases:
                 )
 
     def report(self, counts: Mapping[int, int]) -> PrivacyReport:
-        """Return the privacy report, with the epsilon of the device with most releases."""
+        """Return the privacy report; its epsilon is that of the device with most releases."""
         most = max(counts.values(), default=0)
         return PrivacyReport(
             target=self._privacy.target,

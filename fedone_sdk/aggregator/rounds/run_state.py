@@ -24,8 +24,8 @@ D = TypeVar("D")
 _NOTHING: Any = None
 
 MOST_UNFIT = 1000
-"""Maximal number of unfit clients, and of clients with strikes, in a state, which each commit
-writes."""
+"""Maximal number of unfit clients, and of clients with strikes, in a state. It limits the size of
+each commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +35,19 @@ class Seat:
     Attributes:
         phase: ``offered`` until the client claims it, ``working`` until its update, then ``done``.
         due: When the client loses the seat, seconds since the epoch.
-        step: Local steps done (losses exchange; in the alpha exchange the device does them).
+        step: Number of local steps done.
         own_model: Whether the client queries its own model.
-        num_samples: I of the assignment.
-        num_steps: E of the assignment.
+        num_samples: Number of prompts of the assignment, I.
+        num_steps: Number of local steps of the assignment, E; 1 in the losses exchange.
         reflects: Whether the lease pays for the trial of a proposal.
         calls: Ids of the gateway requests whose queries are counted.
-        sent: Upper bounds of pending gateway calls, by attempt, without queries.
+        sent: Upper bounds on the cost of pending gateway calls, by attempt, without queries.
         used: Queries sent to the gateway, and the cost of finished calls.
         queries: Queries settled in earlier steps of the seat.
-        local: The client's method state; None if it equals the round's.
-        losses: Losses per local step.
-        by_class: Losses per class and local step, in runs with label calibration.
-        whole: Whether each mini-batch has all rows that the client had at the offer.
+        local: The client's method state; None if it equals the state at the start of the round.
+        losses: For each local step, the losses of its prompts.
+        by_class: For each local step, the losses per class, in runs with label calibration.
+        whole: Whether each mini-batch contains all rows that the client had at the offer.
     """
 
     slot: int
@@ -88,7 +88,7 @@ class Seat:
         return sum(self.sent.values(), NOTHING)
 
     def settled(self, phase: Literal["offered", "done"], spent: Usage, **changes: Any) -> Seat:
-        """Return the seat after its assignment has ended, at a cost, with other changes."""
+        """Return the seat after its assignment has ended and cost `spent`, with other changes."""
         return replace(
             self,
             phase=phase,
@@ -103,14 +103,14 @@ class Seat:
 
 
 class Strikes(NamedTuple):
-    """Strikes of a client for lost seats; with too many of them it is set aside.
+    """Strikes of a client for lost seats; a client with too many strikes is set aside.
 
     Attributes:
-        recent: Strikes for the costliest seat lost since the run's last update: 1, and 1 per
-            renewal, up to `RoundMachine.MAX_STRIKES`. Other lost seats do not count, because the
-            model may have been unavailable.
+        recent: Strikes for one seat that the client lost since the run's last update: 1, plus 1 per
+            renewal, up to `RoundMachine.MAX_STRIKES`. Of several lost seats only the one with most
+            strikes counts, because the model may have been unavailable.
         proven: Earlier strikes, minus the client's updates.
-        until: Until when the client is set aside, seconds since the epoch.
+        until: When the client may get a seat again, seconds since the epoch.
     """
 
     recent: int = 0
@@ -132,7 +132,7 @@ class Lineage(NamedTuple):
     parents: tuple[int, ...]
 
     def line(self, round_number: int, slot: str) -> tuple[str, dict[str, Any]]:
-        """Return its line of the log: kind and body."""
+        """Return the line that records this origin in the log: kind and body."""
         return "proposal", {"round": round_number, "slot": slot, **self._asdict()}
 
 
@@ -142,18 +142,19 @@ class RunState:
 
     Attributes:
         reason: Why the run ended or paused, in full, for operators.
-        summary: The reason for viewers, without a provider's or a device's own words; None equals
-            `reason`.
-        round: Number of rounds done, and index of the current round.
-        account: Caps, spending and leases of training, and of evaluation except for its queries.
-        lost: Assignments without a result since the last accepted update.
-        last_lost: Why the last assignment was lost, for viewers and for operators.
-        strikes: By enrolment index.
+        summary: The reason for viewers, without the text of a provider or a device; None if viewers
+            get `reason`.
+        round: Number of rounds done, which is the index of the current round.
+        account: Caps, spending and leases of training and evaluation; queries of training only.
+        evaluation: Spending and leases of the evaluation.
+        passed: Clients that gave up a seat of this round; they are drawn last.
+        lost: Number of assignments lost since the last accepted update.
+        last_lost: Why the last assignment was lost: for viewers, and for operators.
+        strikes: Strikes of clients, by enrolment index.
         fills: Number of draws of clients in this round; part of the draw's seed.
         rollbacks: Number of rollbacks; part of all seeds.
-        releases: Number of noised releases by enrolment index.
-        models: Models that the provider has reported, each with its ``system_fingerprint``; a new
-            model pauses the run.
+        releases: Number of releases with noise, by enrolment index.
+        models: Names that the provider has reported for the model, with ``system_fingerprint``.
         verdict: Whether tuning improved the metric, after the final evaluation.
         proposed: Candidates added since the start, each with its slot.
         waiting: Candidates that are added at the end of the round.
@@ -225,7 +226,7 @@ class RunState:
 
     @property
     def timed_seats(self) -> tuple[Seat, ...]:
-        """Seats whose deadline applies: an offer waits for the client's work on another seat."""
+        """Seats whose deadline applies; offers do not expire while their client works."""
         at_work = {seat.client for seat in self.seats if seat.phase == "working"}
         return tuple(
             seat
@@ -248,7 +249,7 @@ class RunState:
         return seat.used.queries >= lease.queries
 
     def is_answered(self, seat: Seat) -> bool:
-        """Whether all prompts of a seat are answered: only the update is missing."""
+        """Whether all prompts of a seat are answered, so that only the update is missing."""
         return bool(seat.num_queries) and not seat.sent and seat.used.queries >= seat.num_queries
 
     def with_seat(self, seat: Seat, **changes: Any) -> RunState:
@@ -272,7 +273,7 @@ class RunState:
         *,
         summary: str | None = None,
     ) -> RunState:
-        """Return the state of the ended run; it has ended for good unless it is resumed."""
+        """Return the state of the ended run."""
         return replace(
             self, status=status, reason=reason, summary=summary, ended_at=now, paused=False
         )
@@ -280,11 +281,11 @@ class RunState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """An assignment that has ended, which is stored to answer late and repeated updates.
+    """An assignment that has ended. It is stored to answer late and repeated updates.
 
     Attributes:
-        said: The client's or the operator's own words about the reason.
-        receipt: Receipt of the update; None without one.
+        said: The reason in the words of the client or the operator.
+        receipt: Receipt of the accepted update; None if the assignment ended without an update.
     """
 
     assignment_id: str
@@ -311,10 +312,10 @@ class FinishedRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(Generic[T]):
-    """What a handler returns: the next state, and what is stored and answered with it.
+    """What a handler returns: the next state, the records to store with it, and the reply.
 
     Attributes:
-        log: Other lines of the log: kind and body.
+        log: Lines of the log besides that of a finished round: kind and body.
         refusal: Raised to the caller after the state is stored.
     """
 
@@ -327,7 +328,7 @@ class Result(Generic[T]):
     refusal: ProblemError | None = None
 
     def then(self, later: Result[R]) -> Result[R]:
-        """Return the result of two steps; reply and refusal are those of the later one."""
+        """Return the result of this and a later step; reply and refusal are the later ones."""
         return replace(
             later,
             closed=(*self.closed, *later.closed),
@@ -338,7 +339,7 @@ class Result(Generic[T]):
 
 
 def offers(before: RunState, after: RunState) -> tuple[int, ...]:
-    """Return the clients with a new seat, or with an offer that can be paid for now."""
+    """Return the clients with a new seat, and those whose offer may now be affordable."""
     was, now = before.account, after.account
     released = len(now.leases) < len(was.leases) or now.cap is not was.cap
     known = {(s.slot, s.client, s.step) for s in before.seats if s.phase != "done"}
@@ -356,7 +357,7 @@ def offers(before: RunState, after: RunState) -> tuple[int, ...]:
 
 _METHOD, _DEFENCE = "method", "defence"
 _ARRAYS = (_METHOD, _DEFENCE, "local")
-"""Fields of a state and its seats that the block of arrays holds."""
+"""Fields of a state and its seats that are in the block of arrays."""
 
 
 def arrays_of(state: RunState) -> dict[str, Any]:
@@ -370,7 +371,7 @@ def arrays_of(state: RunState) -> dict[str, Any]:
 
 
 def encode_snapshot(state: RunState) -> bytes:
-    """Return what a rollback restores: the method's state."""
+    """Return the method's state as bytes, for a rollback."""
     return dump_memory(_named(_METHOD, state.method))
 
 
@@ -388,7 +389,7 @@ def snapshot_sha256(arrays: bytes) -> str:
 
 
 def encode_document(state: RunState, **more: object) -> str:
-    """Return the state without its arrays as JSON, with `more` values."""
+    """Return the state without its arrays as JSON, with the keys and values of `more` added."""
     return json.dumps({**_fields(state), **more}, default=_plain, separators=(",", ":"))
 
 
@@ -410,14 +411,14 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    # `fields` alone would take a third of the time of a commit's document.
+    # `dataclasses.fields` would take a third of the time that a commit's document takes.
     return {
         name: getattr(record, name) for name in record.__dataclass_fields__ if name not in _ARRAYS
     }
 
 
 def _plain(value: Any) -> object:
-    """Return a value as JSON has it; money is text, which is exact."""
+    """Return a value in a form that JSON can represent; money becomes text, which is exact."""
     match value:
         case Usage():
             return value.exact()
@@ -442,7 +443,7 @@ def _loaded(record: Callable[..., D], document: dict[str, Any], **arrays: Any) -
 def _readers(record: Any) -> dict[str, Callable[[Any], Any]]:
     hints = get_type_hints(record)
     return {
-        # The seats are loaded already.
+        # `decode` has loaded the seats already.
         name: tuple if name == "seats" else TypeAdapter(hint).validate_python
         for name, hint in hints.items()
         if name not in _ARRAYS

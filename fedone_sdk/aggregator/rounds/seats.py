@@ -31,8 +31,8 @@ def fill(
 ) -> Result[None]:
     """Offer vacant seats to available clients; end the run if no seat can ever be filled.
 
-    `available` maps the enrolment indices of the clients that may be drawn to their number of
-    examples. `enrolled` is the number of all clients, connected or not; None is unknown.
+    `available` maps the enrolment index of each client that may be drawn to its number of examples.
+    `enrolled` is the number of all clients, connected or not; None if it is unknown.
     """
     if not machine.needs_seating(state):
         return Result(state=state)
@@ -46,11 +46,11 @@ def fill(
         return end_early(machine, state, "failed", f"{summary}; last: {last}", now, summary=summary)
     if enrolled is not None and (spent := _num_exhausted(machine, state, enrolled)):
         reason = (
-            f"privacy.max_epsilon: {spent} devices have reached it, and no other is available; "
-            "enrol more, then resume the run"
+            f"privacy.max_epsilon: {spent} devices have reached it, and no other device is left; "
+            "enrol more devices, then resume the run"
         )
         return end_early(machine, state, "stopped", reason, now)
-    # Filters only when needed: thousands of clients may be available.
+    # Filtered only if necessary, because thousands of clients may be available.
     releases = machine.releases
     if state.quarantined or state.unfit or state.strikes or releases is not None:
         available = {
@@ -61,7 +61,7 @@ def fill(
             and not state.is_aside(client, now)
             and (releases is None or releases.has_room(state.releases.get(client, 0)))
         }
-    return Result(state=_drawn(machine, state, available, now))
+    return Result(state=_draw(machine, state, available, now))
 
 
 def _no_answer_reason(state: RunState) -> str | None:
@@ -73,14 +73,14 @@ def _no_answer_reason(state: RunState) -> str | None:
 def _is_failing(
     machine: RoundMachine, state: RunState, available: Mapping[int, int], now: float
 ) -> bool:
-    """Whether too many assignments in a row were lost, with all waiting clients tried."""
+    """Whether too many assignments in a row were lost, and all waiting clients have been tried."""
     if state.lost <= machine.MAX_LOST or not available:
         return False
     return all(client in state.passed or state.is_aside(client, now) for client in available)
 
 
 def _last_unfit(machine: RoundMachine, state: RunState) -> str | None:
-    """Return the newest reason once all clients of a run with ``data`` have declined as unfit."""
+    """Return the newest decline's reason if all clients of a run with ``data`` are unfit."""
     data = machine.spec.data
     if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):
         return None
@@ -88,7 +88,7 @@ def _last_unfit(machine: RoundMachine, state: RunState) -> str | None:
 
 
 def _num_exhausted(machine: RoundMachine, state: RunState, enrolled: int) -> int:
-    """Return the number of devices at ``max_epsilon`` if no seat can be filled; else 0."""
+    """Return the number of devices that have reached ``max_epsilon``; 0 if seats can be filled."""
     if machine.releases is None or any(seat.phase != "done" for seat in state.seats):
         return 0
     spent = machine.releases.spent_up(state.releases)
@@ -99,7 +99,7 @@ def _num_exhausted(machine: RoundMachine, state: RunState, enrolled: int) -> int
     return len(spent) if machine.vacancies(state) and len(out) >= expected else 0
 
 
-def _drawn(
+def _draw(
     machine: RoundMachine, state: RunState, available: Mapping[int, int], now: float
 ) -> RunState:
     part = machine.spec.participation
@@ -111,7 +111,7 @@ def _drawn(
     if uniform and state.seats:
         seated = {seat.client for seat in state.seats}
         available = {c: count for c, count in available.items() if c not in seated}
-    # A client that gave a seat up is drawn again only if no other is available.
+    # A client that gave up a seat is drawn again only if no other client is available.
     pool = available
     if state.passed:
         others = {c: count for c, count in available.items() if c not in state.passed}
@@ -153,9 +153,9 @@ def assign(
     available: Mapping[int, int] | None = None,
     enrolled: int | None = None,
 ) -> Result[Assignment | None]:
-    """Assign the work of a client's seat, under a lease; a client without a seat may be drawn now.
+    """Assign the work of a client's seat and lease its cost; first draw clients if it has no seat.
 
-    A repeated claim gets the same assignment and no second lease. `memory` is the method memory
+    A repeated claim gets the same assignment, and no second lease. `memory` is the method memory
     after the client's last work (losses exchange); `available` and `enrolled` are as for `fill`.
     """
     drawn: Result[Any] = Result(state=state)
@@ -171,7 +171,7 @@ def assign(
         machine = machine.at(state)
         affordable = machine.affordable_work(state, seat.local)
         if affordable is None:
-            # Another client's lease may release budget; the seat waits for it.
+            # The seat waits until the settlement of another client's lease releases budget.
             return replace(drawn, state=state)
         samples, steps = affordable
         worst = machine.worst_query * (samples * steps)
@@ -209,7 +209,7 @@ def _saved_local(
     machine: RoundMachine, state: RunState, client: int, memory: Memory
 ) -> State | None:
     if machine.remembers_clients:
-        for seat in state.seats:  # In the order in which they were finished.
+        for seat in state.seats:  # Finished seats are in the order in which they were finished.
             if seat.client == client and seat.phase == "done" and seat.local is not None:
                 memory = seat.local.memory
     return replace(state.method, memory=memory) if memory else None
@@ -252,7 +252,7 @@ def assignment(machine: RoundMachine, state: RunState, seat: Seat, now: float) -
 def renew(
     machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
 ) -> Result[Renewal]:
-    """Give a client a full new deadline, up to `RoundMachine.MAX_RENEWALS` times."""
+    """Restart an assignment's deadline, up to `RoundMachine.MAX_RENEWALS` times."""
     seat = open_seat(state, assignment_id)
     if seat.renewals >= machine.MAX_RENEWALS:
         raise ProblemError(
@@ -264,7 +264,7 @@ def renew(
     return Result(state=state.with_seat(seat), reply=Renewal(deadline_s=deadline_s))
 
 
-# Losses of seats
+# Lost seats
 
 
 def decline(
@@ -277,7 +277,7 @@ def decline(
     usage: Usage = NOTHING,
     unfit: bool = False,
 ) -> Result[None]:
-    """Take an assignment back from a client that declines it, or all work if it is unfit."""
+    """Take back an assignment that a client declines; an unfit client loses all its seats."""
     seat = open_seat(state, assignment_id)
     if not state.running:
         status = "paused" if state.paused else state.status
@@ -307,10 +307,10 @@ def vacate(
     said: str | None = None,
     unfit: bool = False,
 ) -> Result[None]:
-    """Take a seat from its client, whose own words are `said`, and charge its lease.
+    """Take a seat from its client and charge the lease; `said` is the reason in the client's words.
 
-    An unfit client gets no other seat of the run. It declines before it queries a model, which
-    costs nothing and does not count towards `RoundMachine.MAX_LOST`.
+    An unfit client gets no other seat of the run. It declines before it queries a model, so its
+    decline does not count towards `RoundMachine.MAX_LOST`.
     """
     was_working, renewals = seat.phase == "working" and not unfit, seat.renewals
     seat, result = release(machine, state, seat, reason, reported, said=said)
@@ -328,14 +328,14 @@ def vacate(
         passed=state.passed | {seat.client},
     )
     if unfit:
-        state = _without_unfit(state, seat, said or reason)
+        state = _exclude_unfit(state, seat, said or reason)
     if seat.step:
-        # Earlier local steps are paid for: the seat closes with their result.
+        # Earlier local steps are paid for, so the seat is finished with their result.
         return result.then(close_seat(machine, state, replace(seat, phase="done"), now))
     return replace(result, state=state.without_seat(seat))
 
 
-def _without_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
+def _exclude_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
     others = {client: why for client, why in state.unfit.items() if client != seat.client}
     for other in state.seats:
         started = other.step or other.phase != "offered" or other.slot == seat.slot
@@ -349,7 +349,7 @@ def _newest(clients: Mapping[int, T]) -> dict[int, T]:
 
 
 def count_update(machine: RoundMachine, state: RunState, client: int, now: float) -> Result[None]:
-    """Count an update for its client, and seats lost since the last one against other clients."""
+    """Remove a strike of a client with a new update; make the recent strikes of others count."""
     strikes, log = {}, []
     for other, known in state.strikes.items():
         if other == client:
@@ -376,7 +376,7 @@ def _pause_s(machine: RoundMachine, count: int) -> float:
 
 
 def clear_unfit(machine: RoundMachine, state: RunState, now: float, *, client: int) -> Result[None]:
-    """Let an unfit client be drawn again, because it has changed."""
+    """Allow draws of an unfit client again, because its data or requirements have changed."""
     if client not in state.unfit:
         return Result(state=state)
     unfit = {other: why for other, why in state.unfit.items() if other != client}
@@ -398,7 +398,7 @@ def renew_offers(machine: RoundMachine, state: RunState, client: int, now: float
 def quarantine(
     machine: RoundMachine, state: RunState, now: float, *, client: int, reason: str
 ) -> Result[None]:
-    """Put a client in quarantine and remove its seats with their results."""
+    """Put a client in quarantine, and remove its seats and their results from the round."""
     result: Result[None] = Result(state=state)
     for seat in state.seats:
         if seat.client == client:

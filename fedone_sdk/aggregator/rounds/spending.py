@@ -1,4 +1,4 @@
-"""Reservations and settlement of model calls under a run's leases."""
+"""Reservation and settlement of the cost of model calls, under a run's leases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 from fedone_sdk.messages import ProposerReport
 
 _REFLECTION = "reflection"
-"""In a seat's calls; no digest of a request."""
+"""Stands for the reflection in a seat's calls; no digest of a request equals it."""
 
 
 def release(
@@ -25,7 +25,7 @@ def release(
     *,
     said: str | None = None,
 ) -> tuple[Seat, Result[None]]:
-    """End the open assignment of a seat, if any, without an update and settle its lease."""
+    """End the open assignment of a seat, if it has one, without an update; settle its lease."""
     if seat.phase != "working" or seat.assignment_id is None:
         return seat, Result(state=state)
     closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason, said=said)
@@ -36,7 +36,7 @@ def release(
 
 
 def through_gateway(machine: RoundMachine, seat: Seat) -> bool:
-    """Whether a seat's client declared to query the server's model."""
+    """Whether a seat's client has declared that it queries the server's model."""
     return machine.gateway_model is not None and not seat.own_model
 
 
@@ -49,32 +49,33 @@ def lease_cost(
     answered: bool,
     proposed: bool = False,
 ) -> Usage:
-    """Return the cost of a seat's open lease, which ends with an update if `answered`.
+    """Return the cost of a seat's open lease; `answered` says that an update ends it.
 
-    Gateway calls are metered by the server; pending calls count with their upper bound. For a
-    client with its own model:
+    The server measures gateway calls; pending calls count with their upper bound. A client with its
+    own model reports its usage in updates and declines:
 
-    - an update costs the whole lease, or its report if the run trusts reports; the trial of a
-      candidate costs nothing if the client neither reports one nor sends a candidate;
-    - a decline costs its report: it gives no losses, so that a low report gains nothing;
-    - without a report the client may have queried its model, and the whole lease is charged, unless
-      the caps are on the gateway's model.
+    - An update costs the whole lease, or the reported usage if the run trusts reports. The trial of
+      a candidate costs nothing if the client neither reports it nor sends a candidate.
+    - A decline costs the reported usage. The client gains nothing by a low report, because a
+      decline contains no losses.
+    - Without a report, the whole lease is charged, because the client may have queried its model.
+      If the server has a gateway, only gateway calls are charged: the caps are on its model.
     """
     lease = state.account.leases[seat.assignment_id or ""]
     queries = 0 if reported is None else reported.queries
     if seat.reflects and answered and not proposed and queries <= seat.num_queries:
         lease -= machine.worst_query
-    seen = seat.used + seat.max_pending
+    metered = seat.used + seat.max_pending
     has_gateway = machine.gateway_model is not None
     trusted = machine.spec.participation.own_models == "trusted"
     if through_gateway(machine, seat) or (has_gateway and reported is None):
-        return seen
+        return metered
     if reported is None or (answered and not trusted):
         return lease
-    # With a gateway the caps are in its prices.
+    # With a gateway, the caps are in the prices of its model.
     bounded = has_gateway or not trusted
     most = lease if bounded else reported.model_copy(update={"queries": lease.queries})
-    return (reported - reported.beyond(most)).at_least(seen)
+    return (reported - reported.beyond(most)).at_least(metered)
 
 
 def reserve_call(
@@ -89,8 +90,9 @@ def reserve_call(
 ) -> Result[None]:
     """Reserve the upper bound on the cost of a gateway call.
 
-    Repetitions of a request have the same `call`, and its queries count once. `attempt` is unique
-    and names the replica. `worst` is added to earlier reservations of the attempt.
+    Repetitions of a request have the same `call`, and the request's queries count once. `attempt`
+    is unique, and starts with the replica's id. `worst` is added to the attempt's earlier
+    reservations.
     """
     seat, lease = open_seat(state, assignment_id), state.account.leases[assignment_id]
     queries = new_queries(state, assignment_id, call, worst.queries)
@@ -101,7 +103,7 @@ def reserve_call(
         sent={**seat.sent, attempt: sent},
         used=seat.used + Usage(queries=queries),
     )
-    # Within the caps, the lease grows with the cost of repeated requests.
+    # The cost of repeated requests extends the lease, as far as the caps allow.
     missing = (seat.used + seat.max_pending).beyond(lease)
     try:
         account = state.account.add(assignment_id, missing)
@@ -113,24 +115,24 @@ def reserve_call(
 def begin_reflection(
     machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
 ) -> Result[None]:
-    """Record the one reflection of an assignment, on whichever replica."""
+    """Record the reflection of an assignment; a second one is refused, also on other replicas."""
     seat = open_seat(state, assignment_id)
     if _REFLECTION in seat.calls:
-        raise ProblemError("run_conflict", "the assignment's reflection was asked for before")
+        raise ProblemError("run_conflict", "the assignment's reflection was requested before")
     return Result(state=state.with_seat(replace(seat, calls=seat.calls | {_REFLECTION})))
 
 
 def new_queries(
     state: RunState, assignment_id: str, call: str, queries: int, pending: int = 0
 ) -> int:
-    """Return how many queries of a gateway call are new, or refuse them.
+    """Return how many queries of a gateway call are new, or refuse the call.
 
-    A repeated request costs money again, but is no new query. `pending` is the number of queries of
-    other calls that are admitted, but not reserved yet.
+    A repeated request costs money again, but has no new queries. `pending` is the number of queries
+    of other calls that are admitted, but not reserved yet.
     """
     seat = open_seat(state, assignment_id)
     if not state.running:
-        # Without the reason: a provider's text may quote another device's input.
+        # The reason is left out: it may contain a provider's text that quotes another device.
         status = "paused" if state.paused else state.status
         raise ProblemError("run_conflict", f"the run is {status}")
     queries = 0 if call in seat.calls else queries
@@ -151,7 +153,7 @@ def settle_call(
     attempt: str,
     used: Usage,
 ) -> Result[None]:
-    """Charge the cost of a gateway call, without its queries, which were counted before."""
+    """Charge the cost of a gateway call; its queries were counted when it was reserved."""
     seat = state.seat_with(assignment_id)
     if seat is None or attempt not in seat.sent:
         # The seat or the replica was lost, and the call was charged in full.
@@ -171,7 +173,7 @@ def return_queries(
     call: str,
     queries: int,
 ) -> Result[None]:
-    """Return the queries of a gateway call that failed; a repetition counts them again."""
+    """Give the queries of a failed gateway call back to the lease; a repetition counts anew."""
     seat = state.seat_with(assignment_id)
     if seat is None or call not in seat.calls:
         return Result(state=state)
@@ -190,7 +192,7 @@ def has_lost_calls(state: RunState, alive: Set[str]) -> bool:
 
 
 def charge_lost(state: RunState, alive: Set[str]) -> RunState:
-    """Charge pending calls of exited replicas in full: they may have been sent."""
+    """Charge pending calls of exited replicas in full, because they may have been sent."""
     account, evaluation = state.account, state.evaluation
     for lease_id, worst in state.evaluation.leases.items():
         if _is_lost(lease_id, alive):
@@ -206,7 +208,7 @@ def charge_lost(state: RunState, alive: Set[str]) -> RunState:
 
 
 Payee = Literal["proposer", "judge"]
-"""A model other than the tuned one. Its cost is shown separately, and its calls are no queries."""
+"""A model other than the tuned one. Reports list its cost separately, and count no queries."""
 
 
 def reserve_evaluation(

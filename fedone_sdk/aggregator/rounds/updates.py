@@ -19,7 +19,7 @@ from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, LossesUpdate, Pro
 from fedone_sdk.messages.tensor import from_wire
 
 _MAX_ALPHA = 1e6
-"""Upper bound of an entry of alpha in a message, as of a loss."""
+"""Largest allowed entry of alpha in a message; the same limit holds for losses."""
 
 
 def accept(
@@ -32,7 +32,7 @@ def accept(
     body_sha256: str,
     unfit: bool = False,
 ) -> Result[Receipt]:
-    """Accept a client's update, or refuse it; `unfit` if its proposal is no candidate."""
+    """Accept or refuse a client's update; `unfit` if its proposal cannot become a candidate."""
     seat = open_seat(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
@@ -40,7 +40,7 @@ def accept(
         lost = vacate(machine, state, seat, reason, update.usage, now, said=other)
         return replace(cast(Result[Any], lost), refusal=ProblemError("model_mismatch", other))
     _check_scored(update)
-    step = _step_result(machine, state, seat, update)
+    step = _check_update(machine, state, seat, update)
     tried = isinstance(update, LossesUpdate) and update.proposal is not None
     spent = lease_cost(machine, state, seat, update.usage, answered=True, proposed=tried)
     lease = state.account.leases[assignment_id]
@@ -52,7 +52,7 @@ def accept(
             )
         spent = lease
     state = replace(state, account=state.account.settle(assignment_id, spent), model=update.model)
-    proposed = _proposed(machine, state, seat, update, unfit=unfit)
+    proposed = _queue_proposal(machine, state, seat, update, unfit=unfit)
     state = proposed.state
     counted = count_update(machine, state, seat.client, now)
     state = renew_offers(machine, counted.state, seat.client, now)
@@ -85,7 +85,7 @@ def accept(
     )
 
 
-def _proposed(
+def _queue_proposal(
     machine: RoundMachine,
     state: RunState,
     seat: Seat,
@@ -93,7 +93,7 @@ def _proposed(
     *,
     unfit: bool,
 ) -> Result[None]:
-    """Queue the candidate that a client wrote, with its origin; other clients judge it."""
+    """Queue the candidate that a client wrote, with its origin, for scoring by other clients."""
     slot, done = machine.spec.prompt.proposed_slot, state.proposer or ProposerReport()
     if unfit:
         return Result(state=replace(state, proposer=done.and_then(dropped=1)))
@@ -101,7 +101,7 @@ def _proposed(
         return Result(state=state)
     proposal = update.proposal
     if not seat.reflects or proposal.parent >= seat.num_samples:
-        raise invalid("proposal: the assignment asks for none")
+        raise invalid("proposal: the assignment asks for no proposal")
     if proposal.text in state.added or not machine.may_propose(state, seat.client):
         return Result(state=replace(state, proposer=done.and_then(dropped=1)))
     parents = machine.candidates(state, seat).prompts[:, machine.proposed_position]
@@ -126,7 +126,7 @@ def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
 
 
 class _StepResult(NamedTuple):
-    """The content of a valid update; the alpha exchange has no losses."""
+    """The content of a valid update; in the alpha exchange it has no losses."""
 
     local: State
     mean_loss: float
@@ -134,19 +134,19 @@ class _StepResult(NamedTuple):
     by_class: tuple[ByClass, ...] = ()
 
 
-def _step_result(
+def _check_update(
     machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate | LossesUpdate
 ) -> _StepResult:
     """Check an update against its assignment; return its content."""
     if isinstance(update, LossesUpdate) and machine.losses_exchange:
         batch_size = machine.spec.method.batch_size
-        if update.scored.scored > batch_size:  # It weights the losses.
+        if update.scored.scored > batch_size:  # The number weights the losses.
             raise invalid(
                 f"scored: {update.scored.scored} examples, a mini-batch has at most {batch_size}"
             )
         if len(update.losses) != seat.num_samples:
             raise invalid(f"losses: {len(update.losses)} were sent for {seat.num_samples} prompts")
-        by_class = _by_class(machine, update)
+        by_class = _check_by_class(machine, update)
         candidates = machine.candidates(state, seat)
         losses = machine.as_losses(candidates, update.losses, by_class)
         return _StepResult(
@@ -156,18 +156,18 @@ def _step_result(
             by_class=() if by_class is None else (by_class,),
         )
     if isinstance(update, AlphaUpdate) and not machine.losses_exchange:
-        local = _local(machine, state, seat, update)
+        local = _check_alpha(machine, state, seat, update)
         return _StepResult(local=local, mean_loss=update.mean_loss)
     raise invalid(
         f"exchange: is {update.exchange!r}, the run's is {machine.spec.participation.exchange!r}"
     )
 
 
-def _by_class(machine: RoundMachine, update: LossesUpdate) -> ByClass | None:
+def _check_by_class(machine: RoundMachine, update: LossesUpdate) -> ByClass | None:
     given = update.by_class is not None or bool(update.class_counts)
     if given != machine.calibrates:
-        does = "calibrates" if machine.calibrates else "does not calibrate"
-        raise invalid(f"by_class: this run {does} by labels")
+        rule = "is missing" if machine.calibrates else "must be left out"
+        raise invalid(f"by_class: {rule}; the run's calibration is {machine.spec.calibration.kind}")
     if update.by_class is None:
         return None
     labels = machine.num_labels
@@ -183,14 +183,14 @@ def _by_class(machine: RoundMachine, update: LossesUpdate) -> ByClass | None:
     return by_class
 
 
-def _local(machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate) -> State:
+def _check_alpha(machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate) -> State:
     array = update.alpha
     if array.dtype != "float32" or array.shape != machine.shape:
         form = f"{array.dtype} {list(array.shape)}"
         raise invalid(f"alpha: is {form}, the run's is float32 {list(machine.shape)}")
     alpha = from_wire(array)
     if not (alpha >= 0).all() or not alpha.any(axis=1).all():
-        raise invalid("alpha: must be positive")
+        raise invalid("alpha: must not be negative, or 0 in a whole row")
     if alpha.max() > _MAX_ALPHA:
         raise invalid(f"alpha: an entry is above {_MAX_ALPHA:g}")
     if not np.array_equal(machine.method.project(alpha), alpha):

@@ -1,4 +1,4 @@
-"""Changes of runs, as the log, the other replicas and listeners get them; the feed of rounds."""
+"""Changes of runs, for the log, other replicas and listeners; the feed of changed rounds."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Change:
     Attributes:
         offered: Clients with a new seat, or with an offer that can be paid for now.
         measured: Whether a round has a new metric.
-        back_to: Number of rounds that remain after a rollback.
-        reloaded: Whether another replica changed the run; what has changed is unknown.
+        back_to: After a rollback, the number of rounds that remain.
+        reloaded: Whether another replica changed the run; the other fields are then unknown.
         log: Lines of the run's log: kind and body.
     """
 
@@ -65,7 +65,7 @@ class Change:
 
     @property
     def of_rounds(self) -> bool:
-        """Whether it may change the run's rounds or end the run."""
+        """Whether the change may concern the run's list of rounds, or may end the run."""
         return self.finished is not None or self.measured or self.ended or self.reloaded
 
     def signal(self, run_id: str, version: int, state: RunState) -> str:
@@ -94,7 +94,7 @@ class Change:
             for banned in self.finished.record.get("quarantined", ()):
                 _log.warning("client quarantined", run_id=run_id, round=number, **banned)
         if self.ended:
-            # A provider's words may quote a text; the summary does not.
+            # The reason may contain a provider's error text, which may quote a device's text.
             reason = state.summary or state.reason
             facts = {"status": state.status} | ({} if reason is None else {"reason": reason})
             write = _log.warning if state.paused or state.status == "failed" else _log.info
@@ -106,7 +106,7 @@ Listener = Callable[[Any, Change], None]
 
 
 class Feed:
-    """Rounds of a run that are new or changed since the last look."""
+    """The reports of a run's rounds that are new or changed since the last `take`."""
 
     def __init__(self, run: RunView, listeners: list[Listener]) -> None:
         self._run = run
@@ -122,7 +122,7 @@ class Feed:
         self._listeners.remove(self._listen)
 
     def take(self) -> list[RoundReport]:
-        """Return new rounds and those whose metric is new, in order, and mark them as seen."""
+        """Return, in order, the reports that are new or have a new metric; mark them as seen."""
         seen, history = self._seen, list(self._run.history)
         self._seen = history
         return [
@@ -131,10 +131,10 @@ class Feed:
 
     @property
     def has_more(self) -> bool:
-        """Whether `take` would return rounds, or a rollback has removed some."""
+        """Whether `take` would return reports, or a rollback has removed rounds since."""
         return self._run.history != self._seen
 
-    async def changed(self) -> None:
+    async def wait(self) -> None:
         """Wait for a change of the rounds or the end of the run; safe to cancel."""
         await self._changed.wait()
         self._changed.clear()

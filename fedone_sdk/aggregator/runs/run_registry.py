@@ -1,4 +1,4 @@
-"""The runs of a store: the served runs of this process, and the heads of the others."""
+"""The runs of a store: the runs that this process serves, and short records of the others."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class StoredRun:
     """A stored run without its candidates, arrays and log.
 
     Attributes:
-        live: Whether the run must be served: it is running or paused, or has open work.
-        clients: Enrolment indices that its state refers to: at work, in quarantine, or in its
-            privacy accounting.
+        live: Whether the run must be served, because it is running or paused or has open work.
+        final: Whether the run has ended and cannot be resumed.
+        clients: Enrolment indices in its state: clients at work, in quarantine, or with releases in
+            the privacy accounting.
     """
 
     version: int
@@ -82,7 +83,7 @@ class StoredRun:
 
     @classmethod
     def of_run(cls, run: RunView) -> Self:
-        """Return what remains of a run that leaves the memory."""
+        """Return the record that replaces a served run when it is unloaded."""
         state = run.state
         return cls(
             version=run.version,
@@ -100,10 +101,10 @@ class RunRegistry:
     """Loads runs on demand, and follows the runs that other replicas add and remove.
 
     Args:
-        new_run: Returns a run before its stored state is loaded; a `SpecError` if it cannot be
-            served.
+        new_run: Makes a run in its initial state, or raises a `SpecError`; the registry then loads
+            the stored state.
         check_model: Checks that a run's model is available.
-        keeps: Whether an ended run of this id must stay in memory.
+        must_stay: Returns whether an ended run must stay in memory, by the run's id.
 
     Attributes:
         served: The live runs, and other runs that were requested, by id.
@@ -115,7 +116,7 @@ class RunRegistry:
     check_model: Callable[[ServedRun], Awaitable[None]]
     on_loaded: Callable[[ServedRun], None]
     on_removed: Callable[[str, ServedRun | None], Awaitable[None]]
-    keeps: Callable[[str], bool]
+    must_stay: Callable[[str], bool]
     served: dict[str, ServedRun] = field(default_factory=dict, init=False)
     stored: dict[str, StoredRun] = field(default_factory=dict, init=False)
     _loading: dict[str, asyncio.Task[ServedRun | None]] = field(default_factory=dict, init=False)
@@ -140,7 +141,7 @@ class RunRegistry:
         """Return the run of this name, with its newest state.
 
         Raises:
-            ProblemError: ``not_found``; ``run_conflict``: it cannot be read here.
+            ProblemError: ``not_found``, or ``run_conflict`` if this server cannot read the run.
         """
         try:
             run = await self.get_or_load(run_id)
@@ -152,7 +153,7 @@ class RunRegistry:
         return run
 
     async def run_for(self, client: ClientRecord, run_id: str) -> ServedRun:
-        """Return a run that a client may access; others are ``not_found``."""
+        """Return a run that a client may access; for other runs the error is ``not_found``."""
         if not may_see(client.runs, run_id):
             raise ProblemError("not_found", f"there is no run {run_id!r}")
         return await self.run(run_id)
@@ -170,11 +171,11 @@ class RunRegistry:
         return run
 
     def _unload_ended(self) -> None:
-        """Keep only the ended runs that were loaded last; a request loads the others again."""
+        """Unload all ended runs but those that were loaded last; a request loads them again."""
         ended = [
             run
             for run_id, run in self.served.items()
-            if not (run.live or self.keeps(run_id)) and run.model_checked.is_set()
+            if not (run.live or self.must_stay(run_id)) and run.model_checked.is_set()
         ]
         for run in ended[:-_MAX_ENDED]:
             del self.served[run.run_id]
@@ -212,7 +213,7 @@ class RunRegistry:
                     await run.pause(exc)
                 await _check_same_model(run)
         except Exception:
-            # A bug in a backend: the run pauses; only the log has the details.
+            # A bug in a backend pauses the run; only the log contains the details.
             lines, failed = traceback.format_exc(), "the model could not be checked"
             _log.error(failed, run_id=run.run_id, traceback=lines)
             await run.pause(f"{failed}; see the log")
@@ -251,10 +252,10 @@ class RunRegistry:
         """Return the heads of all runs in the store, by id."""
         heads = await self.store.heads()
         size = sum(len(head.document) + len(head.spec) for head in heads)
-        return await in_thread_if_large(size, _stored_runs, heads)
+        return await in_thread_if_large(size, _parse_heads, heads)
 
     async def refresh(self, *, lazily: bool = False) -> None:
-        """Load the changes of other replicas; `lazily` only of runs that are not served here."""
+        """Load the changes of other replicas; `lazily` only marks the served runs as stale."""
         known = self.served.keys() | self.stored.keys()
         versions = await self.store.versions()
         for run_id in known - versions.keys():
@@ -296,18 +297,18 @@ async def _check_same_model(run: ServedRun) -> None:
         reason = f"{models}; resume the run to accept it"
         if reason not in (run.state.reason or ""):
             await run.pause(reason)
-            run.was_stopped = False  # A plain restart does not accept the new model.
+            run.was_stopped = False  # So that a restart does not resume it with the new model.
 
 
 def _log_unreadable(run_id: str, exc: Exception) -> None:
-    """Log why a run cannot be read, for example a newer version's; other runs are served."""
+    """Log why a run cannot be read, for example because a newer version has written it."""
     facts = {"traceback": "".join(traceback.format_exception(exc))}
     if isinstance(exc, SpecError):
         facts = {"reason": "; ".join(exc.problems)}
     _log.error("a run cannot be read", run_id=run_id, **facts)
 
 
-def _stored_runs(heads: Iterable[RunHead]) -> dict[str, StoredRun]:
+def _parse_heads(heads: Iterable[RunHead]) -> dict[str, StoredRun]:
     runs = {}
     for head in heads:
         try:

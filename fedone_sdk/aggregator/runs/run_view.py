@@ -1,4 +1,4 @@
-"""A run as this process sees it: its state and history, its reports, and its export."""
+"""A process's copy of a run: its state and history, its reports, and its export."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedone_sdk.task import Bias, TextPrompt
 from fedone_sdk.vocabulary import Vocabulary
 
 _MAX_LOST = 200
-"""Number of lost assignments kept in memory; the log has all."""
+"""Number of lost assignments kept in memory; the log contains all of them."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Counters:
 _COUNTERS = TypeAdapter(Counters)
 
 _Line = tuple[LogEntry, Any]
-"""A line of the log, and its content if the run keeps it in memory."""
+"""A line of the log, and its parsed content; None for kinds that are not kept in memory."""
 
 
 def _parse_lines(entries: Iterable[LogEntry]) -> list[_Line]:
@@ -89,9 +89,9 @@ class RunView:
     """A copy of a run, and the reports that are made from it.
 
     Attributes:
-        base: The machine of the run's initial candidates.
-        machine: The machine of the current candidates and plan.
-        described: The initial candidates, as the run's file describes them.
+        base: The machine for the run's initial candidates.
+        machine: The machine for the current candidates and plan.
+        described: The initial candidates, which the run's file describes.
         vocabulary: The current candidates.
         state: This replica's copy of the state.
         version: Version of the copy.
@@ -126,7 +126,7 @@ class RunView:
 
     @property
     def live(self) -> bool:
-        """Whether the run must be served: it is running or paused, or has open work."""
+        """Whether the run must be served, because it is running or paused or has open work."""
         state = self.state
         open_work = state.seats or state.account.leases or state.evaluation.leases
         return state.running or state.paused or bool(open_work)
@@ -137,8 +137,8 @@ class RunView:
         return self._stored_counters
 
     async def read(self, record: RunRecord, log: AsyncIterable[Iterable[LogEntry]]) -> None:
-        """Replace the copy by a stored version; `log` has the pages that were not read yet."""
-        # Steps that can fail come before any change.
+        """Replace the copy by a stored version; `log` yields the pages that were not read yet."""
+        # Steps that can fail come before any change of the copy.
         lines: list[_Line] = []
         async for page in log:
             page = [entry for entry in page if entry.version <= record.version]
@@ -198,7 +198,7 @@ class RunView:
 
     @property
     def standings(self) -> tuple[messages.Standing, ...]:
-        """The newest measurements; those of the verdict, once there is one."""
+        """The newest measurement of each prompt; after the run, the measurements of its verdict."""
         state = self.state
         if state.verdict is not None and state.verdict.standings:
             return state.verdict.standings
@@ -215,7 +215,7 @@ class RunView:
     def task(self) -> messages.RunTask:
         """Description of the run for clients."""
         method, task = self.spec.method, self.spec.task
-        # A device needs the description only if it reflects, and the score only for its schema.
+        # A device needs the description only to reflect, and the score only for its JSON schema.
         unused = {} if self.spec.prompt.reflects else {"description": None}
         unused |= {"score": None} if task.answer_schema is None else {}
         return messages.RunTask(
@@ -263,16 +263,16 @@ class RunView:
         return messages.PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
     def shown(self, indices: Sequence[int], proposed: str | None = None) -> TextPrompt:
-        """Return the prompt of candidate indices, with `proposed` as text of the proposed slot."""
+        """Return the prompt of candidate indices; `proposed` replaces the proposed slot's text."""
         changed = None if proposed is None else {self.spec.prompt.proposed_slot or "": proposed}
         return prompt_of(self.spec.task, self.vocabulary, indices, changed)
 
     def result(self) -> messages.RunResult:
         """Return the current or final result of the run."""
         state, counters = self.state, self.counters
-        # The calls of open work are spent, although its lease is not settled yet.
+        # Calls of open assignments count as spent, although the leases are not settled yet.
         working = (seat for seat in state.seats if seat.phase == "working")
-        asked = sum((seat.used + seat.max_pending for seat in working), NOTHING)
+        calls = sum((seat.used + seat.max_pending for seat in working), NOTHING)
         began = state.started_at
         until = state.ended_at if state.ended_at is not None else self._clock.now()
         return messages.RunResult(
@@ -282,8 +282,8 @@ class RunView:
             reason=state.reason,
             rounds=state.round,
             cap=messages.Cap.of(state.account.cap),
-            spent=state.account.spent + asked,
-            leased=state.account.leased.beyond(asked),
+            spent=state.account.spent + calls,
+            leased=state.account.leased.beyond(calls),
             cache=messages.CacheReport(hits=counters.cache_hits),
             censoring=messages.CensoringReport(values=counters.values, censored=counters.censored),
             evaluation=state.evaluation.spent,
@@ -324,7 +324,7 @@ class RunView:
             text, parents = origin.text, list(origin.parents)
             stack += [(child, depth + 1) for child in children[text]]
             gain = math.nan
-            if text in texts:  # Else it waits for the end of the round.
+            if text in texts:  # Otherwise it becomes a candidate at the end of the round.
                 gain = float(losses[parents].min() - losses[texts.index(text)])
             yield messages.Written(
                 text=text,
@@ -362,7 +362,7 @@ class RunView:
     def cheapest(self) -> tuple[list[int], Bias | None] | None:
         """Return the shortest prompt that may be as good as the deployable one, and its bias.
 
-        None if prompts have no known price, or if it is the deployable prompt.
+        Returns None if prompts have no known price, or if the shortest is the deployable one.
         """
         method = self.machine.method
         if not seeks_cheapest(self.spec) or not isinstance(method, PromptSearch):
@@ -398,7 +398,7 @@ class RunView:
 
 
 def reasons(cause: Exception | str) -> tuple[str, str | None]:
-    """Return why a run pauses: for operators, and without the provider's text for viewers."""
+    """Return why a run pauses: the full reason for operators, and a summary for viewers."""
     if isinstance(cause, str):
         return cause, None
     if isinstance(cause, SpecError):
@@ -407,13 +407,13 @@ def reasons(cause: Exception | str) -> tuple[str, str | None]:
     return one_line(cause), one_line(summary)
 
 
-# Export: the first line has the kind ``run``: the description, the candidates and the untrained
-# prompt. The lines of the run's log follow, oldest first, each with its kind. The last line has the
-# kind ``result`` and the keys of a `RunResult`.
+# The export: the first line has the kind ``run``, and contains the run's description, candidates
+# and untrained prompt. The lines of the run's log follow, oldest first. The last line has the kind
+# ``result`` and the keys of a `RunResult`.
 
 
 async def open_run(store: Store, run_id: str) -> RunView:
-    """Return a stored run that this process does not serve; a `ResultError` if there is none."""
+    """Return a run that this process does not serve; a `ResultError` if it is not in the store."""
     record = await store.run(run_id)
     if record is None:
         raise ResultError(f"there is no run {run_id!r} in the store")
@@ -425,7 +425,7 @@ async def open_run(store: Store, run_id: str) -> RunView:
 
 
 async def exported_run(store: Store, run_id: str) -> bytes:
-    """Return the export of a stored run; a `ResultError` if there is none."""
+    """Return the export of a run; a `ResultError` if the run is not in the store."""
     run = await open_run(store, run_id)
     return b"".join([piece async for piece in export_run(store, run)])
 
@@ -434,8 +434,9 @@ async def export_run(store: Store, run: RunView) -> AsyncIterator[bytes]:
     """Yield a run as JSON lines, at its current version."""
     result, version = run.result(), run.version
     untrained = run.prompt(run.machine.initial_state())
-    # With the first page, so that a store that is away is an error and not a cut answer.
-    waiting = _line(
+    # Yielded with the first page: if the store is unavailable, the caller gets an error instead of
+    # an incomplete export.
+    first_line = _export_line(
         kind="run",
         created_at=run.summary.created_at,
         spec=run.spec.model_dump(mode="json"),
@@ -445,14 +446,14 @@ async def export_run(store: Store, run: RunView) -> AsyncIterator[bytes]:
     async for page in log_pages(store, run.run_id):
         entries = [entry for entry in page if entry.version <= version]
         size = sum(len(entry.body) for entry in entries)
-        yield waiting + await in_thread_if_large(size, _lines, entries)
-        waiting = b""
-    yield waiting + _line(kind="result", **result.model_dump(mode="json"))
+        yield first_line + await in_thread_if_large(size, _export_lines, entries)
+        first_line = b""
+    yield first_line + _export_line(kind="result", **result.model_dump(mode="json"))
 
 
-def _lines(entries: Iterable[LogEntry]) -> bytes:
-    return b"".join(_line(kind=entry.kind, **json.loads(entry.body)) for entry in entries)
+def _export_lines(entries: Iterable[LogEntry]) -> bytes:
+    return b"".join(_export_line(kind=entry.kind, **json.loads(entry.body)) for entry in entries)
 
 
-def _line(**document: Any) -> bytes:
+def _export_line(**document: Any) -> bytes:
     return f"{json.dumps(document, ensure_ascii=False)}\n".encode()

@@ -45,20 +45,20 @@ _SLOW: frozenset[Handler] = frozenset({assign, accept, lifecycle.stop, lifecycle
 class ServedRun(RunView):
     """Applies handlers to a run, commits their results to the store and notifies the listener.
 
-    Several replicas may serve a run. Each has a copy of its state, and commits a result on top of
-    the version that the handler was applied to. If another replica commits first, the copy is
-    reloaded and the handler is applied again.
+    Several replicas may serve a run. Each replica has a copy of the run's state, and commits a
+    result on top of the version that the handler was applied to. If another replica has committed
+    first, the copy is reloaded and the handler is applied again.
 
     Args:
         available: Returns the clients that can take a seat: enrolment index -> number of examples.
-        listener: Receives every change after its commit.
+        listener: Called with every change after its commit.
 
     Attributes:
         model_checked: Cleared during the check of the model after a restart. The run then neither
             assigns work nor accepts updates.
         was_stopped: Whether the run was stopped, paused or failed when it was loaded.
-        may_be_stale: Whether there may be commits without a signal.
-        due: The next deadline of any replica's assignments, seconds since the epoch.
+        may_be_stale: Whether the store may have commits whose signal has not arrived.
+        due: The run's next deadline, seconds since the epoch.
         needs_seating: Whether an offer of seats can change the state.
     """
 
@@ -105,7 +105,7 @@ class ServedRun(RunView):
         return self._stored_counters.plus(self._new_counters)
 
     async def create(self) -> None:
-        """Store a new run; a ``ValueError`` if there is one of this name."""
+        """Store a new run; a ``ValueError`` if the store has a run of this name."""
         self._created_at = self._clock.now()
         await self._store.add_run(
             stores.RunRecord(
@@ -129,7 +129,7 @@ class ServedRun(RunView):
     def on_remote_commit(self, changed: RunChanged) -> None:
         """Record another replica's commit; `catch_up` loads it."""
         if changed.version > self._known_version:
-            # After a missed signal, its offers are unknown.
+            # If a signal was missed, the offers of its commit are unknown.
             self.may_be_stale |= changed.version > self._known_version + 1
             self._known_version, self.due = changed.version, changed.due
 
@@ -153,11 +153,11 @@ class ServedRun(RunView):
             if self.is_stale:
                 before = self.state.round
                 await self._reload()
-                if self.state.round > before:  # By another replica.
+                if self.state.round > before:  # Another replica has finished a round.
                     self._active_at = self._clock.now()
 
     async def _reload(self) -> None:
-        # Cleared first: signals during the read may be newer than its result.
+        # Cleared first, because a signal that arrives during the read may be newer than its result.
         self.may_be_stale = False
         try:
             record = await self._store.run(self.run_id)
@@ -177,7 +177,7 @@ class ServedRun(RunView):
         super()._on_new_state()
         self.needs_seating = self.machine.needs_seating(self.state)
         self._known_version = max(self._known_version, self.version)
-        if self._known_version == self.version:  # Else a signal had a newer deadline.
+        if self._known_version == self.version:  # Otherwise `due` is from a newer signal.
             self.due = self.state.next_deadline
         if self.state.running:
             self.ended.clear()
@@ -185,7 +185,7 @@ class ServedRun(RunView):
             self.ended.set()
 
     def use_machine(self, machine: RoundMachine) -> None:
-        """Replace the machine by one of the same run with other facts of the gateway's model."""
+        """Replace the machine by one with another fingerprint or other costs of the model."""
         self.base = machine
         self._on_new_state()
 
@@ -217,12 +217,12 @@ class ServedRun(RunView):
                 if self.is_stale:
                     await self._reload()
                 try:
-                    result = await self._step(handler, await self._completed(handler, data))
+                    result = await self._step(handler, await self._complete_data(handler, data))
                 except MethodError as exc:
-                    result = self._failed(exc)
+                    result = self._fail_run(exc)
                 except ProblemError:
                     if await self._has_newer_version():
-                        continue  # The refusal must come from the newest state.
+                        continue  # The newest state decides whether the handler refuses.
                     raise
                 if result.state is self.state and not result.log:
                     if result.reply is not None and await self._has_newer_version():
@@ -239,7 +239,7 @@ class ServedRun(RunView):
             self._listener(self, change)
         return result
 
-    def _failed(self, error: MethodError) -> Result[Any]:
+    def _fail_run(self, error: MethodError) -> Result[Any]:
         """End the run because of an error of its method; open work is kept for a resume."""
         reason, lines = str(error), "".join(traceback.format_exception(error))
         _log.error("a method failed", run_id=self.run_id, reason=reason, traceback=lines)
@@ -250,11 +250,11 @@ class ServedRun(RunView):
         refusal = ProblemError("run_conflict", "the run has failed; the work is kept")
         return replace(result, refusal=refusal)
 
-    async def _completed(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a handler's data with those of the store and the pool, no older than the state.
+    async def _complete_data(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a handler's data, with the data that it needs from the store and the pool.
 
         `charge_lost_replicas` also gets the replicas that have started since its list was read,
-        because they may have pending calls.
+        because these may have pending calls.
         """
         more: dict[str, Any] = {}
         if handler is lifecycle.charge_lost_replicas:
@@ -265,22 +265,22 @@ class ServedRun(RunView):
             saved = await self._store.memory(self.run_id, data["client"])
             more["memory"] = None if saved is None else load_memory(saved)
         if handler is assign and self.state.seat_of(data["client"]) is None:
-            more |= self._waiting()
+            more |= self._pool_data()
         return {**data, **more}
 
     async def _step(self, handler: Handler, data: dict[str, Any]) -> Result[Any]:
-        """Return the result of a handler, with offers of the seats that it leaves vacant."""
+        """Apply a handler, and then `fill` if seats are vacant; return the combined result."""
         now = self._clock.now()
-        if self.machine.is_slow and handler in _SLOW:  # Would block the event loop.
+        if self.machine.is_slow and handler in _SLOW:  # It would block the event loop.
             result = await in_thread(self.base.step, self.state, now, handler, **data)
         else:
             result = self.base.step(self.state, now, handler, **data)
         if handler is fill or not self.base.at(result.state).needs_seating(result.state):
             return result
-        seated = result.then(self.base.step(result.state, now, fill, **self._waiting()))
+        seated = result.then(self.base.step(result.state, now, fill, **self._pool_data()))
         return replace(seated, reply=result.reply, refusal=result.refusal)
 
-    def _waiting(self) -> dict[str, Any]:
+    def _pool_data(self) -> dict[str, Any]:
         return {"available": self._available(self), "enrolled": self._access.num_clients}
 
     async def pause(self, cause: Exception | str) -> None:
@@ -297,12 +297,12 @@ class ServedRun(RunView):
             kept = "every round" if every == 1 else f"rounds 0, {every}, {2 * every}, ..."
             raise ProblemError(
                 "run_conflict",
-                f"there is no snapshot of round {number}; the run keeps those of {kept}",
+                f"there is no snapshot of round {number}; the run keeps snapshots of {kept}",
             )
         return await in_thread_if_large(len(stored), run_state.decode_snapshot, stored)
 
     async def _has_newer_version(self) -> bool:
-        """Whether the store has a newer version that was not signalled yet."""
+        """Whether the store has a newer version whose signal has not arrived yet."""
         if not self._store.shared:
             return False
         if (await self._store.versions()).get(self.run_id, 0) <= self.version:
@@ -319,7 +319,7 @@ class ServedRun(RunView):
     async def seat(self) -> None:
         """Offer vacant seats to available clients."""
         if self.needs_seating:
-            await self.apply(fill, **self._waiting())
+            await self.apply(fill, **self._pool_data())
 
     async def record_metric(self, round_number: int, value: float) -> None:
         """Add a point to the metric's curve."""
@@ -343,7 +343,7 @@ class ServedRun(RunView):
         names = dict(zip(clients, await self._access.names(clients), strict=True))
         lost = [
             LostWork(
-                round=before.round,  # The handler may have ended it.
+                round=before.round,  # The handler may have ended this round.
                 client_id=names[closed.client],
                 reason=closed.reason,
                 said=closed.said,
@@ -353,7 +353,7 @@ class ServedRun(RunView):
         ]
         log = [stores.LogEntry(kind="lost", body=work.model_dump_json()) for work in lost]
         every = self.base.snapshot_every
-        # The next round with a snapshot; a rollback to it restores the clients' memories, too.
+        # The next round with a snapshot: a rollback to it also restores the clients' memories.
         kept_at = -(-state.round // every) * every
         memories = [
             stores.StoredMemory(client_index=client, round=kept_at, value=dump_memory(memory))
@@ -429,7 +429,7 @@ class ServedRun(RunView):
             self._new_counters = fresh.plus(self._new_counters)
             raise
         except BaseException:
-            # The outcome is unknown if the store became unavailable: the next handler reloads.
+            # If the store became unavailable, the outcome is unknown, and the next handler reloads.
             self.may_be_stale = True
             raise
         self.version += 1
@@ -444,7 +444,7 @@ class ServedRun(RunView):
         return sum(array.nbytes for array in self._arrays.values())
 
     async def record_answers(self, answers: Iterable[Answer]) -> None:
-        """Update the counters from answers; a new model name pauses the run."""
+        """Update the counters from the model's answers; a new name of the model pauses the run."""
         counters, models = self._new_counters, dict[str, None]()
         for answer in answers:
             counters.cache_hits += answer.cached

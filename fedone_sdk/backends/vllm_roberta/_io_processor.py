@@ -21,7 +21,7 @@ class MaskRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    # Per input, its token ids, special tokens included, with exactly one mask.
+    # Per input, its token ids with special tokens; exactly one is the mask.
     token_ids: list[list[int]] = Field(min_length=1)
     label_token_ids: list[int] = Field(min_length=1, max_length=_MAX_LABELS)
 
@@ -38,7 +38,7 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         model = vllm_config.model_config
         if "RobertaForMaskedLM" not in model.architectures:
             raise ValueError(
-                f"--io-processor-plugin fedone_roberta serves RobertaForMaskedLM, and the model "
+                f"--io-processor-plugin fedone_roberta serves RobertaForMaskedLM, but the model "
                 f"is {', '.join(model.architectures)}: leave the option out"
             )
         mask = renderer.get_tokenizer().mask_token_id
@@ -66,7 +66,7 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
                 raise ValueError(f"{where}: {wrong[0]} is not a token id (0 to {last})")
         for where, ids in inputs.items():
             if len(ids) > self._max_length:
-                problem = f"is {len(ids)} tokens, the server takes {self._max_length}"
+                problem = f"has {len(ids)} tokens; the server takes {self._max_length}"
                 raise ValueError(f"{where}: {problem}")
             if (num_masks := ids.count(self._mask)) != 1:
                 problem = f"needs the mask token, id {self._mask}, exactly once"

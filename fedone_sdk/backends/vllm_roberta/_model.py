@@ -54,7 +54,7 @@ class _MaskPooler(Pooler):
     def forward(self, hidden_states: torch.Tensor, pooling_metadata: Any) -> list[torch.Tensor]:
         """Shape of an answer: (masks in the request, its labels), nats, float32."""
         rows: list[int] = []
-        columns: list[list[int]] = []  # Of each row.
+        columns: list[list[int]] = []  # The label tokens of each row.
         shapes: list[tuple[int, int]] = []
         start = 0
         for ids, length, params in zip(
@@ -100,11 +100,11 @@ class RobertaForMaskedLM(nn.Module):
         super().__init__()
         model_config = vllm_config.model_config
         self.config = config = model_config.hf_config
-        # RoBERTa numbers positions from pad_token_id + 1; vLLM does not subtract these.
+        # RoBERTa numbers positions from pad_token_id + 1, which vLLM ignores.
         positions = config.max_position_embeddings - config.pad_token_id - 1
         if model_config.max_model_len > positions:
             raise ValueError(
-                f"this model has {positions} positions, the server is set to "
+                f"this model has {positions} positions, but the server is set to "
                 f"{model_config.max_model_len}: start it with --max-model-len {positions}"
             )
         if vllm_config.scheduler_config.enable_chunked_prefill:
@@ -146,8 +146,8 @@ class RobertaForMaskedLM(nn.Module):
     def _with_tied_decoder(
         self, weights: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        # From the checkpoint, because the loaded embedding has padding rows, and tensor parallelism
-        # splits it between GPUs.
+        # The embedding is read from the checkpoint: the loaded embedding has padding rows, and
+        # tensor parallelism splits it between GPUs.
         tied = getattr(self.config, "tie_word_embeddings", True)
         embedding = None
         for name, weight in weights:

@@ -1,7 +1,8 @@
 """A PostgreSQL database, which several replicas of an aggregator may share.
 
-A commit is one statement: one round trip and one transaction. It has a random name. A run's row has
-the names of its last commits, which show whether a commit was stored when its connection broke.
+A commit is one statement: one round trip and one transaction. Each commit has a random name. A
+run's row has the names of its last commits. They show whether a commit was stored when its
+connection broke.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ WITH moved AS (
 SELECT version FROM moved
 """)
 _NOTIFY = text(f"SELECT pg_notify('{CHANNEL}', s) FROM unnest(CAST(:signals AS text[])) AS s")
-# Transactions with NOTIFY commit one at a time, and each waits until it is flushed. This one does
-# not wait, because a flush of any later commit includes it.
+# PostgreSQL commits transactions with NOTIFY one at a time, and flushes each to disk. This setting
+# omits the flush: the flush of any later commit includes the transaction.
 _ASYNC_COMMIT = text("SELECT set_config('synchronous_commit', 'off', true)")
 _MAX_SIGNALS = 256
 
@@ -124,7 +125,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         if self._engine is not None:
             raise FedOneError(f"store {self.where} is open already")
         self._engine = self._make_engine(
-            _NUM_CONNECTIONS + serving + 1,  # a session, and signals
+            _NUM_CONNECTIONS + serving + 1,  # one for the session, one for signals
             # An upgrade may take long.
             timeout_s=None if upgrading else _STATEMENT_TIMEOUT_S,
         )
@@ -186,7 +187,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
             return await connection.run_sync(schema.current)
 
     async def check(self) -> str:
-        """As `SqlStore.check`, after the test of a session."""
+        """As `SqlStore.check`; first opens a session as a test."""
         session = Session(self._sender)
         async with self._temporary_engine(2) as engine:
             try:
@@ -283,7 +284,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         return self._session.replica
 
     async def alive(self) -> frozenset[str]:
-        """Return the ids of replicas with a session, and this one's."""
+        """Return the ids of all replicas with a session, and of this one."""
 
         def alive(connection: Connection) -> frozenset[str]:
             return frozenset(row.replica for row in connection.execute(REPLICAS))
@@ -307,7 +308,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
     async def _send_signals(self) -> None:
         """Send the queued signals of commits.
 
-        Signals are not sent by the commits, which would wait for the disk one after another.
+        They are not part of the commits: commits with signals wait for the disk one after another.
         """
         try:
             while self._signals:
@@ -419,7 +420,7 @@ def _replace_connections(context: ExceptionContext) -> None:
     For example, the server became a standby in a failover, or its settings were changed.
     """
     code = getattr(context.original_exception, "sqlstate", None) or ""
-    context.is_disconnect = context.is_disconnect or code in _OF_CONNECTION
+    context.is_disconnect = context.is_disconnect or code in _CONNECTION_CODES
 
 
 def _is_database_error(error: BaseException) -> bool:
@@ -452,9 +453,9 @@ def _is_transient(error: BaseException) -> bool:
     return isinstance(error, broken) or code.startswith(_TRANSIENT)
 
 
-# Read-only transactions.
-_OF_CONNECTION = ("25006",)
-# Broken connections, serialization and deadlock, too many connections, shutdown and start.
+# Error code of a write in a read-only transaction.
+_CONNECTION_CODES = ("25006",)
+# Codes of broken connections, serialization and deadlock, too many connections, shutdown, start.
 _TRANSIENT = ("08", "40001", "40P01", "53300", "57P01", "57P02", "57P03")
 _PATIENCE_S = 15.0
 _RETRYING = AsyncRetrying(

@@ -51,7 +51,7 @@ class Session:
     """
 
     def __init__(self, sender: str) -> None:
-        """Initialise without connecting; ignores signals of `sender`, this process."""
+        """Initialise without connecting; `sender` is this process, whose signals are ignored."""
         self._sender = sender
         self.replica = uuid.uuid4().hex
         self._connection: AsyncConnection | None = None
@@ -104,7 +104,7 @@ class Session:
             driver: Any = (await connection.get_raw_connection()).driver_connection
             process = await _process_of(driver, engine)
             while True:
-                # Lock numbers are signed.
+                # 63 bits, because lock numbers are signed 64-bit integers.
                 number = secrets.randbits(63)
                 if await driver.fetchval("SELECT pg_try_advisory_lock($1::bigint)", number):
                     break
@@ -122,7 +122,7 @@ class Session:
         self.replica = f"{number:016x}"
 
     async def _disconnect(self) -> None:
-        """Close the connection; in the pool it would keep its locks."""
+        """Close the connection; in the pool it would stay open and keep its locks."""
         connection, self._connection, self._driver = self._connection, None, None
         self._is_leader = False
         if connection is not None:
@@ -142,7 +142,7 @@ class Session:
             self._notify_listener(None)
 
     async def _heartbeat(self) -> bool:
-        """Wait for the heartbeat interval; return whether the server process is the same."""
+        """Wait for the heartbeat interval; return whether the server process is still ours."""
         try:
             async with asyncio.timeout(_HEARTBEAT_S):
                 await self._lost.wait()
@@ -176,7 +176,7 @@ async def _process_of(driver: Any, engine: AsyncEngine) -> int:
     """Return the server process of a connection, to which its locks belong.
 
     Raises:
-        FedOneError: A pooler gives the connection several processes.
+        FedOneError: A pooler distributes the connection's statements over several processes.
     """
     from asyncpg import InvalidSQLStatementNameError
 
@@ -186,7 +186,7 @@ async def _process_of(driver: Any, engine: AsyncEngine) -> int:
             # Occupies the process that a pooler in transaction mode would reuse.
             await other.execute(text(_PROCESS))
             processes.append(await driver.fetchval(_PROCESS, timeout=_HEARTBEAT_TIMEOUT_S))
-        # A pooler that rotates its processes gives another one to each statement.
+        # A pooler that rotates its processes sends each statement to another process.
         processes += [await driver.fetchval(_PROCESS) for _ in range(2)]
         if len({*processes}) == 1:
             return processes[0]

@@ -180,7 +180,7 @@ def prepare(connection: sa.Connection, *, upgrading: bool) -> None:
     """Create the tables of an empty database, or upgrade an old one, in the open transaction.
 
     Raises:
-        SchemaRefused: As for `current`; or an old database, without `upgrading`.
+        SchemaRefused: As for `current`; or the database is old, and `upgrading` is false.
     """
     revision = current(connection)
     if revision == HEAD:
@@ -224,7 +224,7 @@ class Copied:
 
 
 def copy(source: sa.Connection, target: sa.Connection, digest: Callable[[bytes], str]) -> Copied:
-    """Copy all rows in the connections' transactions, and check the copy by its `Copied`.
+    """Copy all rows in the connections' transactions, and compare `Copied` of source and target.
 
     Raises:
         FedOneError: The target is not empty, or the copy differs from the source.

@@ -33,12 +33,12 @@ T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 _BUSY_S = 5.0
-"""Maximum wait of a write for another process."""
+"""Maximum wait of a write for another process, seconds."""
 
 _MAX_BATCH = 128
-"""Maximum number of writes per transaction, which end together."""
+"""Maximum number of writes per transaction; all of them complete together."""
 
-_OF_FILE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
+_FILE_ERRORS = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _NUM_READERS = 4
 _MIN_FREE = 2**20
 """Minimum free space of the disk, bytes."""
@@ -88,7 +88,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
                 self._lock = _lock(self.where)
             _configure(engine)
             writer = engine.connect().execution_options(fedone_write=True)
-            _erase(writer)  # for a process that was killed before it did
+            _erase(writer)  # in case an earlier process was killed before this step
             return writer
 
         try:
@@ -190,7 +190,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
     def _write_next(self) -> None:
         """Run up to `_MAX_BATCH` queued writes in one transaction.
 
-        Without a task, which would cost another turn of the event loop.
+        Not started as a task, which would take another turn of the event loop.
         """
         size = min(len(self._waiting), _MAX_BATCH)
         batch = [self._waiting.popleft() for _ in range(size)]
@@ -300,7 +300,7 @@ def _run_in_savepoint(
 
 
 def _check_file(path: str, *, create: bool) -> None:
-    """Create a missing file or refuse it; SQLite gives its other files the same mode."""
+    """Create a missing file, or raise; SQLite creates its log files with the file's mode."""
     if create:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     elif not os.path.exists(path):
@@ -348,7 +348,7 @@ def _configure(engine: Engine) -> None:
     def replace_refusing(context: ExceptionContext) -> None:
         """Make the pool replace connections after an error of their file."""
         code = getattr(context.original_exception, "sqlite_errorcode", 0) & 0xFF
-        context.is_disconnect = context.is_disconnect or code in _OF_FILE
+        context.is_disconnect = context.is_disconnect or code in _FILE_ERRORS
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:

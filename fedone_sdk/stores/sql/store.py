@@ -81,7 +81,7 @@ def _documented(statement: Callable[..., Any]) -> Callable[[M], M]:
 
 
 class SqlStore(Store):
-    """A `Store` in a SQLite file, for one server, or on PostgreSQL, for several.
+    """A `Store` in a SQLite file, for one server, or on PostgreSQL, for several servers.
 
     A write that has started is completed even if the caller is cancelled.
     """
@@ -106,7 +106,7 @@ class SqlStore(Store):
 
         Args:
             url: A SQLite file, ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST/DATABASE``.
-            password: Replaces the URL's.
+            password: Replaces the password in the URL.
             serving: Whether this process serves runs: it locks a SQLite file, or registers as a
                 replica on PostgreSQL. Tools pass False: they can use the store of a running server,
                 and neither create nor upgrade a file.
@@ -182,7 +182,7 @@ class SqlStore(Store):
         """
 
     async def copy_to(self, target: SqlStore, digest: Callable[[bytes], str]) -> Copied:
-        """Copy all tables to an empty or missing store in one transaction; both are closed.
+        """Copy all tables to an empty or missing store in one transaction; both must be closed.
 
         The copy is checked by row counts and by `digest` of each run's arrays.
 

@@ -62,7 +62,7 @@ def test_the_same_rows_are_counted_once() -> None:
 
 def test_the_oldest_losses_are_dropped_with_their_prompts() -> None:
     observed = several()
-    assert observed.last_met().tolist() == [1, 2, 1, 1, 2]
+    assert observed.last_batches().tolist() == [1, 2, 1, 1, 2]
     few = observed.remembering(np.array([1, 0, 2, 4]), 3)
     assert few.prompts.tolist() == [[1, 1], [2, 1], [4, 0]]
     assert few.rows.tolist() == [1, 0, 2]

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from fedone_sdk.backends import LLMBackend, OnnxBackend, Query
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.backends.label_words import NUM_WATCHED, LabelWatch, check_label_words
-from fedone_sdk.backends.queries import ask_each
+from fedone_sdk.backends.queries import run_each
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
 from fedone_sdk.errors import LabelsNotShown, LabelWordError
 from fedone_sdk.task import Part
@@ -121,7 +121,7 @@ def test_label_words_that_no_answer_has_are_logged(shown: str, at: int, never: l
 async def test_a_run_stops_after_33_paid_answers_until_it_is_reset(server: FakeOpenAI) -> None:
     guard = BudgetGuard(Budget(requests=1000))
     async with backend(server, guard) as asked:
-        answers, failures = await ask_each(asked.score, map(query, range(200)), concurrency=1)
+        answers, failures = await run_each(asked.score, map(query, range(200)), concurrency=1)
         assert len(answers) == MAJORITY == len(server.received)
         assert [type(failure) for failure in failures] == [LabelsNotShown]
         assert all(answer.censored == 2 for answer in answers.values())
@@ -142,13 +142,13 @@ async def test_answers_from_the_cache_do_not_count_again(
 ) -> None:
     cache = str(tmp_path / "answers.db")
     async with backend(server, cache=cache) as asked:
-        await ask_each(asked.score, map(query, range(30)), concurrency=1)
+        await run_each(asked.score, map(query, range(30)), concurrency=1)
     async with backend(server, cache=cache) as resumed:
-        answers, failures = await ask_each(resumed.score, map(query, range(60)), concurrency=1)
+        answers, failures = await run_each(resumed.score, map(query, range(60)), concurrency=1)
         assert not failures
         assert sum(answer.cached for answer in answers.values()) == 30
         # The same queries are known even where new ones are refused.
-        await ask_each(resumed.score, map(query, range(60, 70)), concurrency=1)
+        await run_each(resumed.score, map(query, range(60, 70)), concurrency=1)
         with pytest.raises(LabelsNotShown):
             await resumed.score(query(70))
         assert (await resumed.score(query(0))).cached

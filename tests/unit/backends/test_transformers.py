@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch", reason=WHY)
 transformers = pytest.importorskip("transformers", reason=WHY)
 tokenizers = pytest.importorskip("tokenizers")
 
-MAX_ROWS = "fedone_sdk.backends.transformers.MAX_ROWS"
+MAX_SEQUENCES = "fedone_sdk.backends.transformers.MAX_SEQUENCES"
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).resolve().parents[4] / "shared"))
 SST2 = glue_task("sst2")
 ASKED = TaskSpec(
@@ -183,7 +183,7 @@ async def test_padding_changes_nothing(
     async with backend(folder) as ours:
         together = (await ours.score(ask(*sentences, task=task))).log_probs
         alone = [(await ours.score(ask(each, task=task))).log_probs[0] for each in sentences]
-        monkeypatch.setattr(MAX_ROWS, 2)
+        monkeypatch.setattr(MAX_SEQUENCES, 2)
         in_twos = (await ours.score(ask(*sentences, task=task))).log_probs
     assert len({row for row in together}) == len(sentences)
     for found in (alone, in_twos):
@@ -193,7 +193,7 @@ async def test_padding_changes_nothing(
 async def test_label_words_of_several_tokens_sum_up(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MAX_ROWS, 4)
+    monkeypatch.setattr(MAX_SEQUENCES, 4)
     naive = Naive(llama)
     words = (" great", " terrible", " not good", " not bad at all", "!")
     query = Query(inputs=inputs(*SENTENCES), label_words=words)
@@ -215,7 +215,7 @@ async def test_the_log_probability_of_a_reference(llama: Path) -> None:
     query = Query(inputs=inputs(*SENTENCES), want="reference", references=references)
     async with backend(llama) as ours:
         answer = await ours.score(query)
-        with pytest.raises(BackendError, match="reference text is 0 tokens"):
+        with pytest.raises(BackendError, match="reference text has 0 tokens"):
             await ours.score(Query(inputs=inputs("x"), want="reference", references=("",)))
         with pytest.raises(ValueError, match="one reference per input"):
             await ours.score(Query(inputs=inputs("x"), want="reference"))
@@ -226,7 +226,7 @@ async def test_the_log_probability_of_a_reference(llama: Path) -> None:
 async def test_what_it_writes_is_greedy_and_ends_where_the_model_ends(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MAX_ROWS, 2)
+    monkeypatch.setattr(MAX_SEQUENCES, 2)
     naive, asked = Naive(llama), inputs(*SENTENCES)
     expected = [naive.greedy(rendered, 6) for rendered in asked]
     # A copy of the model that ends with what it would write third for the second input; and whose
@@ -318,7 +318,7 @@ def test_a_folder_that_holds_no_model_is_refused_at_once(llama: Path, tmp_path: 
         shutil.copy(llama / name, tmp_path)
     assert backend(tmp_path).max_length == 96
     (tmp_path / "config.json").write_text('{"architectures": ["T5ForConditionalGeneration"]}')
-    with pytest.raises(SpecError, match=r"\['T5ForConditionalGeneration'\], it must be a masked"):
+    with pytest.raises(SpecError, match=r"\['T5ForConditionalGeneration'\]; needs a masked"):
         backend(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(SpecError, match=r"needs tokenizer\.json"):

@@ -136,9 +136,9 @@ async def test_references_are_scored_whole(server: FakeVllm, backend: VllmBacken
         ending = ids_of(reference)
         assert ids[-len(ending) :] == ending
         assert row == (pytest.approx(total(ids[: -len(ending)], ending), rel=1e-6),)
-    with pytest.raises(BackendError, match="reference text is 90 tokens, it must be 1 to 62"):
+    with pytest.raises(BackendError, match="reference text has 90 tokens; it must have 1 to 62"):
         await backend.score(ask(" a", want="reference", references=(" a" * 90,)))
-    with pytest.raises(BackendError, match="reference text is 0 tokens"):
+    with pytest.raises(BackendError, match="reference text has 0 tokens"):
         await backend.score(ask(" a", want="reference", references=("",)))
     with pytest.raises(ValueError, match="one reference per input"):
         await backend.score(ask(" a", want="reference"))

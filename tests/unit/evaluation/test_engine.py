@@ -102,7 +102,7 @@ def test_a_failure_costs_nobody_else(tmp_path: Path, ray: str | None) -> None:
     assert set(files(tmp_path)) == {"n1", "n6", "n7"}
     died = session.failures.pop("n3")
     assert "by signal 9" in died if ray is None else "WorkerCrashedError" in died
-    assert session.failures.pop("n5").startswith("its result is no JSON value: ")
+    assert session.failures.pop("n5").startswith("its result is not a JSON value: ")
     assert session.failures == {"n2": "no such thing", "n4": "ZeroDivisionError: once"}
     assert (seen[-1].done, seen[-1].failed) == (3, 4)
     assert "number 6" in {progress.note for progress in seen}
@@ -166,7 +166,7 @@ def test_sigterm_is_for_the_caller_to_handle(tmp_path: Path, ray: str | None) ->
 
 def test_keys(tmp_path: Path) -> None:
     for key in ("", "../up", "a/b", ".hidden", "x" * 200):
-        with pytest.raises(ValueError, match="is no key of a trial"):
+        with pytest.raises(ValueError, match="is not a key of a trial"):
             number(1, key=key)
     with pytest.raises(ValueError, match="share a key"):
         run(tmp_path, number(1), number(1, options={"number": 4}))

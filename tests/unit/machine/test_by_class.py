@@ -127,7 +127,7 @@ class TestBadNumbers:
 
     def test_none_at_all(self) -> None:
         change = {"by_class": None, "class_counts": ()}
-        assert self.refused(change) == "by_class: this run calibrates by labels"
+        assert self.refused(change) == "by_class: is missing; the run's calibration is labels"
 
     @pytest.mark.parametrize("sign", [1, -1])
     def test_beyond_all_bounds(self, sign: int) -> None:
@@ -181,7 +181,7 @@ class TestBadNumbers:
         game = Game(RunSpec.model_validate(spec))
         work = game.take()
         refused = refusal(game.send(work, update_of(game, work, np.zeros((4, 2, 4)), (1, 1))))
-        assert refused.detail == "by_class: this run does not calibrate by labels"
+        assert refused.detail == "by_class: must be left out; the run's calibration is none"
         game.send(work)
         assert game.state.round == 1
 

@@ -89,7 +89,7 @@ def test_an_attacker_is_held_back_and_quarantined_and_the_others_continue(exchan
     (one,) = [record for record in records(game) if record["quarantined"]]
     by_client = {line.client: line for line in ledger(game.state.defence)}
     reason = (
-        f"{by_client[ATTACKER].outliers} of its {by_client[ATTACKER].rounds} updates were held back"
+        f"{by_client[ATTACKER].outliers} of its {by_client[ATTACKER].rounds} updates were rejected"
     )
     assert one["quarantined"] == [{"client": ATTACKER, "reason": reason}]
     after = [r["seats"][0]["client"] for r in records(game) if r["round"] > one["round"]]
@@ -307,8 +307,8 @@ def test_a_run_ends_when_every_device_has_spent_its_epsilon() -> None:
     game.apply(fill, available={}, enrolled=len(CLIENTS))
     assert game.state.status == "stopped"
     assert game.state.reason == (
-        "privacy.max_epsilon: 4 devices have reached it, and no other is available; "
-        "enrol more, then resume the run"
+        "privacy.max_epsilon: 4 devices have reached it, and no other device is left; "
+        "enrol more devices, then resume the run"
     )
     game.apply(resume)
     game.apply(fill, available={**there, 9: 5}, enrolled=len(CLIENTS) + 1)

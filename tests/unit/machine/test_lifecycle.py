@@ -441,7 +441,7 @@ def test_a_race_under_way_is_not_disturbed_within_a_round() -> None:
     ("caps", "said"),
     [
         ({"queries": 7}, "queries: the cap is 8, and a cap can only be raised"),
-        ({"usd": 5}, "usd: has no cap; one would lower what may be spent"),
+        ({"usd": 5}, "usd: has no cap; a new cap would lower what may be spent"),
     ],
 )
 def test_a_cap_is_never_lowered(caps: Any, said: str) -> None:
@@ -458,8 +458,8 @@ def test_a_run_without_caps_or_with_all_rounds_done_is_not_raised() -> None:
     game = Game(spec_of(rounds=2, budget={"queries": 90}))
     game.play()
     said = (
-        "the run is completed after 2 of 2 rounds: a higher cap gives it no more work; a run with "
-        "more rounds takes another name"
+        "the run is completed after 2 of 2 rounds: a higher cap gives it no more work; for more "
+        "rounds, add a run with another name"
     )
     assert refusal(raised(game, queries=99)).detail == said
 

@@ -1,4 +1,4 @@
-// HTTP client. The token is only in this tab's session storage and in request headers.
+// The HTTP client. The token is stored only in this tab's session storage, and sent in headers.
 
 const KEY = "fedone.token";
 
@@ -19,7 +19,7 @@ export class Problem extends Error {
   }
 }
 
-// No response, or not from an aggregator.
+// There was no response, or it did not come from an aggregator.
 export class Unreachable extends Error {}
 
 export async function open(method, path, signal, body) {

@@ -5,7 +5,7 @@ import { h, say } from "./dom.js";
 const node = () => document.getElementById("banner");
 let ticking = null;
 
-// Reports a lost connection and counts down to the next attempt.
+// Shows that the connection is lost, and counts down to the next attempt.
 export function lost(ms, tryNow) {
   const first = !node().classList.contains("lost");
   clearInterval(ticking);
@@ -21,7 +21,7 @@ export function lost(ms, tryNow) {
   if (first) {
     node().replaceChildren(h("span", {}, "Connection lost. What you see may be old."), left, button);
   } else {
-    // The first words stay the same, so that a screen reader says them once.
+    // The first words do not change, so that a screen reader reads them only once.
     node().replaceChildren(node().firstChild, left, button);
   }
   node().classList.add("lost");

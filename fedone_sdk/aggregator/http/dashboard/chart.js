@@ -1,4 +1,4 @@
-// Line charts by uPlot, in the page's colours, with a legend and a table for those who cannot see.
+// Line charts by uPlot, in the page's colours, with a legend, and a table for screen readers.
 
 import { h } from "./dom.js";
 
@@ -104,7 +104,7 @@ export function lineChart({ title, x, y, format, series, signal }) {
     };
   }
 
-  // Values at the cursor, or the newest.
+  // Shows the values at the cursor, or the newest values.
   function tell(at) {
     series.forEach((_, index) => {
       const row = data[index + 1];

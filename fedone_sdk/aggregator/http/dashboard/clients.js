@@ -7,7 +7,7 @@ import { name } from "./rounds.js";
 const SHOWN = 20;
 const MORE = 100;
 
-// The last three are empty in runs without defences and noise.
+// The last three columns are empty in runs without defences and noise.
 const COLUMNS = [
   { text: "Client" },
   { text: "State" },

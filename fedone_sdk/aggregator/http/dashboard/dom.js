@@ -1,4 +1,4 @@
-// Elements without markup in strings, so that names stay text.
+// Makes elements without parsing markup, so that names are always shown as text.
 
 export function h(tag, options = {}, ...children) {
   const node = document.createElement(tag);
@@ -31,7 +31,7 @@ export function panel(title, ...children) {
   return h("section", { class: "panel", "aria-labelledby": id }, h("h2", { id }, title), ...children);
 }
 
-// A scrollable table, also by keyboard. `columns` are {text, number}.
+// A table that can be scrolled, also by keyboard. `columns` are {text, number}.
 export function table(caption, columns) {
   const body = h("tbody");
   const heads = columns.map((column) =>

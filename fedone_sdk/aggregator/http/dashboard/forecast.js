@@ -2,7 +2,7 @@
 
 const RECENT = 20;
 
-// Rounds -> {x, left}: the rest of a cap before the first round and after each. The cost of lost
+// Rounds -> {x, left}: what is left of a cap at the start and after each round. The cost of lost
 // work belongs to no round; it is included in the newest point.
 export function burnDown(rounds, cap, spent) {
   const x = [0];
@@ -21,7 +21,7 @@ export function pace(rounds) {
   return recent.length ? recent.reduce((sum, each) => sum + each.queries, 0) / recent.length : 0;
 }
 
-// Extrapolates `left` to {round, left}: the end of the plan, or an empty budget.
+// Extrapolates `left` to the end of the plan or an empty budget; returns {round, left}.
 export function outlook(done, planned, left, perRound) {
   const remaining = Math.max(planned - done, 0);
   const affordable = perRound > 0 ? Math.floor(left / perRound) : Infinity;
@@ -34,7 +34,7 @@ export function secondsLeft(done, end, wallSeconds) {
   return done > 0 && wallSeconds > 0 ? (wallSeconds / done) * (end - done) : null;
 }
 
-// An exponential mean, as on the command line, because losses of mini-batches are noisy.
+// An exponential mean, because losses of mini-batches are noisy; the command line uses it, too.
 export function smooth(values, weight = 0.2) {
   let mean = null;
   return values.map((value) => (mean = mean === null ? value : mean + weight * (value - mean)));

@@ -40,7 +40,7 @@ export function duration(seconds) {
   return hours < 48 ? `${hours.toFixed(1)} h` : `${(hours / 24).toFixed(1)} days`;
 }
 
-// A local time; with the date if it is not today.
+// A local time, with its date if that is not today's.
 export function moment(seconds) {
   const at = new Date(1000 * seconds);
   const today = at.toDateString() === new Date().toDateString();

@@ -48,7 +48,7 @@ export function promptPanel() {
   };
 }
 
-// The candidates that devices wrote, each below the one that it improves.
+// The candidates that devices wrote, each below its parent.
 export function lineagePanel() {
   const columns = ["Text", "Client", "Lower loss", "Deployed", "Instead of"];
   const written = table("Candidates written from failures", columns.map((text) => ({ text })));

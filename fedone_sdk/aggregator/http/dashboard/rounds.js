@@ -1,4 +1,4 @@
-// The seats of each round, and lost ones.
+// The seats of each round, and the lost seats.
 
 import { h, panel, svg } from "./dom.js";
 import { count, duration, loss, plural, shortName } from "./format.js";
@@ -104,7 +104,7 @@ function done(report, lost) {
   );
 }
 
-// Why work was lost; only operators get the words of the device.
+// Why work was lost; only operators get the text of the device.
 export const why = ({ reason, said }) => (said ? `${reason}: ${said}` : reason);
 
 function failures(lost = []) {

@@ -37,7 +37,7 @@ export async function showRun({ main, me, signal, fail }, id) {
   await Promise.race([listen(run, signal), watch(run, signal)]).catch(fail);
 }
 
-// Follows the rounds; after the end of the run, waits until it is resumed.
+// Follows the rounds; after the run has ended, waits until it is resumed.
 async function listen(run, signal) {
   for (;;) {
     await follow(runPath(run.id, "/events"), {
@@ -53,7 +53,7 @@ async function listen(run, signal) {
   }
 }
 
-// Polls everything else; the stream reports an unreachable server.
+// Polls everything except the rounds; the stream shows if the server is unreachable.
 async function watch(run, signal) {
   while (!signal.aborted) {
     await pause(run.result.status === "running" ? LOOK_MS : QUIET_LOOK_MS, signal);
@@ -153,7 +153,7 @@ function crumbs(id) {
   );
 }
 
-// Rounds arrive as events, the rest is polled: shows the highest round number of all.
+// Rounds arrive as events, other data is polled; the highest round number is shown.
 function together({ result, seats, rounds }) {
   const done = Math.max(result.rounds, seats.round, (rounds.at(-1)?.round ?? -1) + 1);
   return {

@@ -63,7 +63,7 @@ function show(list, runs) {
     );
     return;
   }
-  // Keeps the focus.
+  // Keeps the focus on the same element.
   const focused = document.activeElement?.getAttribute?.("href");
   let shown = list.querySelector("tbody");
   if (!shown) {

@@ -78,7 +78,7 @@ function confirmation(id, confirmed) {
   return dialog;
 }
 
-// Dialog for higher caps; calls `confirmed` with the changed ones.
+// The dialog for higher caps; calls `confirmed` with the changed caps.
 function raising(id, confirmed) {
   const fields = h("div", { class: "caps" });
   const node = h(

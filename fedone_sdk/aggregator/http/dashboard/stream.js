@@ -61,7 +61,7 @@ function isNetwork(error) {
   return error instanceof TypeError || error.name === "AbortError";
 }
 
-// Waits, or until a retry is requested.
+// Waits for some time, or until a retry is requested.
 export function pause(ms, signal, lost) {
   return new Promise((resolve) => {
     const now = () => {

@@ -40,7 +40,7 @@ export function summary() {
   };
 }
 
-// Gain over the fair baseline, if known.
+// The gain over the fair baseline, if it is known.
 function gained({ metric: { before, ...measured }, verdict, status }, now) {
   const fair = verdict?.standings.find((each) => each.name === verdict.against)?.gain;
   if (fair) return `${signed(fair.value)} over ${verdict.against === "no_prompt" ? "no prompt" : "no prompt with bias"}`;
