@@ -177,7 +177,7 @@ class _Planner:
 
         trained = _new(query, training, requests, draws.new_rows) + graded_training
         leased_dev = (leased * dev_queries).without_queries() + grade_most * compared
-        one_round = Fraction(1, self.rounds)
+        one_round = Fraction(1, self.rounds or 1)  # A cap of 0 pays for no round.
         round_most = leased * self.per_round + _share(proposals.most, one_round)
         round_expected = (
             _new(query, self.per_round, requests, draws.new_rows)

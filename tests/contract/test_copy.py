@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,6 +104,16 @@ class TestCommand:
         code, _, err = fedone("db", "copy", url, url)
         assert code == 2
         assert err.endswith("is in use by another process\n")
+
+    def test_a_damaged_run_is_one_line(self, fedone: Fedone, tmp_path: Path) -> None:
+        store = str(tmp_path / "first.db")
+        asyncio.run(tune(SqlStore.sqlite(store), rounds=1, state=tmp_path))
+        with closing(sqlite3.connect(store)) as db, db:
+            db.execute("UPDATE run_data SET arrays = x''")
+        for call in (("db", "copy", store, "copy.db"), ("report", "small", "--store", store)):
+            code, _, err = fedone(*call)
+            assert (code, len(err.splitlines())) == (2, 1)
+            assert "run 'small' is damaged" in err
 
 
 class TestLocks:

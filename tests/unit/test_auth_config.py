@@ -65,22 +65,16 @@ def test_the_admin_token_is_a_person_of_role_admin() -> None:
         ({"enrolment_tokens": [7]}, "enrolment_tokens.0.token: must be a token in quotes"),
         ({"enrolment_tokens": ["a s3cret"]}, "enrolment_tokens.0: must be printable ASCII"),
         ({"enrolment_tokens": [{"env": "NOPE"}]}, "the environment variable NOPE is not set"),
-        (
-            {"enrolment_tokens": [{"token": "s3cret", "env": "TEST_FLEET"}]},
-            "enrolment_tokens: must have either token or env",
-        ),
+        ({"enrolment_tokens": [{"token": "s3cret", "env": "TEST_FLEET"}]}, "either token or env"),
         ({"enrolment_tokens": [{"token": "s3cret", "nmae": "a"}]}, "enrolment_tokens.0.nmae: "),
         ({"enrolment_tokens": [{"token": "s3cret", "name": "a:b"}]}, "enrolment_tokens.0.name: "),
         ({"enrolment_tokens": [{"token": "s3cret", "runs": "acme"}]}, "must be a list of names"),
         ({"enrolment_tokens": [{"token": "s3cret", "runs": ["a/b"]}]}, "a pattern of runs is"),
         (
             {"enrolment_tokens": [{"token": "s3cret", "expires": "2030-01-02T03:04:05"}]},
-            "enrolment_tokens.0.expires: ",
+            "expires: ",
         ),
-        (
-            {"enrolment_tokens": ["s3cret", "s3cret"]},
-            "enrolment_tokens: two tokens have the same secret",
-        ),
+        ({"enrolment_tokens": ["s3cret", "s3cret"]}, "_tokens: two tokens have the same secret"),
         (
             {
                 "enrolment_tokens": ["s3cret"],

@@ -100,6 +100,11 @@ async def test_a_slow_model_is_timed_by_one_query() -> None:
     assert len(model.asked) == 2  # The first pass is not measured.
 
 
+async def test_a_cap_of_nothing_pays_for_no_round() -> None:
+    plan = await plan_run(federation_of(budget={"queries": 0}), backend=Local())
+    assert plan.warnings[0].startswith("budget: cannot pay one round")
+
+
 @on_virtual_time
 async def test_a_model_that_fails_is_a_warning() -> None:
     def gate(query: Query) -> None:

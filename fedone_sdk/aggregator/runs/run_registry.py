@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import structlog
-from pydantic import ValidationError
 
 from fedone_sdk.aggregator.authority import may_see
 from fedone_sdk.aggregator.concurrency import in_thread_if_large
-from fedone_sdk.aggregator.runs.run_view import RunView
+from fedone_sdk.aggregator.runs.run_view import RunView, reading
 from fedone_sdk.aggregator.runs.served_run import ServedRun
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, ProblemError, SpecError, StoreUnavailable
-from fedone_sdk.messages import Cap, RunEntry, RunSummary, first_error
+from fedone_sdk.messages import Cap, RunEntry, RunSummary
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, RunHead, RunRecord, Store
 from fedone_sdk.vocabulary import Vocabulary
@@ -182,17 +181,11 @@ class RunRegistry:
             self.stored[run.run_id] = StoredRun.of_run(run)
 
     async def _load(self, record: RunRecord) -> ServedRun:
-        try:
+        with reading(record.run_id):
             spec = RunSpec.model_validate_json(record.spec)
             vocabulary = Vocabulary.parse(record.candidates)
             run = self.new_run(record.run_id, spec, vocabulary)
             await run.load(record)
-        except (KeyError, TypeError, ValueError) as exc:
-            reason = first_error(exc) if isinstance(exc, ValidationError) else repr(exc)
-            raise SpecError(
-                f"run {record.run_id!r} is damaged, or from another version: {reason}",
-                source="store",
-            ) from exc
         self.served[run.run_id] = run
         stored = self.stored.pop(run.run_id, None)
         if stored is None or stored.live:

@@ -6,10 +6,11 @@ import json
 import math
 from collections import defaultdict, deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from fedone_sdk import messages
 from fedone_sdk.aggregator.concurrency import in_thread_if_large
@@ -412,15 +413,27 @@ def reasons(cause: Exception | str) -> tuple[str, str | None]:
 # ``result`` and the keys of a `RunResult`.
 
 
+@contextmanager
+def reading(run_id: str) -> Iterator[None]:
+    """Raise a `SpecError` if the stored run that the body reads is damaged."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as exc:
+        reason = messages.first_error(exc) if isinstance(exc, ValidationError) else repr(exc)
+        problem = f"run {run_id!r} is damaged, or from another version: {reason}"
+        raise SpecError(problem, source="store") from exc
+
+
 async def open_run(store: Store, run_id: str) -> RunView:
     """Return a run that this process does not serve; a `ResultError` if it is not in the store."""
     record = await store.run(run_id)
     if record is None:
         raise ResultError(f"there is no run {run_id!r} in the store")
-    vocabulary = Vocabulary.parse(record.candidates)
-    machine = RoundMachine.of(run_id, RunSpec.model_validate_json(record.spec), vocabulary)
-    run = RunView(machine, vocabulary, SystemClock())
-    await run.read(record, log_pages(store, run_id))
+    with reading(run_id):
+        vocabulary = Vocabulary.parse(record.candidates)
+        machine = RoundMachine.of(run_id, RunSpec.model_validate_json(record.spec), vocabulary)
+        run = RunView(machine, vocabulary, SystemClock())
+        await run.read(record, log_pages(store, run_id))
     return run
 
 

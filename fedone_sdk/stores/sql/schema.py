@@ -253,10 +253,14 @@ def copy(source: sa.Connection, target: sa.Connection, digest: Callable[[bytes],
 
 def _content(connection: sa.Connection, digest: Callable[[bytes], str]) -> Copied:
     arrays = sa.select(run_data.c.run_id, run_data.c.arrays).execution_options(yield_per=1)
-    return Copied(
-        rows={table.name: _count(connection, table) for table in metadata.sorted_tables},
-        digests={row.run_id: digest(row.arrays) for row in connection.execute(arrays)},
-    )
+    rows = {table.name: _count(connection, table) for table in metadata.sorted_tables}
+    digests = dict[str, str]()
+    for row in connection.execute(arrays):
+        try:
+            digests[row.run_id] = digest(row.arrays)
+        except ValueError as exc:
+            raise FedOneError(f"run {row.run_id!r} is damaged: {exc}") from exc
+    return Copied(rows=rows, digests=digests)
 
 
 def _count(connection: sa.Connection, table: sa.Table) -> int:
