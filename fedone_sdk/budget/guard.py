@@ -7,17 +7,25 @@ import json
 import os
 import sqlite3
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    suppress,
+)
 from decimal import Context, localcontext
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, Protocol, TypeVar
 
+from pydantic import ValidationError
+
 from fedone_sdk._values import NOTHING, Usage
 from fedone_sdk.budget.account import Account, Budget
-from fedone_sdk.errors import UnknownLease
+from fedone_sdk.errors import DataError, UnknownLease
 from fedone_sdk.files import transaction, use_wal
 
 T = TypeVar("T")
@@ -200,12 +208,15 @@ class SqliteLedger:
     The file is created if missing. The leases of a process that dies stay open and count against
     the cap, because its requests may have been sent. A call returns when its change is on disk;
     concurrent calls share one transaction. A process must not fork during a call.
+
+    Raises:
+        DataError: The file cannot be used; also by each call.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._path = str(path)
         self._writer = _Writer(self._path)
-        with closing(_connect(self._path)) as db, transaction(db):
+        with _naming(self._path), closing(_connect(self._path)) as db, transaction(db):
             for table in _TABLES:
                 db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
             db.execute("INSERT OR IGNORE INTO spent VALUES (0, ?)", (_dump(NOTHING),))
@@ -259,8 +270,9 @@ class _Writer:
         try:
             while calls := self._take():
                 try:
-                    db = _connect(self._path) if db is None else db
-                    outcomes = _apply(db, [call for call, _ in calls])
+                    with _naming(self._path):
+                        db = _connect(self._path) if db is None else db
+                        outcomes = _apply(db, [call for call, _ in calls])
                 except Exception as exc:
                     for _, future in calls:
                         future.set_exception(exc)
@@ -310,6 +322,16 @@ def _outcome(
         error = exc
         return lambda future: future.set_exception(error)
     return lambda future: future.set_result(result)
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Raise errors of SQLite and of damaged rows as errors of the file."""
+    try:
+        yield
+    except (sqlite3.Error, ValidationError) as exc:
+        reason = "a row is damaged" if isinstance(exc, ValidationError) else exc
+        raise DataError(f"{path}: cannot be used as a ledger: {reason}") from exc
 
 
 def _connect(path: str) -> sqlite3.Connection:

@@ -23,7 +23,7 @@ import fedone_sdk
 from fedone_sdk._values import Usage
 from fedone_sdk.budget import NOTHING, Account, Budget, BudgetGuard, MemoryLedger, SqliteLedger
 from fedone_sdk.budget import guard as module
-from fedone_sdk.errors import BudgetExhausted, UnknownLease
+from fedone_sdk.errors import BudgetExhausted, DataError, UnknownLease
 
 ONE = Usage(requests=1)
 
@@ -89,9 +89,9 @@ def test_a_transaction_that_fails_fails_its_calls_and_no_later_ones(
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "_dump", full)
-        with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+        with pytest.raises(DataError, match=r"budget\.db: .*disk is full"):
             ledger.settle("a", ONE)
-        with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+        with pytest.raises(DataError, match=r"budget\.db: .*disk is full"):
             ledger.reserve("b", ONE, None)
     assert dict(ledger.account(None).leases) == {"a": ONE}
     ledger.settle("a", ONE)
@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_opened_fails_the_call(
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "_connect", gone)
-        with pytest.raises(sqlite3.OperationalError, match="unable to open"):
+        with pytest.raises(DataError, match="unable to open"):
             ledger.account(None)
     assert ledger.account(None) == Account()
 
