@@ -145,7 +145,7 @@ _MODEL_OUTCOMES = {
 def _measured(
     histogram: Histogram, outcomes: Mapping[type[Exception], str], otherwise: str
 ) -> Iterator[None]:
-    """Measure the duration of the ``with`` block, by outcome: ok, or that of its exception."""
+    """Measure the ``with`` block by outcome: ok, its exception's, or `otherwise` (no entry)."""
     began, outcome = time.perf_counter(), otherwise
     try:
         yield
@@ -219,7 +219,7 @@ class _ServiceFigures(Collector):
 
 _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], str, Labels], ...] = (
     ("run_rounds", CounterMetricFamily, "Finished rounds", ()),
-    ("run_spent", CounterMetricFamily, "Usage; only queries of training are counted", ("unit",)),
+    ("run_spent", CounterMetricFamily, "Usage with evaluation, but not its queries", ("unit",)),
     ("run_leased", GaugeMetricFamily, "Usage reserved for open work", ("unit",)),
     ("run_left", GaugeMetricFamily, "Remaining usage under the caps, by capped unit", ("unit",)),
     ("run_label_values", CounterMetricFamily, "Scored label log-probabilities", ()),

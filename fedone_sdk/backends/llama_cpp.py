@@ -24,7 +24,7 @@ _NOT_QUANTISED = (0, 1, 32)  # float32, float16, bfloat16
 
 
 class _Plan(NamedTuple):
-    starts: list[list[int]]
+    inputs: list[list[int]]  # Token ids.
     labels: list[tuple[int, ...]]
     worst: Usage
 
@@ -111,19 +111,19 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         labels = encoder.label_ids(query.label_words, query.inputs[0])
         longest = max(map(len, labels), default=1)
         if query.want == "text":
-            starts = encoder.encode_for_text(query)
+            inputs = encoder.encode_for_text(query)
         else:
-            starts = [encoder.encode(parts, reserve=longest) for parts in query.inputs]
-        num_tokens = sum(len(start) + longest - 1 for start in starts)
-        worst = base.one_query(num_tokens, query.max_tokens * len(starts))
-        return _Plan(starts, [tuple(label) for label in labels], worst)
+            inputs = [encoder.encode(parts, reserve=longest) for parts in query.inputs]
+        num_tokens = sum(len(ids) + longest - 1 for ids in inputs)
+        worst = base.one_query(num_tokens, query.max_tokens * len(inputs))
+        return _Plan(inputs, [tuple(label) for label in labels], worst)
 
     def _run(self, query: Query, plan: _Plan) -> Answer:
         engine = self._loaded()
         if query.want != "text":
             usage = plan.worst.without_queries()
             return Answer(log_probs=_label_log_probs(engine, plan), usage=usage)
-        written = engine.write(plan.starts, query.max_tokens, query.stop, query.schema)
+        written = engine.write(plan.inputs, query.max_tokens, query.stop, query.schema)
         usage = Usage(
             requests=1,
             prompt_tokens=plan.worst.prompt_tokens,
@@ -134,17 +134,17 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
 
 
 def _label_log_probs(engine: LlamaEngine, plan: _Plan) -> tuple[tuple[float, ...], ...]:
-    # Per beginning of a label word, the tokens that follow it in the label words.
+    # Maps each proper prefix of a label word to the next tokens in the label words.
     following: dict[tuple[int, ...], list[int]] = {}
     for label in plan.labels:
         for at, token in enumerate(label):
             following.setdefault(label[:at], []).append(token)
     beginnings = sorted(following)
-    prompts = [(*start, *beginning) for start in plan.starts for beginning in beginnings]
-    wanted = [following[beginning] for beginning in beginnings] * len(plan.starts)
+    prompts = [(*ids, *beginning) for ids in plan.inputs for beginning in beginnings]
+    wanted = [following[beginning] for beginning in beginnings] * len(plan.inputs)
     shown = iter(engine.next_log_probs(prompts, wanted))
     rows = []
-    for _ in plan.starts:
+    for _ in plan.inputs:
         after = {beginning: next(shown) for beginning in beginnings}
         row = (
             fsum(after[label[:at]][label[at]] for at in range(len(label))) for label in plan.labels

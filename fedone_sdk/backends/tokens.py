@@ -27,7 +27,8 @@ margin is for later models, because a quote must not be less than the bill.
 """
 
 CHAT_OVERHEAD = 128
-"""This bound for other servers. A chat template may add a system message (gpt-oss: 70 tokens)."""
+"""Upper bound on the tokens for the frame of one user message, on servers other than OpenAI. A chat
+template may add a system message (gpt-oss: 70 tokens)."""
 
 CHARS_PER_TOKEN = 16
 """Upper bound on the mean characters per token of a text, except for long runs of a character."""
@@ -112,13 +113,13 @@ def fit_fields(
         fitted = [tuple(islice(shortened, len(parts))) for parts in fitted]
 
 
-def _token_starts(parts: Sequence[Part], offsets: Sequence[Span]) -> list[list[int]]:
+def _token_starts(parts: Sequence[Part], spans: Sequence[Span]) -> list[list[int]]:
     """Return the starts of each field's tokens, relative to the field; empty for other parts."""
     starts: list[list[int]] = []
     end = 0
     for part in parts:
         begin, end = end, end + len(part.text)
-        inside = [max(a - begin, 0) for a, b in offsets if a < end and b > begin]
+        inside = [max(a - begin, 0) for a, b in spans if a < end and b > begin]
         starts.append(inside if part.kind == "field" and part.text else [])
     return starts
 
@@ -153,7 +154,7 @@ class TokenCounter(ABC):
         return len(self.spans(text))
 
     def min_tokens(self, count: int) -> int:
-        """Return a lower bound on the model's tokens of a text with this `count`."""
+        """Return a lower bound on the model's tokens of a text, from this counter's `count`."""
         return count if self.exact else -(-count * BYTES_PER_TOKEN // _MAX_BYTES_PER_TOKEN)
 
     def token_texts(self, text: str) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
-from rich.filesize import decimal as size
+from rich.filesize import decimal as size_text
 from rich.text import Text
 
 from fedone_sdk.budget import Usage
@@ -102,13 +102,13 @@ def check_target(option: str, target: Path) -> None:
     """Check that a file can be written."""
     path = _resolved(target)
     # Pipes and devices need no write access to their folder.
-    written = path if _is_special(path) else path.parent
+    needed = path if _is_special(path) else path.parent
     if not os.path.isdir(path.parent):
         raise ArgumentError(f"{option}: there is no folder {path.parent}")
     if os.path.isdir(path):
         raise ArgumentError(f"{option}: {target} is a folder")
-    if not os.access(written, os.W_OK):
-        raise ArgumentError(f"{option}: {written} cannot be written to")
+    if not os.access(needed, os.W_OK):
+        raise ArgumentError(f"{option}: {needed} cannot be written to")
 
 
 def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o666) -> None:
@@ -225,8 +225,8 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "cache hits": f"{result.cache.hits}",
         "clients": f"{len(clients)}{'' if num_clients is None else f' of {num_clients}'} took part",
         "devices": None if result.devices is None else _devices(result.devices),
-        "traffic": f"{size(result.communication.upload_bytes)} up, "
-        f"{size(result.communication.download_bytes)} down",
+        "traffic": f"{size_text(result.communication.upload_bytes)} up, "
+        f"{size_text(result.communication.download_bytes)} down",
         "time": f"{result.wall_s:.1f} s",
         "alpha_sha256": result.alpha_sha256,
         "censored": f"{result.censoring.censored} of {result.censoring.values} label "
@@ -238,7 +238,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
     output.facts({name: text for name, text in facts.items() if text is not None})
     if result.lineage:
         output.console.print()
-        header = ["written from failures", "client", "gain", "deployed", "instead of"]
+        header = ["new candidate", "client", "gain", "deployed", "parent"]
         output.table(header, [one.cells for one in result.lineage])
     if verdict is not None and verdict.standings:
         output.console.print()

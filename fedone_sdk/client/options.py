@@ -1,4 +1,4 @@
-"""Options that an app sets, and what the app receives: events, results of turns, fit to runs."""
+"""Options that an app sets, and what it receives: events, results, how many rows fit a run."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class EventSink:
 
 
 Outcome = Literal["worked", "declined", "refused", "idle", "paused", "offline", "ended"]
-"""How a turn ended.
+"""How a turn (one claim, and the work that it got) ended.
 
 ``worked``: an update was accepted. ``declined``: the device returned the work undone. ``refused``:
 the update was late or did not fit, or the run scores with another model than the device's.
@@ -140,15 +140,16 @@ class WorkPolicy:
     Attributes:
         run_id: Accepts work of this run only; None accepts work of any run.
         privacy: Declines work with less noise than this requires, and work that would exceed
-            `max_epsilon` (extra ``privacy``). The client's `state_dir` keeps the epsilon spent.
-            None accepts work without noise.
+            `max_epsilon`. The client's `state_dir` keeps the epsilon spent. Needs ``pip install
+            fedone-sdk[privacy]``. None accepts work without noise.
         budget: Caps of all work of the device, for all runs and servers together; work beyond them
             is declined. The client's `state_dir` keeps the count. Without a `backend` only
             `queries` can be capped. None is no cap.
         labels: Values of the label column, which a run has to cover; rows with another value take
-            part in no run. If None, the values are those of the rows, and a declined run shows it.
+            part in no run. If None, these are the values in the rows; from a declined run the
+            server can then infer that a row has another label.
         reflect: The model that may write candidates from rows that a prompt answered wrongly: a
-            model on the device, whose text is filtered, without differential privacy; or
+            model on the device (its text is filtered, but has no differential privacy); or
             ``gateway``, the run's model, which reads the rows with their labels. None is no model.
 
     Raises:
@@ -162,8 +163,8 @@ class WorkPolicy:
     reflect: LLMBackend | Literal["gateway"] | None = None
 
     def __post_init__(self) -> None:
-        writes = isinstance(self.reflect, LLMBackend) and "text" in self.reflect.answers
-        if not writes and self.reflect not in ("gateway", None):
+        writes_text = isinstance(self.reflect, LLMBackend) and "text" in self.reflect.answers
+        if not writes_text and self.reflect not in ("gateway", None):
             raise ArgumentError("policy.reflect: must be 'gateway' or a backend that writes text")
 
 

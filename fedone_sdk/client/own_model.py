@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-_WORST, _BEST = 4, 2
+_NUM_WORST, _NUM_BEST = 4, 2
 """Number of examples of a reflection with the highest and the lowest losses."""
 
 _MAX_TOKENS = 512
@@ -42,7 +42,7 @@ async def ask(step: Step, missing: Sequence[int]) -> None:
     backend = device.backend
     assert backend is not None
     model = backend.fingerprint
-    if not batch.texts:  # All are held back; a private device hides that it asked no model.
+    if not batch.texts:  # All were held back, which the number of queries must not reveal.
         await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
         return
     if not backend.metered:  # `ModelClient` adds the cost of failed attempts.
@@ -55,7 +55,7 @@ async def ask(step: Step, missing: Sequence[int]) -> None:
         await score_all(recorded, queries)
     except (BackendError, BudgetError) as exc:
         _log.warning("the device's model failed", reason=str(exc))
-        if batch.private and type(exc) is BackendError:  # A text may be the cause.
+        if batch.private and type(exc) is BackendError:  # A decline could reveal a row's text.
             await step.keep([(step.missing, [None] * len(batch.texts))], model)
             return
         kind = Unfit if isinstance(exc, BudgetExhausted) else Declining
@@ -93,10 +93,10 @@ class _Recorded(Wrapper):
     """
 
     def __init__(
-        self, inner: LLMBackend, step: Step, queries: Mapping[Query, list[int]], bill: BudgetGuard
+        self, inner: LLMBackend, step: Step, queries: Mapping[Query, list[int]], payer: BudgetGuard
     ) -> None:
         super().__init__(inner)
-        self._step, self._queries, self._bill = step, queries, bill
+        self._step, self._queries, self._payer = step, queries, payer
         self._journal = step.work.journal
         num_queries = Usage(queries=len(step.keys))
         self._before = self._journal.spent(step.number).without_queries() + num_queries
@@ -107,7 +107,7 @@ class _Recorded(Wrapper):
         for query in self._queries:
             self._at_risk[query] = (await self.inner.quote(query)).without_queries()
         self._bound = sum(self._at_risk.values(), self._before)
-        self._start = await self._bill.account()
+        self._start = await self._payer.account()
         self._journal.charge(self._step.number, self._bound)
 
     async def score(self, query: Query) -> Answer:
@@ -119,12 +119,12 @@ class _Recorded(Wrapper):
             raise BackendError(f"the model's answer cannot be used: {exc}") from exc
         rows = rows_of(query, answer)
         self._bound = self._bound.beyond(self._at_risk.pop(query))
-        spent = self._bound + ((await self._bill.account()).spent - self._start.spent)
+        spent = self._bound + ((await self._payer.account()).spent - self._start.spent)
         await self._step.keep([(self._queries[query], rows)], self.inner.fingerprint, spent)
         return answer
 
     async def end(self) -> None:
-        charged = (await self._bill.account()).held - self._start.held
+        charged = (await self._payer.account()).held - self._start.held
         self._journal.charge(self._step.number, self._before + charged)
 
 
@@ -142,11 +142,11 @@ async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:
     reflection, num_proposals = work.run.reflection, work.runs.num_proposals
     if reflection is None or (work.device.reflect == "gateway" and not reflection.gateway):
         return None
-    if num_proposals[work.assignment.run_id] >= MAX_PROPOSALS:  # The server may ask for more.
+    if num_proposals[work.assignment.run_id] >= MAX_PROPOSALS:  # Whatever the server asks for.
         return None
     try:
         parent = min(range(len(losses)), key=losses.__getitem__)
-        proposal = await _better(step, parent, reflection.slot)
+        proposal = await _better_candidate(step, parent, reflection.slot)
     except (BackendError, BudgetError, Declining, ProblemError) as exc:
         _log.warning("no candidate proposed", reason=str(exc))
         return None
@@ -154,23 +154,24 @@ async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:
     return proposal
 
 
-async def _better(step: Step, parent: int, slot: str) -> Proposal | None:
-    work, row = step.work, range(parent, parent + 1)
+async def _better_candidate(step: Step, parent: int, slot: str) -> Proposal | None:
+    work, only_parent = step.work, range(parent, parent + 1)
     vocabulary = await work.vocabulary()
     text = work.journal.written
     if text is None:
         cases = _cases(step, parent)
         if not cases:
             return None
-        (indices,) = step.prompts.part(row).rows()
+        (indices,) = step.prompts.part(only_parent).rows()
         current = vocabulary.by_slot([int(index) for index in indices])[slot]
-        text = work.journal.written = await _written(work, slot, current, parent, cases)
+        text = work.journal.written = await _write(work, slot, current, parent, cases)
     known = vocabulary.candidates_of(slot)
     candidate = reflection.read_reflection(text, known=known, labels=work.run.task.labels)
     if candidate is None or not await _may_leave(candidate, work, vocabulary):
         return None
     proposal = Proposal(parent=parent, text=candidate)
-    prompts, biases = step.prompts.part(row), step.biases and step.biases.part(row)
+    prompts = step.prompts.part(only_parent)
+    biases = step.biases and step.biases.part(only_parent)
     number = step.number + 1
     trial = replace(step, number=number, prompts=prompts, biases=biases, proposal=proposal)
     if trial.missing:
@@ -180,9 +181,7 @@ async def _better(step: Step, parent: int, slot: str) -> Proposal | None:
     return proposal if sum(gains) > 0 else None
 
 
-async def _written(
-    work: Work, slot: str, current: str, parent: int, cases: Sequence[Judged]
-) -> str:
+async def _write(work: Work, slot: str, current: str, parent: int, cases: Sequence[Judged]) -> str:
     device = work.device
     if device.reflect == "gateway" or device.reflect is None:
         assignment_id = work.assignment.assignment_id
@@ -212,7 +211,7 @@ def _cases(step: Step, parent: int) -> list[Judged]:
     if all(_is_right(task, answer, example) for _, answer, example, _ in answered):
         return []
     worst_first = sorted(answered, key=lambda case: -case[0])
-    chosen = [*worst_first[:_WORST], *worst_first[_WORST:][-_BEST:]]
+    chosen = [*worst_first[:_NUM_WORST], *worst_first[_NUM_WORST:][-_NUM_BEST:]]
     return [
         Judged(example=texts, feedback=feedback(task, answer, example)[:MAX_TEXT_CHARS])
         for _, answer, example, texts in chosen

@@ -34,9 +34,9 @@ def load_examples(
     """Read labelled rows.
 
     The encoding of CSV and TSV is UTF-8, UTF-16 with a byte order mark, or Windows-1252, and the
-    delimiter is a comma, semicolon, tab or bar. Texts are quoted as in RFC 4180, or with escaped
-    quotes, or not at all: the first form in which all records have as many cells as the header is
-    used. Without a header, columns are called ``column1`` ... Empty cells after the last named
+    delimiter is a comma, semicolon, tab or bar. Three forms are tried: quotes as in RFC 4180,
+    escaped quotes, and no quotes. The first in which every record has as many cells as the header
+    is used. Without a header, columns are called ``column1`` ... Empty cells after the last named
     column are dropped.
 
     Args:

@@ -122,7 +122,7 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
-    """Return a line per key, except keys of which a part is listed: all members of a union fail."""
+    """Return one line per key, without keys above a listed key: all members of a union fail."""
     by_key: dict[str, dict[str, None]] = {}
     for key, message in problems:
         by_key.setdefault(key, {})[message] = None
@@ -135,7 +135,7 @@ def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
 
 
 def _as_written(keys: Iterable[str | int], value: Any) -> Iterator[str]:
-    """Yield the keys that stand in the file; a short form (a name, or a list) omits some."""
+    """Yield the keys in the file: a short form, as ``candidates: labels``, omits ``kind``."""
     for key in keys:
         is_secret = isinstance(value, Mapping) and value.keys() == {"env"}  # Stands for a text.
         is_list = isinstance(value, list | tuple)
@@ -171,19 +171,19 @@ def _problems(
             written.append(str(keys[-1]))  # The short form omits this key.
         key = ".".join(written)
         if item["type"] == "value_error":
-            # The message of a check of several keys begins with the key that is wrong.
+            # A validator that compares several keys begins its message with the wrong key.
             if key and (named := _KEY.match(message)):
                 key, message = f"{key}.{named[1]}", message[named.end() :]
-        elif item["type"] not in _WORDED:
-            message = _PYTHON.sub("", message).replace("tuple", "list")
+        elif item["type"] not in _OWN_MESSAGES:
+            message = _PYTHON_INPUTS.sub("", message).replace("tuple", "list")
             message = f"{message[0].lower()}{message[1:]} (got {item['input']!r:.80})"
         yield key, message
 
 
-_WORDED = ("extra_forbidden", "missing", "union_tag_invalid", "union_tag_not_found")
+_OWN_MESSAGES = ("extra_forbidden", "missing", "union_tag_invalid", "union_tag_not_found")
 """Types of errors whose messages `_problems` writes; other messages are pydantic's."""
 
-_PYTHON = re.compile(r" or (instance of \w+|object to extract fields from)")
+_PYTHON_INPUTS = re.compile(r" or (instance of \w+|object to extract fields from)")
 """Names of inputs that a file cannot contain; removed from pydantic's messages."""
 _KEY = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*): ")
 
@@ -196,7 +196,7 @@ class _Place(NamedTuple):
 
 
 def _place(
-    schema: Mapping[str, Any], location: tuple[str | int, ...], named: Mapping[str, Any]
+    schema: Mapping[str, Any], location: tuple[str | int, ...], definitions: Mapping[str, Any]
 ) -> _Place | None:
     """Return pydantic's location without steps that name a member of a union; None if unknown."""
     if not location:
@@ -204,17 +204,16 @@ def _place(
     step, rest = location[0], location[1:]
     match schema["type"]:
         case "definitions":
-            named = {definition["ref"]: definition for definition in schema["definitions"]}
-            return _place(schema["schema"], location, named)
+            definitions = {each["ref"]: each for each in schema["definitions"]}
+            return _place(schema["schema"], location, definitions)
         case "definition-ref":
-            return _place(named[schema["schema_ref"]], location, named)
+            return _place(definitions[schema["schema_ref"]], location, definitions)
         case "tagged-union":
-            return (
-                _place(schema["choices"][step], rest, named) if step in schema["choices"] else None
-            )
+            member = schema["choices"].get(step)
+            return None if member is None else _place(member, rest, definitions)
         case "union":
             choices = (c[0] if isinstance(c, tuple) else c for c in schema["choices"])
-            places = (_place(choice, rest, named) for choice in choices)
+            places = (_place(choice, rest, definitions) for choice in choices)
             return next((place for place in places if place is not None), None)
         case "model-fields":
             if step not in schema["fields"]:
@@ -228,6 +227,7 @@ def _place(
             items = schema.get("items_schema", {"type": "any"})
             below = items[min(int(step), len(items) - 1)] if isinstance(items, list) else items
         case _:
-            return _place(schema["schema"], location, named) if "schema" in schema else None
-    place = _place(below, rest, named)
+            inner = schema.get("schema")
+            return None if inner is None else _place(inner, location, definitions)
+    place = _place(below, rest, definitions)
     return None if place is None else place._replace(keys=(step, *place.keys))

@@ -168,11 +168,11 @@ class PromptSpec(Spec):
         length: n, the number of positions. With slots it is their sum over all slots.
         vocabulary: Source of the N candidates of every position; null with slots.
         slots: Instead of `vocabulary`: the parts of the prompt in order.
-        start: Warm start: a text, which becomes a candidate with half of the first position's
-            probability; or, per position, probabilities of tokens, for example from an earlier
+        start: Warm start: a text, which becomes a candidate, with probability 1/2 at the first
+            position; or, per position, probabilities of tokens, for example from an earlier
             run's alpha. The rest of a position's probability is uniform over all candidates;
             positions without an entry start half blank. Null is a uniform start.
-        length_penalty: Added to the loss of a prompt per token (4 characters).
+        length_penalty: Added to a prompt's loss for each of its tokens (4 characters count as one).
         proposer: A model that writes new candidates during the run.
     """
 

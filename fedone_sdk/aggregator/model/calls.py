@@ -43,8 +43,8 @@ class CallBudget:
     """Pays for the requests of one call from the account of a run.
 
     The first grant covers one attempt at each request. A retry reserves more before it is sent.
-    The id of each reservation starts with the replica's id, so that it is settled once. Other
-    replicas charge the reservations of a replica that seems to have exited.
+    The id of a reservation starts with the replica's id: if a replica seems to have exited, the
+    others find its reservations and charge them. Each is settled once, whoever is first.
 
     Args:
         run: The run that pays.
@@ -72,7 +72,10 @@ class CallBudget:
     async def cover(
         self, backend: LLMBackend, queries: Sequence[Query], count: Usage
     ) -> list[Query]:
-        """Reserve one attempt at each query, plus `count`; return the queries with this payer."""
+        """Reserve one attempt at each query; return the queries with this object as their payer.
+
+        `count` is reserved too: the number of queries as a usage, or `NOTHING`.
+        """
         quotes = [await backend.quote(query) for query in queries]
         worst = sum((quote.without_queries() for quote in quotes), NOTHING)
         await self.grant(worst + count)
@@ -81,7 +84,7 @@ class CallBudget:
     async def grant(self, worst: Usage) -> None:
         """Reserve an amount, or raise the refusal."""
         attempt = f"{self._run.replica}/{uuid.uuid4().hex}"
-        # Added before the await, so that a concurrent request does not count on this amount.
+        # Added before the await, so that a concurrent request does not reserve this amount again.
         self.granted += worst
         self._reservations[attempt] = None
         try:
@@ -132,7 +135,8 @@ async def query_as_evaluation(
 ) -> list[Answer]:
     """Query the model outside training and charge the run's evaluation account.
 
-    If the model is a `payee`, its cost is reported separately, and its queries are not counted.
+    `payee` is ``judge`` or ``proposer``, whose cost is reported separately and whose queries are
+    not counted; None for the run's model.
 
     Raises:
         BackendError: The model refused a query.
@@ -150,7 +154,7 @@ async def query_as_evaluation(
         sent = count
         return await score_all(backend, queries)
     except errors.BudgetExhausted as exc:
-        # `refusal` is set if the run's budget is exhausted; otherwise it is the backend's budget.
+        # If `refusal` is set, the run's budget is exhausted; otherwise the backend's own budget is.
         raise call.refusal or exc from None
     except errors.BackendBlocked:
         sent = NOTHING
@@ -194,7 +198,7 @@ class Companion(ABC):
     def __init__(self, run: ServedRun) -> None:
         self._run = run
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._main: asyncio.Task[None] | None = None
+        self._alone: asyncio.Task[None] | None = None
 
     @abstractmethod
     def on_change(self, change: Change) -> None:
@@ -210,17 +214,17 @@ class Companion(ABC):
         return task
 
     def _begin_alone(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._main is not None and not self._main.done():
+        if self._alone is not None and not self._alone.done():
             work.close()
         else:
-            self._main = self._begin(work)
+            self._alone = self._begin(work)
 
     async def wait_idle(self) -> None:
         """Wait until the work is done and charged."""
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._main is not None:
-            await asyncio.shield(self._main)
+        if self._alone is not None:
+            await asyncio.shield(self._alone)
 
     async def aclose(self) -> None:
         """Cancel the work; pending calls are charged in full."""
@@ -343,8 +347,8 @@ class ModelChecks:
         try:
             await self.probe(run)
         except (errors.BackendError, errors.SpecError) as exc:
-            passes = isinstance(exc, errors.BackendUnavailable)
-            code = "backend_unavailable" if passes else "backend_blocked"
+            temporary = isinstance(exc, errors.BackendUnavailable)
+            code = "backend_unavailable" if temporary else "backend_blocked"
             raise errors.ProblemError(code, reasons(exc)[0]) from exc
 
 

@@ -50,7 +50,7 @@ export function promptPanel() {
 
 // The candidates that devices wrote, each below its parent.
 export function lineagePanel() {
-  const columns = ["Text", "Client", "Lower loss", "Deployed", "Instead of"];
+  const columns = ["Text", "Client", "Lower loss", "Deployed", "Parent"];
   const written = table("Candidates written from failures", columns.map((text) => ({ text })));
   const node = panel("Written from failures", written.node);
   return {
