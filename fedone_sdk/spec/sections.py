@@ -157,7 +157,7 @@ class ParticipationSpec(Spec):
             examples, with replacement (the paper's proof).
         aggregation: Mean of the clients' alpha, ``plain`` (the paper's Algorithm 1) or weighted by
             ``examples`` (its code).
-        min_clients: Enrolled clients that are required to start the first round.
+        min_clients: Waiting clients that are required to start the first round.
         deadline_s: A client loses its seat if it sends no message for this many seconds.
         own_models: Cost of an update from a device with its own model: ``charged``, the whole
             lease; ``trusted``, the amount that the device reports. Null is ``charged`` in a run
