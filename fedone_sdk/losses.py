@@ -61,7 +61,7 @@ def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
 
 
 def example_loss(task: TaskSpec, row: LogProbs | Score, example: Example) -> float:
-    """Return the training loss of one example: `label_loss`, nats for ``nll``, or ``1 - score``.
+    """Return the loss of an answer (`row`): `label_loss`, nats for ``nll``, or ``1 - score``.
 
     Raises:
         DataError: The label is missing or unknown to the task.
@@ -95,16 +95,16 @@ MAX_CLASSES = 4
 """The largest number of labels whose losses are reported per class."""
 
 PROBABILITY_WIDTH = 4.0
-"""Relative to its range, a label probability gets this many times the noise of a loss. A larger
-number means less noise on the losses, which are released together with the probabilities."""
+"""The noise on a label probability is this many times the noise on a loss, both divided by their
+ranges. A larger number means less noise on the losses of the same release."""
 
 
 def sensitivity(num_prompts: int) -> float:
-    """Return the L2 distance by which one example moves a release's sums, divided by their widths.
+    """Return the L2 sensitivity of a release: sums over a mini-batch, each divided by its width.
 
-    The example moves the losses of I prompts, of width 1, by at most sqrt(I). Two points of a
-    simplex are at most sqrt(2) apart. This bounds the effect on the probabilities of each prompt,
-    of width W = `PROBABILITY_WIDTH`, and on the counts of the labels, of width W / sqrt(I).
+    A width is the scale of a sum's noise: 1 for the losses of I prompts, W = `PROBABILITY_WIDTH`
+    for the probabilities of each prompt, and W / sqrt(I) for the counts of the labels. Two points
+    of a simplex are at most sqrt(2) apart, so the square is I + I * 2 / W^2 + 2 * I / W^2.
     """
     return math.sqrt(num_prompts * (1.0 + 4.0 / PROBABILITY_WIDTH**2))
 
@@ -115,7 +115,7 @@ def probability_noise(noise_multiplier: float, num_prompts: int, batch_size: int
 
 
 def num_groups(num_labels: int, *, private: bool) -> int:
-    """Return K, the number of groups of examples whose losses are reported.
+    """Return the number of groups of examples whose losses are reported.
 
     There is one group per class for up to `MAX_CLASSES` labels; for more labels, and under privacy,
     there is one group of all examples. Noise on each class would hide the losses.
@@ -140,7 +140,7 @@ def loss_terms(task: TaskSpec, row: LogProbs, target: int) -> list[float]:
 def class_means(
     terms: Sequence[Sequence[float]], targets: Sequence[int], groups: int
 ) -> list[list[float]]:
-    """Return the mean `loss_terms` of each group, shape (K, 2 + C); 0 for a group without any."""
+    """Return the mean `loss_terms` of each group, shape (groups, 2 + C); 0 if it is empty."""
     means = []
     for group in range(groups):
         pairs = zip(terms, targets, strict=True)

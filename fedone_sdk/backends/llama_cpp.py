@@ -89,7 +89,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
         )
 
     def _load_model(self) -> LlamaEngine:
-        """Load the model, by default with one thread per free core.
+        """Load the model, by default with one thread per core that a first pass can use.
 
         On busy cores fewer threads are faster, because they wait for each other in every layer.
         """
@@ -101,9 +101,9 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
 
         threads = self._threads or os.cpu_count() or 1
         engine = load(threads)
-        if self._threads is None and (free := max(1, round(engine.used_cores()))) < threads:
+        if self._threads is None and (used := max(1, round(engine.used_cores()))) < threads:
             del engine  # Frees its memory.
-            engine = load(free)
+            engine = load(used)
         return engine
 
     def _plan(self, query: Query) -> _Plan:
@@ -134,7 +134,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
 
 
 def _label_log_probs(engine: LlamaEngine, plan: _Plan) -> tuple[tuple[float, ...], ...]:
-    # Maps each proper prefix of a label word to the next tokens in the label words.
+    # For each beginning of a label word: the tokens that may come next.
     following: dict[tuple[int, ...], list[int]] = {}
     for label in plan.labels:
         for at, token in enumerate(label):

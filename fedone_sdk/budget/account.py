@@ -36,7 +36,7 @@ class Budget(Frozen):
         return self
 
     def raised(self, caps: Budget) -> Budget:
-        """Return these caps, of which the caps in `caps` replace lower ones."""
+        """Return a copy in which the caps that `caps` has are raised to its values."""
         higher = caps.model_dump(exclude_none=True)
         for unit, cap in higher.items():
             current = getattr(self, unit)
@@ -57,7 +57,8 @@ class Account:
     """Immutable account of spending and leases under a cap.
 
     The invariant is ``spent + leased <= cap`` in every capped unit: `reserve` refuses amounts that
-    would violate it, and `settle` moves an amount from leased to spent.
+    would violate it, and `settle` moves an amount from leased to spent. Only a provider that
+    charges more than the upper bound can violate it (`owe`).
     """
 
     cap: Budget | None = None
@@ -120,7 +121,8 @@ class Account:
     def owe(self, lease_id: str, used: Usage) -> Account:
         """Raise an open lease to the amount used under it, even above a cap.
 
-        A provider may charge more than the upper bound; no other lease may use the excess.
+        A provider may charge more than the upper bound. The lease then shows the whole charge, so
+        that no later lease is granted from it.
         """
         return replace(self, leases={**self.leases, lease_id: self.leases[lease_id].at_least(used)})
 

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import (
-    AbstractAsyncContextManager,
-    asynccontextmanager,
-    closing,
-    contextmanager,
-    suppress,
-)
 from decimal import Context, localcontext
 from pathlib import Path
 from threading import Lock, Thread
@@ -72,7 +66,7 @@ class Payer(Protocol):
         """Key of fair queuing: payers that wait for one model take turns by name."""
         ...
 
-    def reserve(self, worst: Usage) -> AbstractAsyncContextManager[Lease]:
+    def reserve(self, worst: Usage) -> contextlib.AbstractAsyncContextManager[Lease]:
         """Reserve `worst` while the body runs, then charge the amount that the body settles.
 
         Raises:
@@ -112,7 +106,7 @@ class BudgetGuard:
         self.name = name
         self._ledger = ledger or MemoryLedger()
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
         """As `Payer.reserve`."""
         lease = Lease(uuid.uuid4().hex, worst)
@@ -138,7 +132,7 @@ class BudgetGuard:
 
     def _undo(self, lease: Lease) -> asyncio.Future[None]:
         def undo(ledger: MemoryLedger) -> None:
-            with suppress(UnknownLease):  # raised if the reservation was refused
+            with contextlib.suppress(UnknownLease):  # raised if the reservation was refused
                 ledger.settle(lease.lease_id, NOTHING)
 
         return self._call(undo)
@@ -216,7 +210,7 @@ class SqliteLedger:
     def __init__(self, path: str | Path) -> None:
         self._path = str(path)
         self._writer = _Writer(self._path)
-        with _naming(self._path), closing(_connect(self._path)) as db, transaction(db):
+        with _naming(self._path), contextlib.closing(_connect(self._path)) as db, transaction(db):
             for table in _TABLES:
                 db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
             db.execute("INSERT OR IGNORE INTO spent VALUES (0, ?)", (_dump(NOTHING),))
@@ -324,7 +318,7 @@ def _outcome(
     return lambda future: future.set_result(result)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _naming(path: str) -> Iterator[None]:
     """Raise errors of SQLite and of damaged rows as errors of the file."""
     try:

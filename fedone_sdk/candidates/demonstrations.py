@@ -23,7 +23,7 @@ LONG_SHOT = 300
 """Shots with more characters are used only if a class has too few shorter ones."""
 
 _TEXTS = ""
-"""The only class of examples with reference texts."""
+"""Key of the single pool if examples have reference texts in place of labels."""
 
 
 def _unique(shots: tuple[int, ...]) -> tuple[int, ...]:
@@ -67,10 +67,11 @@ def demonstration_candidates(
     """Return blocks of solved examples from public rows.
 
     A shot is the part of the task's template after ``{slot_name}`` (or ``{prompt}``), filled with
-    an example's texts; the placeholder of its label word replaces ``{mask}`` or is appended. For
-    generation, its reference text is appended. In a chat, the messages after it are part of the
-    shot, each on its own line. Names of other slots stay as placeholders; see `fill`. A one-line
-    shot ends with a line feed. In a block with longer shots, every shot ends with a blank line.
+    an example's texts. The placeholder of its label word replaces ``{mask}``, or is appended if
+    there is no ``{mask}``. For generation, its reference text is used instead. In a chat, the
+    messages that follow the slot's message belong to the shot too, each on its own line. Names of
+    other slots stay as placeholders, which `placeholders.fill` replaces. A one-line shot ends with
+    a line feed. In a block with longer shots, every shot ends with a blank line.
 
     Classes alternate within a block, in a random order; every second block has the reverse order.
     Rows that contain a placeholder or a model's special token are skipped.
@@ -116,8 +117,8 @@ class _Form(NamedTuple):
 
     Attributes:
         pieces: As `fedone_sdk.task.pieces_of` returns them.
-        fields: Columns among the names of the pieces.
-        slots: Slots among the names of the pieces.
+        fields: Names of the pieces that are columns of the data.
+        slots: Names of the pieces that are other slots.
     """
 
     pieces: list[tuple[str, str | None, int | None]]

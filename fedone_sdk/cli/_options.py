@@ -156,7 +156,7 @@ def tracking_of(names: Sequence[str] | None) -> Tracking:
 
 
 def caps_of(option: str, texts: Sequence[str] | None) -> Budget | None:
-    """Return the caps of an option that is set once per unit, as ``queries=600``."""
+    """Return the caps of an option that is repeated for several units, as ``queries=600``."""
     if not texts:
         return None
     pairs = [text.partition("=") for text in texts]

@@ -55,8 +55,8 @@ def client(
         server (URL): The aggregator's URL.
         data (FILE): Labelled examples. Without --backend, their texts are sent to the server.
         label (COLUMN): The column with the label.
-        field (COLUMN): A column that runs may render, once per column. If the label column is one
-            of them, reference texts of loss nll are sent to the server.
+        field (COLUMN): A column that runs may put into prompts; repeat the option for several. If
+            you name the label column, runs with loss nll send its reference texts to the server.
         token: Enrolment token. Only the variable FEDONE_TOKEN can set it. It is not needed once
             --state has an identity.
         state (DIR): Keep the identity, unsent updates and paid losses here, for restarts.
@@ -66,8 +66,8 @@ def client(
             raises this client's total epsilon (delta 1e-5) above EPSILON; --state keeps the total.
             UNIT is the unit of protection: label, example or device. Needs --label and --field;
             without --backend, UNIT must be label.
-        budget (UNIT=N): Cap all work of this client, once per unit: queries, and with
-            --backend requests, tokens or usd. --state keeps the amounts spent.
+        budget (UNIT=N): Cap the total work of this client in a unit; repeat the option for several.
+            UNIT is queries, or with --backend requests, tokens or usd. --state keeps what is spent.
         cert (FILE): This device's certificate with its private key (PEM), for mTLS.
         check: Only check whether data and model fit the runs; exit with 1 if they fit no run.
     """
@@ -114,7 +114,7 @@ def _run_and_score(run: str | None) -> tuple[str | None, ScoreFunction | None]:
     with errors_in(run):
         score = load_score(spec.task, Path(run).parent)
         if isinstance(score, Judge):
-            raise SpecError("task.score: devices have no cap for a judge; use another score")
+            raise SpecError("task.score: a device cannot cap a judge's cost; use another score")
     return spec.name, score
 
 

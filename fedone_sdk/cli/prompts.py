@@ -183,7 +183,7 @@ def score(
 
     Args:
         prompt: The prompt's exact text; an empty text means no prompt.
-        slot (NAME=TEXT): Content of a slot of the task, once per slot; other slots are empty.
+        slot (NAME=TEXT): Content of a slot of the task; repeatable. Other slots are empty.
             labels=bad,good uses these label words, in the order of the task's labels.
         artefact_path (FILE): A prompt artefact with task and label bias, written by `tune
             --artefact`; RUN.yaml then only provides the model, the dev data and the names of

@@ -55,12 +55,12 @@ class Billed(Message):
     def _read_unknown(cls, document: Any) -> Any:
         if not isinstance(document, dict):
             return document
-        unknown = {
-            name: {**account, "usd": 0}
-            for name in _ACCOUNTS
-            if isinstance(account := document.get(name), dict) and account.get("usd", 0) is None
-        }
-        return {**document, **unknown, "priced": False} if unknown else document
+        bills = {name: b for name in _ACCOUNTS if isinstance(b := document.get(name), dict)}
+        if all(amounts.get("usd", 0) is not None for amounts in bills.values()):
+            return document
+        # As in what is written: one unknown price makes all sums of the message unknown.
+        unknown = {name: {**amounts, "usd": 0} for name, amounts in bills.items()}
+        return {**document, **unknown, "priced": False}
 
     @field_serializer(*_ACCOUNTS, when_used="json", check_fields=False)
     def _bill(self, value: Usage) -> Bill:

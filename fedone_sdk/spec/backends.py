@@ -94,7 +94,7 @@ class BackendSpec(Spec):
             (`fedone models`). ``transformers``: folder, or name on the hub. ``vllm`` and
             ``openai``: the server's name for the model.
         cache: SQLite file of paid answers, which later runs use; null caches in memory only.
-        threads: CPU threads; null is one per free core, for ``onnx`` one per core, at most 4.
+        threads: CPU threads; null is one per free core; with ``onnx``, one per core up to 4.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; ``auto`` is CUDA if available, else the CPU.
         dtype: Type of weights and arithmetic; log-probabilities are always float32.
         multi_token_labels: Allows label words of several tokens for a causal model, each scored by
@@ -196,4 +196,5 @@ def _long_inputs(value: object) -> object:
 
 
 WriterSpec = Annotated[BackendSpec, BeforeValidator(_long_inputs)]
-"""A model that writes texts; by default it reads 8192 tokens, for several candidates or rows."""
+"""A model that writes candidates or grades. Its inputs are long, as they hold several candidates or
+rows; with ``openai`` the default of `max_input_tokens` is therefore 8192."""

@@ -18,7 +18,7 @@ class DataSpec(Spec):
 
     Attributes:
         train: Training file, or ``hf:NAME``. A served run, whose clients have their own rows, needs
-            it only for a vocabulary that is counted from text.
+            it only for a vocabulary of kind ``pmi``, which consists of frequent words of a text.
         dev: Held-out file, or ``hf:NAME``; used only by evaluation.
         num_clients: K, the number of clients.
         shots: Examples per class and client; null uses all examples.
@@ -43,6 +43,8 @@ BatchSize = Annotated[int, Field(ge=1, le=1024, description="B, examples per min
 
 class _MethodSpec(Spec):
     pools: ClassVar[bool] = False
+    """Whether the method has a pool of whole prompts, which it evaluates again and again."""
+
     exchange: ClassVar[Exchange] = "alpha"
 
     num_samples: NumSamples = 20
@@ -56,7 +58,7 @@ class _MethodSpec(Spec):
 
     @property
     def remembers(self) -> bool:
-        """Whether clients store state of the method between rounds."""
+        """Whether the method has a state per client, which is kept between rounds."""
         return False
 
 
@@ -97,9 +99,9 @@ class SearchSpec(_MethodSpec):
     """Searches over whole prompts, which end with successive halving.
 
     Attributes:
-        name: ``thompson`` is Thompson sampling on a Gaussian process, in which prompts share
-            candidates; ``random`` tries random prompts; ``tpe`` is Optuna's Tree-structured Parzen
-            Estimator (extra `optuna`).
+        name: ``thompson`` is Thompson sampling on a Gaussian process, which learns about a prompt
+            from others with the same candidates; ``random`` tries random prompts; ``tpe`` is
+            Optuna's Tree-structured Parzen Estimator (extra `optuna`).
         halving: Fraction of the run for successive halving. With 0, ``tpe`` deploys the prompt with
             the lowest mean loss.
     """
@@ -114,7 +116,7 @@ class SearchSpec(_MethodSpec):
 
 
 class OwnMethodSpec(_MethodSpec):
-    """Your own `Algorithm`, which runs on the server. Devices receive neither of these keys.
+    """Your own `Algorithm`, which runs on the server. Devices get neither `object` nor `options`.
 
     Attributes:
         object: The class or function that makes the method: ``package.module:object``, also from a
@@ -155,7 +157,7 @@ class ParticipationSpec(Spec):
             examples, with replacement (the paper's proof).
         aggregation: Mean of the clients' alpha, ``plain`` (the paper's Algorithm 1) or weighted by
             ``examples`` (its code).
-        min_clients: Enrolled clients that are required to start the first round.
+        min_clients: Waiting clients that are required to start the first round.
         deadline_s: A client loses its seat if it sends no message for this many seconds.
         own_models: Cost of an update from a device with its own model: ``charged``, the whole
             lease; ``trusted``, the amount that the device reports. Null is ``charged`` in a run
@@ -217,7 +219,7 @@ class DefenceSpec(Spec):
     """
 
     trust_region: ClassVar[float] = 1.5
-    """Maximum step of alpha, in medians of the run's last steps; honest steps rarely exceed it."""
+    """Maximum step of alpha, as a multiple of the median step; honest steps rarely exceed it."""
 
     widest_region: ClassVar[float] = 10.0
     """Maximum step without a defence, for methods whose steps have no other bound (SGD)."""

@@ -98,7 +98,7 @@ async def played(rounds: int, cut_at: int | None = None) -> tuple[RunRecord, Com
         await done.wait()
         playing.cancel()
         await asyncio.gather(playing, return_exceptions=True)
-    record = await store.registry.run("run")
+    record = await store.run("run")
     assert record is not None
     return record, Commit(document=record.document, log=tuple(await store.log("run")))
 

@@ -53,8 +53,9 @@ class _Waiting:
 class ClientPool:
     """The clients that wait for work, with a limited number of places per run.
 
-    A client waits for each run that it may work for and that has a free place. It keeps its places
-    until it works, times out or leaves.
+    A *member* is a client in the pool. It waits for each run that it may work for and that has a
+    free place; a place is not yet a seat in a round. It keeps its places until it works, times out
+    or leaves.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -91,14 +92,15 @@ class ClientPool:
 
     @property
     def _num_outside(self) -> int:
+        """Number of clients that all replicas turned away."""
         return len(self._away) + sum(away for away, _, _ in self._other_replicas.values())
 
     def add_run(self, run_id: str, capacity: int, *, again: bool = False) -> None:
         """Add a run with `capacity` places for waiting clients.
 
-        If the run ran before (`again`), the members that may work for it get places at once, so
-        that its draws do not depend on the order of their claims. In a new run, members get places
-        when they claim, because some may have disconnected.
+        In a new run a member gets its place at its next claim, which shows that it is connected. If
+        the run ran before (`again`), the members that may work for it get places at once, so that
+        its draws do not depend on the order of their claims.
         """
         self._capacities[run_id] = capacity
         if run_id not in self._places:
@@ -178,8 +180,8 @@ class ClientPool:
                 return self._turn_away(client, now)
         else:
             free = [r for r in open_runs if client in self._places[r] or self._has_place(r)]
-            for place in free:
-                self._places[place][client] = num_examples
+            for run in free:
+                self._places[run][client] = num_examples
             before = known.member
             same = before.num_examples == num_examples and before.run_id == run_id
             if same and before.until > now + MEMBER_TTL_S / 2:

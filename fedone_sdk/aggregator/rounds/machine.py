@@ -39,7 +39,7 @@ ONE_QUERY = Usage(queries=1)
 """Upper bound on the cost of a query if only queries can be bounded."""
 
 _STRIDE = 1 << 32
-"""Each rollback adds this to the seeds; it is larger than any product of slots and local steps."""
+"""Each rollback adds this to the position of a draw (`seed_of`); a round has fewer positions."""
 
 
 P = ParamSpec("P")
@@ -78,15 +78,15 @@ class RoundMachine:
     """
 
     CLAIM_TIMEOUT_S: ClassVar = 10.0
-    """A drawn client must claim its work within this time: a round trip and a reconnection."""
+    """A drawn client must claim within this time, enough for a reconnection and a round trip."""
 
     MAX_RENEWALS: ClassVar = 10
     """Maximal number of renewals. A device that never finishes keeps a seat for 11 deadlines."""
 
     MAX_LOST: ClassVar = 50
-    """The run fails if more assignments in a row are lost, and each waiting client has lost one in
-    this round. Each may cost its lease, so a run whose model never answers fails before its caps
-    are spent."""
+    """The run fails if more than this many assignments in a row are lost and, in this round, each
+    waiting client has lost one. Each may cost its lease, so a run whose model never answers fails
+    before its caps are spent."""
 
     MAX_STRIKES: ClassVar = 3
     """A client with this many strikes is set aside for one deadline. Each further strike doubles
@@ -156,7 +156,7 @@ class RoundMachine:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Result[T]:
-        """Return the result of a handler that is called with the machine for the state.
+        """Call a handler with the machine for the state (`at`) and return its result.
 
         Raises:
             ProblemError: The handler refuses; the state stays as it is.
@@ -178,7 +178,7 @@ class RoundMachine:
         )
 
     def at(self, state: RunState) -> Self:
-        """Return the machine for the candidates and the plan of a state."""
+        """Return the machine with a state's added candidates and its plan of queries."""
         if state.proposed == self._proposed and state.planned == self.planned:
             return self
         if self is not self._base:
@@ -265,7 +265,7 @@ class RoundMachine:
         if cap is None:
             return planned
         if spec.prompt.proposer is not None and spec.prompt.reflects:
-            # Each assignment with a reflection pays for one more query, the trial.
+            # Each assignment with a reflection pays for one more query, which tries the new text.
             paid = spec.method.num_samples * spec.prompt.proposer.every
             cap = cap * paid // (paid + 1)
         return min(planned, cap)
@@ -291,7 +291,7 @@ class RoundMachine:
 
     @property
     def min_clients(self) -> int:
-        """Number of connected clients that the first round needs to start."""
+        """Number of waiting clients that the first round needs to start."""
         wanted = self.spec.participation.min_clients
         if wanted is not None:
             return wanted

@@ -39,7 +39,7 @@ class Seat:
         own_model: Whether the client queries its own model.
         num_samples: Number of prompts of the assignment, I.
         num_steps: Number of local steps of the assignment, E; 1 in the losses exchange.
-        reflects: Whether the lease pays for the trial of a proposal.
+        reflects: Whether the lease pays for the query that tries a proposal.
         calls: Ids of the gateway requests whose queries are counted.
         sent: Upper bounds on the cost of pending gateway calls, by attempt, without queries.
         used: Queries sent to the gateway, and the cost of finished calls.
@@ -79,7 +79,7 @@ class Seat:
 
     @property
     def num_queries(self) -> int:
-        """Number of queries of the prompts, without the trial of a proposal."""
+        """Number of queries of the prompts, without the query that tries a proposal."""
         return self.num_samples * self.num_steps
 
     @property
