@@ -96,7 +96,7 @@ def test_entry_points_are_names(
     [
         (
             {"backend": {"kind": "own", "object": "fedone_test_own:Liking"}},
-            "backend: is the server",
+            "backend: the run uses the server",
         ),
         (
             {"method": {"name": "own", "object": "fedone_test_own:Liking"}},
