@@ -29,9 +29,9 @@ def test_companion_app(tmp_path: Path) -> None:
             page.run()  # unplugged
             until(lambda: app.log.endswith("paused \n"), app)
             page.shown(app)
-            spent = budget(page)
             assert app.ctrl_c() == 0
-        assert budget(page) == spent > 0
+        spent = budget(page)  # with the step in which the app may have been paused
+        assert spent > 0
 
         output = page.run()  # to the end of the run
         assert "enrolled" not in output
