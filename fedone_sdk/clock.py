@@ -76,7 +76,7 @@ async def within(call: Awaitable[T], seconds: float | None = None, *, grace_s: f
 
 async def end(task: asyncio.Future[Any], grace_s: float = 1.0) -> None:
     """Cancel a task, and wait at most `grace_s` seconds for it to end."""
-    # Retrieves the exception: asyncio logs exceptions that nobody retrieves.
+    # Retrieves the exception, because asyncio logs exceptions that are not retrieved.
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
     if not task.done():
         task.cancel()

@@ -114,7 +114,7 @@ class BudgetGuard:
         try:
             await asyncio.shield(reserving)
         except asyncio.CancelledError:
-            # Retrieves the exception: asyncio logs a refusal that nobody retrieves.
+            # Retrieves the exception, because asyncio logs exceptions that are not retrieved.
             reserving.add_done_callback(lambda done: done.cancelled() or done.exception())
             # Shielded: a second cancellation must not leave the lease open.
             await asyncio.shield(self._undo(lease))

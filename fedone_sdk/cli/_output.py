@@ -31,7 +31,7 @@ def terminal(*, stderr: bool = False) -> Console:
 
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters that control a terminal, which may be in a text that somebody else wrote."""
+"""Characters that control a terminal, which a text from another source may contain."""
 
 
 def say(text: str) -> None:

@@ -60,7 +60,7 @@ def html_report(
     """
     spec, verdict = run.spec, run.result.verdict
     if spec.backend.kind == "own":
-        # An export may come from somebody else; a program would import the object that it names.
+        # An export from another source may name any object, and a program would import it.
         program, note = "", "The model is a custom object, which a report does not name."
     else:
         program, note = program_of(spec.task, run.result.prompt, spec.backend, run.result.model)

@@ -114,7 +114,7 @@ export function readReflection(
       !seen.has(folded(core)) &&
       !/[^\P{C}\n\u200c\u200d]|[\p{Zl}\p{Zp}]/u.test(core) &&
       !/[{}]/.test(withoutAny(core, allowed)) &&
-      // Positions beside it may have any candidate.
+      // The neighbouring positions may have any candidate.
       [candidate, ...known].every((one) => !hasSpecialToken(`${one}${candidate}${one}`));
     if (fits) return candidate;
   }

@@ -44,7 +44,7 @@ class CallBudget:
 
     The first grant covers one attempt at each request. A retry reserves more before it is sent.
     The id of a reservation starts with the replica's id: if a replica seems to have exited, the
-    others find its reservations and charge them. Each is settled once, whoever is first.
+    others find its reservations and charge them. Each reservation is settled once.
 
     Args:
         run: The run that pays.
@@ -193,7 +193,7 @@ def charged_to(run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | N
 
 
 class Companion(ABC):
-    """Work of the server for a run beside its training: the evaluation, or the proposer."""
+    """The server's work for a run in addition to training: the evaluation, or the proposer."""
 
     def __init__(self, run: ServedRun) -> None:
         self._run = run

@@ -122,7 +122,7 @@ class ModelGateway:
     def _on_call_done(self, work: _Work, body_sha256: str, call: Call) -> None:
         del self._pending[call]
         # A failed call is not kept: a retry queries the model again, and its traceback refers to
-        # the request's texts. `_failed` also retrieves the exception, for which nobody may wait.
+        # the request's texts. `_failed` also retrieves the exception, which no caller may await.
         if _failed(call) and work.calls.get(body_sha256) is call:
             del work.calls[body_sha256]
 

@@ -173,7 +173,7 @@ def return_queries(
     call: str,
     queries: int,
 ) -> Result[None]:
-    """Give the queries of a failed gateway call back to the lease; a repetition counts anew."""
+    """Give the queries of a failed gateway call back to the lease; a repeated call counts again."""
     seat = state.seat_with(assignment_id)
     if seat is None or call not in seat.calls:
         return Result(state=state)
