@@ -57,6 +57,10 @@ class Lease:
         """Release the whole reservation, because no request was sent."""
         self.used = NOTHING
 
+    def add(self, used: Usage) -> None:
+        """Add to the amount used, before a part of the reservation is spent."""
+        self.used = (self.used or NOTHING) + used
+
 
 class Payer(Protocol):
     """Pays for requests: reserves their cost before they are sent, and settles it afterwards."""
