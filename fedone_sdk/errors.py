@@ -1,7 +1,7 @@
 """Every exception of the SDK, in one tree.
 
 FedOneError
-├── SpecError              a RUN.yaml, config or argument is invalid
+├── SpecError              a RUN.yaml or a configuration is invalid
 │   └── ArgumentError      an argument of a command or call is invalid
 ├── DataError              a data file or example cannot be used
 ├── ResultError            a run's result or export cannot be read, or lacks what is needed
@@ -9,17 +9,17 @@ FedOneError
 ├── MissingExtraError      an optional dependency is not installed
 ├── BudgetError
 │   ├── BudgetExhausted    a reservation exceeds the cap
-│   └── UnknownLease       a reservation was never made, or is already settled
+│   └── UnknownLease       a lease (a reservation) to settle was never made, or is settled
 ├── BackendError
 │   ├── BackendUnavailable the model is temporarily unavailable; a retry may succeed
-│   │   └── FormChanged        the next attempt uses another request format
+│   │   └── FormChanged        the server refused the request's format; a retry uses another one
 │   ├── BackendBlocked     the model is unavailable until a key, quota or setting changes
-│   │   └── FormBlocked        the model cannot do one task; other tasks may continue
+│   │   └── FormBlocked        the model refuses all requests of one task; other tasks may continue
 │   │       └── LabelsNotShown answers rarely include the label words
 │   ├── BackendRefused     the model refused a request, because of its input or format
 │   └── LabelWordError     a label word is not one token of the model
 ├── StoreUnavailable       the aggregator's store is unavailable
-├── MessageError           a wire message is malformed
+├── MessageError           a received message is malformed, or not from the aggregator
 │   └── RefusedBetween     a proxy refused a request with a 4xx status
 ├── TransportError         the aggregator is unreachable; a retry may succeed
 └── ProblemError           the aggregator refused, with an RFC 9457 problem and a stable code
