@@ -53,7 +53,7 @@ class JudgeSpec(Spec):
 
 
 class Pair(NamedTuple):
-    """Whether a text is better (1), equal (0.5) or worse (0), shown first and shown second."""
+    """Whether a text is better (1), equal (0.5) or worse (0) than another, in both orders."""
 
     shown_first: float
     shown_second: float
@@ -76,7 +76,7 @@ class Judge:
     ask: Ask | None = None
 
     async def __call__(self, generated: str, example: Example) -> Score:
-        """Return the model's grade, from 0 to 1, and its reason; raise `ValueError` if none."""
+        """Return the model's grade, from 0 to 1, and its reason, or raise `ValueError`."""
         (answer,) = await self._answers(self.query(generated, example))
         points = answer.get("score")
         if isinstance(points, bool) or not isinstance(points, (int, float)):
