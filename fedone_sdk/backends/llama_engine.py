@@ -261,7 +261,7 @@ class GgufEncoder(CausalEncoder):
         self._max_length = engine.context_length
         self._apply_template = engine.apply_template if has_template else None
         self.frames = {}
-        self._place_special_tokens(Path(engine.name))
+        self._read_special_tokens(Path(engine.name))
 
     def special_names(self, text: str) -> list[str]:
         """Return a text's special tokens: as plain text, their names are tokenised differently."""

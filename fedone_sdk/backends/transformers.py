@@ -48,7 +48,7 @@ class Plan(NamedTuple):
 
     sequences: list[list[int]]  # Each is the token ids of one sequence.
     picks: list[list[list[Pick]]]  # For each input and text to score: one per token of the text.
-    worst: Usage
+    worst: Usage  # Exact, except for the length of generated texts.
 
 
 class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
