@@ -71,7 +71,8 @@ class Access:
     async def open(self) -> None:
         """Add the configured tokens to the store, and load all tokens.
 
-        A token that is not configured here stays valid, because another replica may have it.
+        A stored token that is not configured here stays valid, because it may be in the
+        configuration of another replica.
 
         Raises:
             SpecError: A configured token has the secret of another token.
@@ -175,7 +176,7 @@ class Access:
             await self._on_changed(client.index)
         else:
             self._cache(client)
-            # Other replicas update `num_clients`, which decides whether rounds can be filled.
+            # Other replicas then update `num_clients`, which decides whether rounds can be filled.
             await publish(self._store, ClientChanged(client_index=client.index))
         _log.info("enrolled", client_id=client.client_id, token=client.token, again=again)
         return Enrolled(client_id=client.client_id, credential=credential)

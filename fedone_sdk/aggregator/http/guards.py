@@ -114,7 +114,7 @@ class Buckets:
         self.take(caller, count)
 
     def take(self, caller: Hashable, count: int = 1) -> None:
-        """Count requests of a caller, even if its bucket does not hold as many."""
+        """Count requests of a caller, even if its bucket holds fewer."""
         if self._per_minute is None:
             return
         now, taken_s = self._now(), count * 60.0 / self._per_minute
@@ -179,7 +179,7 @@ LIMITER: web.AppKey[Limiter] = web.AppKey("limiter", Limiter)
 def guarding(
     limiter: Limiter, known: Callable[[web.Request], bool], *, unlimited: Collection[str]
 ) -> Middleware:
-    """Return the middleware that applies the limits. It must run inside `problems`.
+    """Return the middleware that applies the limits; it must run inside `requests.problems`.
 
     `known` says whether a request is from a known client; such a request does not count for its
     address. The paths in `unlimited` have no limits.

@@ -1,4 +1,4 @@
-"""Seats of a round: draw clients, assign their work, and take it back."""
+"""Seats (the parts of clients in a round): draw clients, assign their work, take it back."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _is_failing(
 
 
 def _last_unfit(machine: RoundMachine, state: RunState) -> str | None:
-    """Return the newest decline's reason if all clients of a run with ``data`` are unfit."""
+    """Return the reason of the newest decline if all clients of a run with ``data`` are unfit."""
     data = machine.spec.data
     if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):
         return None
@@ -153,10 +153,11 @@ def assign(
     available: Mapping[int, int] | None = None,
     enrolled: int | None = None,
 ) -> Result[Assignment | None]:
-    """Assign the work of a client's seat and lease its cost; first draw clients if it has no seat.
+    """Assign the work of a client's seat; draw clients before if the client has no seat.
 
-    A repeated claim gets the same assignment, and no second lease. `memory` is the method memory
-    after the client's last work (losses exchange); `available` and `enrolled` are as for `fill`.
+    The lease reserves the cost of the work. A repeated claim gets the same assignment and lease.
+    `memory` is the method memory after the client's last work (losses exchange); `available` and
+    `enrolled` are as for `fill`.
     """
     drawn: Result[Any] = Result(state=state)
     if available and state.seat_of(client) is None:
@@ -171,7 +172,7 @@ def assign(
         machine = machine.at(state)
         affordable = machine.affordable_work(state, seat.local)
         if affordable is None:
-            # The seat waits until the settlement of another client's lease releases budget.
+            # The seat waits until another client's lease is settled, and releases budget.
             return replace(drawn, state=state)
         samples, steps = affordable
         worst = machine.worst_query * (samples * steps)
@@ -277,7 +278,7 @@ def decline(
     usage: Usage = NOTHING,
     unfit: bool = False,
 ) -> Result[None]:
-    """Take back an assignment that a client declines; an unfit client loses all its seats."""
+    """End an assignment that its client declines; an unfit client also loses its other seats."""
     seat = open_seat(state, assignment_id)
     if not state.running:
         status = "paused" if state.paused else state.status
@@ -307,7 +308,7 @@ def vacate(
     said: str | None = None,
     unfit: bool = False,
 ) -> Result[None]:
-    """Take a seat from its client and charge the lease; `said` is the reason in the client's words.
+    """Take a seat from its client and charge its lease; `said` is the client's own reason.
 
     An unfit client gets no other seat of the run. It declines before it queries a model, so its
     decline does not count towards `RoundMachine.MAX_LOST`.
@@ -330,7 +331,7 @@ def vacate(
     if unfit:
         state = _exclude_unfit(state, seat, said or reason)
     if seat.step:
-        # Earlier local steps are paid for, so the seat is finished with their result.
+        # Earlier local steps are paid for, so the seat ends with the result of these steps.
         return result.then(close_seat(machine, state, replace(seat, phase="done"), now))
     return replace(result, state=state.without_seat(seat))
 
@@ -349,7 +350,7 @@ def _newest(clients: Mapping[int, T]) -> dict[int, T]:
 
 
 def count_update(machine: RoundMachine, state: RunState, client: int, now: float) -> Result[None]:
-    """Remove a strike of a client with a new update; make the recent strikes of others count."""
+    """After an update, remove a strike of its client; count the recent strikes of others."""
     strikes, log = {}, []
     for other, known in state.strikes.items():
         if other == client:

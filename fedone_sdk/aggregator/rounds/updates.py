@@ -1,4 +1,4 @@
-"""Updates: validation, local steps on the server, settlement."""
+"""Updates of clients: validation, the step of the method, and the charge for the lease."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def accept(
     body_sha256: str,
     unfit: bool = False,
 ) -> Result[Receipt]:
-    """Accept or refuse a client's update; `unfit` if its proposal cannot become a candidate."""
+    """Accept or refuse an update; `unfit` says that its proposal cannot become a candidate."""
     seat = open_seat(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
@@ -140,7 +140,7 @@ def _check_update(
     """Check an update against its assignment; return its content."""
     if isinstance(update, LossesUpdate) and machine.losses_exchange:
         batch_size = machine.spec.method.batch_size
-        if update.scored.scored > batch_size:  # The number weights the losses.
+        if update.scored.scored > batch_size:  # It is the weight of the losses.
             raise invalid(
                 f"scored: {update.scored.scored} examples, a mini-batch has at most {batch_size}"
             )
