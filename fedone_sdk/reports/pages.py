@@ -210,7 +210,7 @@ def _lines(results: Results) -> Iterator[Line]:
         ]
         for x, y in curves:
             yield Line(x=x, y=y, color=colour, faint=True)
-        # Each seed is interpolated linearly, over the range that all seeds cover.
+        # Each seed's curve is interpolated linearly, in the range that all curves cover.
         end = min(x[-1] for x, _ in curves)
         grid = sorted({at for x, _ in curves for at in x if at <= end})
         means = np.mean([np.interp(grid, x, y) for x, y in curves], axis=0).tolist()
