@@ -159,7 +159,6 @@ class _Planner:
         self.problems = list[str]()  # Problems with the models, reported as warnings.
         self.per_round = queries_per_round(self.spec)
         self.training = training_queries(self.spec)
-        # The last round may be shorter.
         self.rounds = math.ceil(self.training / self.per_round)
         every = self.spec.evaluation.every
         self.points = self.rounds // every if every else 0

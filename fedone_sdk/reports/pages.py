@@ -44,9 +44,6 @@ def _page(template: str, figures: Sequence[str] = (), **values: object) -> str:
     return environment.get_template(template).render(values)
 
 
-# The report of a run
-
-
 def html_report(
     run: ReportedRun,
     retune: RetuneReport | None = None,
@@ -169,8 +166,6 @@ def clients_of(run: ReportedRun) -> list[tuple[str, int, float, float]]:
     ]
     return sorted(clients, key=lambda client: (-client[1], client[0]))
 
-
-# The report of a comparison
 
 _COLOURS = ("#2563a8", "#c2571a", "#1b7f5c", "#8a3ffc", "#b0245b", "#6b7280", "#8a6d00", "#0f7c90")
 _MARKERS = "osD^vPX*"
