@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", metavar="DIR", help=text)
     add("--seeds", type=int, metavar="N", help="seeds; default: the paper's; --quick: 1")
     add("--quick", action="store_true", help="a small version, to test the installation")
-    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="Ray cluster; default: a new one")
+    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="Ray cluster, or a new one")
     text = "parallel trials; default: one per GPU of CUDA_VISIBLE_DEVICES, or one per core"
     add("--workers", type=int, metavar="N", help=text)
     add("--out", type=Path, metavar="DIR", help="results; default: reproduction[-quick]")
