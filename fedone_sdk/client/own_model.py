@@ -13,7 +13,7 @@ import structlog
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.model_client import ModelClient
 from fedone_sdk.backends.queries import check_answer, query_for, rows_of, score_all, written_query
-from fedone_sdk.budget import BudgetGuard, Usage
+from fedone_sdk.budget import BudgetGuard, Lease, Usage
 from fedone_sdk.candidates import prompt_of, reflection
 from fedone_sdk.client.rows import Declining, Unfit, passed, reason_of
 from fedone_sdk.errors import BackendError, BudgetError, BudgetExhausted, ProblemError
@@ -33,23 +33,25 @@ _NUM_WORST, _NUM_BEST = 4, 2
 _MAX_TOKENS = 512
 
 
-async def ask(step: Step, missing: Sequence[int]) -> None:
+async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
     """Score prompts with the device's model; the journal gets answers as they arrive.
 
-    A prompt that occurs twice is sent once, and counts as two queries.
+    A prompt that occurs twice is sent once, and counts as two queries. The queries are added to
+    `lease` when they are sent.
     """
     device, batch = step.work.device, step.batch
     backend = device.backend
     assert backend is not None
     model = backend.fingerprint
     if not batch.texts:  # All were held back, which the number of queries must not reveal.
+        lease.add(Usage(queries=len(missing)))
         await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
         return
     if not backend.metered:  # `ModelClient` adds the cost of failed attempts.
         backend = ModelClient(backend)
     payer = device.budget or BudgetGuard(None, name="client")
     queries = await _queries(step, missing, backend, payer)
-    recorded = _Recorded(backend, step, queries, payer)
+    recorded = _Recorded(backend, step, queries, payer, lease)
     await recorded.begin()
     try:
         await score_all(recorded, queries)
@@ -93,10 +95,15 @@ class _Recorded(Wrapper):
     """
 
     def __init__(
-        self, inner: LLMBackend, step: Step, queries: Mapping[Query, list[int]], payer: BudgetGuard
+        self,
+        inner: LLMBackend,
+        step: Step,
+        queries: Mapping[Query, list[int]],
+        payer: BudgetGuard,
+        lease: Lease,
     ) -> None:
         super().__init__(inner)
-        self._step, self._queries, self._payer = step, queries, payer
+        self._step, self._queries, self._payer, self._lease = step, queries, payer, lease
         self._journal = step.work.journal
         num_queries = Usage(queries=len(step.keys))
         self._before = self._journal.spent(step.number).without_queries() + num_queries
@@ -112,6 +119,7 @@ class _Recorded(Wrapper):
 
     async def score(self, query: Query) -> Answer:
         await self._step.work.device.condition.wait()
+        self._lease.add(Usage(queries=len(self._queries[query])))
         try:
             answer = await self.inner.score(query)
             check_answer(query, answer)

@@ -14,7 +14,7 @@ import structlog
 from pydantic import ValidationError
 
 from fedone_sdk import errors, messages
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import NOTHING, Lease, Usage
 from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.client.rows import Declining, Minibatch, reason_of
 from fedone_sdk.client.state import Journal, Row, Unsent, key_of, memory_of
@@ -395,10 +395,13 @@ class Work:
         ask, budget = self._ask_gateway, self.device.budget
         if self.device.backend is not None:
             from fedone_sdk.client.own_model import ask
-        async with nullcontext() if budget is None else budget.reserve(Usage(queries=len(missing))):
-            await ask(step, missing)
+        worst = Usage(queries=len(missing))
+        paid = nullcontext(Lease("", worst)) if budget is None else budget.reserve(worst)
+        async with paid as lease:
+            lease.release()  # `ask` adds what it sends: the client may stop in between.
+            await ask(step, missing, lease)
 
-    async def _ask_gateway(self, step: Step, missing: Sequence[int]) -> None:
+    async def _ask_gateway(self, step: Step, missing: Sequence[int], lease: Lease) -> None:
         """Send to the gateway the requests that contain these prompts.
 
         After a restart a request is equal to the earlier one, and the server counts it once.
@@ -422,6 +425,7 @@ class Work:
             except ValidationError as exc:
                 # Not chained: the cause quotes private text.
                 raise Declining(f"the step cannot be sent: {messages.first_error(exc)}") from None
+            lease.add(Usage(queries=len(wanted.intersection(part))))
             scores = await session.call(session.transport.score, request)
             shape = (len(part), len(step.batch.texts), max(len(self.run.task.labels), 1))
             answers = zip(part, _answers(scores, shape), strict=True)
