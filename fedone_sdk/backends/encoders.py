@@ -1,4 +1,4 @@
-"""Encoders of rendered inputs: token ids, shortened to a model's maximum length."""
+"""Encoders, which turn a rendered input into token ids and shorten it to the model's limit."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Encoding(NamedTuple):
     def spread(cls, text: str, ids: list[int]) -> Encoding:
         """Return an encoding with evenly spread offsets, for a tokeniser that shows no offsets.
 
-        They suffice for `fit_fields`, which checks the length again after each cut.
+        Such offsets suffice for `fit_fields`, which checks the length again after each cut.
         """
         starts = [index * len(text) // len(ids) for index in range(len(ids))]
         return cls(ids, list(zip(starts, [*starts[1:], len(text)], strict=True)))
 
 
 class _Encoder:
-    # Text before a continuation, for tokenisers that tokenise the start of a text differently.
+    # Put before a continuation, for tokenisers that tokenise the start of a text differently.
     _anchor = ""
     # Whether label words may have several tokens, and the advice in the error if they may not.
     _multi_token, _advice = False, ""
@@ -95,7 +95,7 @@ class _Encoder:
         return (*label_words,)
 
     def label_ids(self, label_words: Sequence[str], before: Rendered = ()) -> list[list[int]]:
-        """Return the token ids of each label word, with its spelling after an input or a form."""
+        """Return the token ids of each label word, as it is spelled after the input `before`."""
         words = self.spelled(label_words, before)
         labels: list[list[int]] = []
         for word in words:

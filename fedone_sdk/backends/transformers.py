@@ -47,7 +47,7 @@ class Plan(NamedTuple):
     """The forward passes of a query, planned without the weights."""
 
     sequences: list[list[int]]  # Each is the token ids of one sequence.
-    picks: list[list[list[Pick]]]  # Per input and text to score, one pick per token of the text.
+    picks: list[list[list[Pick]]]  # For each input and text to score: one per token of the text.
     worst: Usage
 
 
@@ -142,7 +142,7 @@ def plan_of(encoder: Encoder, query: Query) -> Plan:
         return Plan(sequences, [], one_query(sum(map(len, sequences)), num_written))
     sequences, picks, num_tokens = [], [], 0
     for parts, endings in zip(query.inputs, encoder.endings(query), strict=True):
-        # The last token of a text is only scored: it is not part of the input.
+        # The last token of a text is scored, but is not part of the input.
         reserve = max(map(len, endings)) - 1
         start = encoder.encode(parts, reserve=reserve)
         num_tokens += len(start) + reserve
@@ -195,7 +195,7 @@ class TorchModel:
             )
 
     def score(self, plan: Plan) -> Answer:
-        """Return the log-probability of each text of each input."""
+        """Return the log-probability of each text to score, for each input."""
         picks = dict.fromkeys(pick for texts in plan.picks for text in texts for pick in text)
         values: dict[Pick, float] = {}
         for batch in self._batches(plan.sequences):

@@ -70,7 +70,8 @@ class TestModels:
         game.apply(record_model, model="m-2")
         assert game.state.paused
         assert game.state.reason == (
-            "paused: the provider answers with 'm-2' now, it was 'm-1'; resume the run to accept it"
+            "paused: the provider now reports the model 'm-2', before it was 'm-1'; "
+            "resume the run to accept the change"
         )
         game.apply(resume)
         game.apply(record_model, model="m-2")
