@@ -18,7 +18,7 @@ from fedone_sdk.task import Part, Rendered
 
 
 def words(text: str) -> set[str]:
-    """Return the words of a text that tell topics apart."""
+    """Return the words of a text that may distinguish topics: those of four or more letters."""
     return {word for word in re.findall(r"\w+", text.casefold()) if len(word) > 3}
 
 
