@@ -64,7 +64,7 @@ class _Encoder:
         raise NotImplementedError
 
     def special_names(self, text: str) -> list[str]:
-        """Return the special tokens in a text, or in a piece of a frame."""
+        """Return the special tokens in a text."""
         return special_names(self._tokenizer, text)
 
     def _tokenise(self, text: str) -> Any:
@@ -169,11 +169,11 @@ class ClozeEncoder(_Encoder):
 class CausalEncoder(_Encoder):
     """Encodes inputs of causal language models, which answer at the end.
 
-    An input begins with the tokeniser's start tokens, if it has any, and is shortened like an input
-    of `ClozeEncoder`. A chat has the frame of the model's chat template instead of start tokens.
+    An input is shortened like an input of `ClozeEncoder`. It begins with the tokeniser's start
+    tokens, if there are any. A chat has a frame instead: the chat template's text around messages.
     """
 
-    frames: dict[tuple[str, ...], chat.ChatFrame]  # By the roles of the messages.
+    frames: dict[tuple[str, ...], chat.ChatFrame]  # The keys are the roles of the messages.
     _advice = "set multi_token_labels: true"
 
     def __init__(
