@@ -75,7 +75,7 @@ class Score:
 
 
 ScoreFunction = Callable[[str, Example], float | Score | Awaitable[float | Score]]
-"""A user's ``score(generated, example)``; a number is the `Score.value`."""
+"""A user's ``score(generated, example)``; a returned number is taken as `Score.value`."""
 
 Role = Literal["system", "user", "assistant"]
 

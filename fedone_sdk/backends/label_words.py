@@ -105,7 +105,7 @@ async def usable_vocabulary(
     if backend is None or not shipped:
         return vocabulary
     dropped = []
-    for candidate in vocabulary.candidates_of(LABELS)[1:]:  # The first set is the task's.
+    for candidate in vocabulary.candidates_of(LABELS)[1:]:  # The first set has the task's words.
         try:
             for form in forms_of(spec.task, vocabulary):
                 await backend.check(label_sets.label_words(candidate), form)

@@ -1,4 +1,4 @@
-"""Backend for OpenAI's models and servers with its API, chat or completions."""
+"""Backend for OpenAI's models, and for servers with OpenAI's chat or completions API."""
 
 from __future__ import annotations
 

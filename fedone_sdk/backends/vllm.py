@@ -64,8 +64,8 @@ class VllmBackend(ServerBackend[_Request]):
     of special tokens are plain text, and inputs that are too long are shortened. Without a local
     ``tokenizer.json`` the client downloads this file from the Hugging Face hub.
 
-    `check` reads the maximum length, the start tokens and the kind of model from the server, and
-    must precede `fingerprint` and `worst_case`.
+    `check` reads the maximum length, the start tokens and the kind of model from the server. Call
+    it before `fingerprint` and `worst_case`.
 
     The arguments are keys of ``kind: vllm``. With `multi_token_labels` each input is sent once per
     label word.
