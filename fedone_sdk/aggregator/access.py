@@ -35,7 +35,7 @@ _CHANGE_TEXTS = {
 """Label of a change in the metric ``fedone_access_changes`` -> text of the change in the log."""
 
 _SEEN_PRECISION_S = 86_400.0
-"""Precision of a client's last request time, seconds; coarse, because each new time is a write."""
+"""Precision of the time of a client's last request, seconds; each new time costs a write."""
 _MAX_LOOKUPS = 4
 """Maximal number of concurrent lookups of unknown secrets; it limits the load from guesses."""
 
@@ -71,8 +71,7 @@ class Access:
     async def open(self) -> None:
         """Add the configured tokens to the store, and load all tokens.
 
-        A stored token that is not configured here stays valid, because it may be in the
-        configuration of another replica.
+        A stored token that is not configured here stays valid: another replica may configure it.
 
         Raises:
             SpecError: A configured token has the secret of another token.

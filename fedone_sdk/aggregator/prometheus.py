@@ -145,7 +145,7 @@ _MODEL_OUTCOMES = {
 def _measured(
     histogram: Histogram, outcomes: Mapping[type[Exception], str], otherwise: str
 ) -> Iterator[None]:
-    """Measure the ``with`` block, labelled ok, by its exception in `outcomes`, or `otherwise`."""
+    """Measure the ``with`` block; an exception is labelled by `outcomes`, or by `otherwise`."""
     began, outcome = time.perf_counter(), otherwise
     try:
         yield

@@ -203,7 +203,7 @@ class Replicas:
             await self.access.reload_all()
 
     async def _check_run(self, run: ServedRun) -> None:
-        # A signal may be missing: its replica may exit before it sends it, or it may be lost.
+        # A commit may have no signal: the replica exited before, or the signal was lost.
         if run.may_be_stale:
             await run.catch_up()
         if self.is_leader and has_lost_calls(run.state, self._alive):

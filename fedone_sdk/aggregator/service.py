@@ -84,7 +84,7 @@ class Service:
         self.registry = RunRegistry(
             store=store,
             new_run=self._restored_run,
-            check_model=self._models.probe,
+            check_model=self._models.check,
             on_loaded=lambda run: self.dispatcher.sync_run(run),
             on_removed=self._on_removed,
             must_stay=self._companions.__contains__,
@@ -317,7 +317,7 @@ class Service:
             try:
                 await self._delete(run.run_id, run.version)
             except (KeyError, VersionConflict) as exc:
-                raise ProblemError("run_conflict", "the run has changed since") from exc
+                raise ProblemError("run_conflict", "the run has changed in the meantime") from exc
         return Removal(
             run_id=run.run_id,
             status=state.status,

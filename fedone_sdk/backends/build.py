@@ -29,7 +29,7 @@ def build_backend(
 ) -> ModelClient:
     """Build the adapter of a spec, and the client that sends queries to it.
 
-    Errors name `key`, the place of the spec in RUN.yaml.
+    `key` is the spec's key in RUN.yaml, which begins each error.
     """
     folder = Path(folder)
     with _errors_of(key, "model"):

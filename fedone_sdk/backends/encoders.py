@@ -1,4 +1,4 @@
-"""Encoders of rendered inputs: token ids, shortened to a model's maximum length."""
+"""Encoders, which turn a rendered input into token ids and shorten it to the model's limit."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Encoding(NamedTuple):
     def spread(cls, text: str, ids: list[int]) -> Encoding:
         """Return an encoding with evenly spread offsets, for a tokeniser that shows no offsets.
 
-        They suffice for `fit_fields`, which checks the length again after each cut.
+        Such offsets suffice for `fit_fields`, which checks the length again after each cut.
         """
         starts = [index * len(text) // len(ids) for index in range(len(ids))]
         return cls(ids, list(zip(starts, [*starts[1:], len(text)], strict=True)))
 
 
 class _Encoder:
-    # Text before a continuation, for tokenisers that tokenise the start of a text differently.
+    # Put before a continuation, for tokenisers that tokenise the start of a text differently.
     _anchor = ""
     # Whether label words may have several tokens, and the advice in the error if they may not.
     _multi_token, _advice = False, ""
@@ -50,7 +50,7 @@ class _Encoder:
     def __init__(self, tokenizer_file: Path, max_length: int) -> None:
         self._tokenizer = load_tokenizer(tokenizer_file)
         self._max_length = max_length
-        self._place_special_tokens(tokenizer_file)
+        self._read_special_tokens(tokenizer_file)
         # "<mask>" in a user's text is plain text.
         self._tokenizer.encode_special_tokens = True
         # This class inserts special tokens by their ids. The post-processor only makes offsets
@@ -59,7 +59,7 @@ class _Encoder:
 
         self._tokenizer.post_processor = ByteLevel(trim_offsets=False)
 
-    def _place_special_tokens(self, tokenizer_file: Path) -> None:
+    def _read_special_tokens(self, tokenizer_file: Path) -> None:
         """Read the special tokens while the tokeniser still inserts them."""
         raise NotImplementedError
 
@@ -91,11 +91,11 @@ class _Encoder:
         return list(self._continued(text).ids)
 
     def spelled(self, label_words: Sequence[str], before: Rendered) -> tuple[str, ...]:
-        """Return the label words with the spelling that they have after an input or a form."""
+        """Return the label words as they are spelled after the input `before`."""
         return (*label_words,)
 
     def label_ids(self, label_words: Sequence[str], before: Rendered = ()) -> list[list[int]]:
-        """Return the token ids of each label word, with its spelling after an input or a form."""
+        """Return the token ids of each label word, as it is spelled after the input `before`."""
         words = self.spelled(label_words, before)
         labels: list[list[int]] = []
         for word in words:
@@ -147,7 +147,7 @@ class ClozeEncoder(_Encoder):
 
     pad_id: int
 
-    def _place_special_tokens(self, tokenizer_file: Path) -> None:
+    def _read_special_tokens(self, tokenizer_file: Path) -> None:
         special = [self._tokenizer.token_to_id(name) for name in ("<s>", "<pad>", "</s>", "<mask>")]
         if None in special:
             raise BackendError(f"{tokenizer_file}: needs the tokens <s>, <pad>, </s> and <mask>")
@@ -192,7 +192,7 @@ class CausalEncoder(_Encoder):
         self._apply_template = apply_template
         self.frames = {}
 
-    def _place_special_tokens(self, tokenizer_file: Path) -> None:
+    def _read_special_tokens(self, tokenizer_file: Path) -> None:
         def ids(text: str, *, special: bool = False) -> list[int]:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
@@ -236,7 +236,7 @@ class CausalEncoder(_Encoder):
         return (*framed, *frame.pieces[-1])
 
     def spelled(self, label_words: Sequence[str], before: Rendered) -> tuple[str, ...]:
-        """Return the label words with the spelling that they have after an input or a form."""
+        """Return the label words as they are spelled after the input `before`."""
         if not chat.is_chat(before):
             return (*label_words,)
         return chat.answer_words(label_words, self.framed(before))

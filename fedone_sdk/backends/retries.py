@@ -28,14 +28,14 @@ class Retries:
     The delay before an attempt is the pause that the provider requests, plus exponential backoff
     with full jitter, and at most `max_wait_s`. The answer's usage is the sum over all attempts.
 
-    The first request of each kind is sent alone, so that a wrong key or setting costs one request.
-    The next request is sent alone too while `alone` returns true.
+    The first request of each kind (`Want`) is sent alone, so that a wrong key or setting costs one
+    request. Further requests are sent one at a time while `alone` returns true.
 
     The breaker opens after `breaker_failures` failed attempts in a row, over all requests, or at
-    the first `BackendBlocked`. While it is open, requests fail with `BackendBlocked`, also those
-    that wait; requests that are already sent complete. After `max_wait_s`, or after `reset`, one
-    request is sent as a probe, and all others wait for its result. `FormBlocked` does not open the
-    breaker, because it concerns one task.
+    the first `BackendBlocked`. While it is open, new and waiting requests fail with
+    `BackendBlocked`; requests that are already sent complete. After `max_wait_s`, or after `reset`,
+    one request is sent as a probe, and all others wait for its result. `FormBlocked` does not open
+    the breaker, because it concerns one task.
 
     Args:
         on_open: Called with the reason when the breaker opens.
@@ -67,7 +67,7 @@ class Retries:
             try:
                 answer = await self._attempt(want, ask)
                 return replace(answer, usage=answer.usage + spent)
-            except errors.FormChanged as exc:  # The loop ends: a form does not change back.
+            except errors.FormChanged as exc:  # The loop ends: a format does not change back.
                 spent += exc.usage or NOTHING
                 continue
             except BackendUnavailable as exc:
@@ -104,7 +104,7 @@ class Retries:
                 self._open(exc)
             raise
         except errors.FormChanged:
-            raise  # `want` stays untried, so that the next form is sent alone too.
+            raise  # `want` stays untried, so that the next format is tried alone too.
         except BackendUnavailable as exc:
             if openings != self._openings:
                 raise  # The request was sent before the breaker opened.
@@ -144,7 +144,7 @@ class Retries:
         return None
 
     def _open(self, reason: BackendBlocked) -> None:
-        # Without the traceback, which contains private texts.
+        # A new error without the traceback, which contains private texts.
         self._refusal = BackendBlocked(reason.summary, usage=NOTHING, **reason.private)
         self._refuse_until = asyncio.get_running_loop().time() + self._spec.max_wait_s
         self._openings += 1

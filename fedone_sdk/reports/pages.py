@@ -44,9 +44,6 @@ def _page(template: str, figures: Sequence[str] = (), **values: object) -> str:
     return environment.get_template(template).render(values)
 
 
-# The report of a run
-
-
 def html_report(
     run: ReportedRun,
     retune: RetuneReport | None = None,
@@ -170,8 +167,6 @@ def clients_of(run: ReportedRun) -> list[tuple[str, int, float, float]]:
     return sorted(clients, key=lambda client: (-client[1], client[0]))
 
 
-# The report of a comparison
-
 _COLOURS = ("#2563a8", "#c2571a", "#1b7f5c", "#8a3ffc", "#b0245b", "#6b7280", "#8a6d00", "#0f7c90")
 _MARKERS = "osD^vPX*"
 
@@ -210,7 +205,7 @@ def _lines(results: Results) -> Iterator[Line]:
         ]
         for x, y in curves:
             yield Line(x=x, y=y, color=colour, faint=True)
-        # Each seed is interpolated linearly, over the range that all seeds cover.
+        # Each seed's curve is interpolated linearly, in the range that all curves cover.
         end = min(x[-1] for x, _ in curves)
         grid = sorted({at for x, _ in curves for at in x if at <= end})
         means = np.mean([np.interp(grid, x, y) for x, y in curves], axis=0).tolist()

@@ -200,7 +200,7 @@ export interface RunTask {
  */
 export interface TaskSpec {
   /**
-   * Text with `{prompt}`, one `{field}` per text column, and for masked models one `{mask}`; a causal model answers at the end. `{field:.400}` is the first 400 characters of a text. Null with a `chat`.
+   * Text with `{prompt}` and the names of text columns, such as `{sentence}`. For a masked model it also has one `{mask}`; a causal model answers at the end. `{sentence:.400}` inserts the first 400 characters. Null if there is a `chat`.
    */
   template?: string | null;
   /**
@@ -208,19 +208,19 @@ export interface TaskSpec {
    */
   chat?: ChatSpec | null;
   /**
-   * Names of the prompt's slots. The templates contain each name once, instead of `{prompt}`. The run sets the key; it is empty for `{prompt}`.
+   * Names of the prompt's slots (its parts). The templates contain each name once, in place of `{prompt}`. The run sets this key from its `prompt.slots`.
    */
   slots?: string[];
   /**
-   * The verbaliser: label value -> label word, a single token of the model, or a list of `{value, word}`. Log-probabilities and biases have the order of the labels. Empty for generation (the losses `nll` and `score`). In a chat, `answer_word` decides on the leading space of a label word.
+   * The label word that stands for each label value, as `{value: word}` or a list of `{value, word}`. A label word is one token, unless the backend allows several. Log-probabilities and biases have the order of the labels. Empty for generation (the losses `nll` and `score`).
    */
   labels?: Label[];
   /**
-   * The metric of evaluation: `accuracy`, `f1`, `matthews`; `loss`, the mean loss, the only metric for generation; or a `MetricFunction`, `package.module:function`, imported like `score`.
+   * The metric of evaluation: `accuracy`, `f1`, `matthews`, `loss` (the mean loss), or your own function `package.module:function`, imported like `score`. Generation has only `loss`.
    */
   metric?: string;
   /**
-   * The training loss: `cross_entropy` or the `brier` score over the label words, a multi-class `hinge` with margin 1 on their log-probabilities, `zero_one` for a wrong label (for models without log-probabilities), `nll`, the negative log-likelihood of the reference text in nats, or `score`, 1 minus the score of the generated text.
+   * The training loss. `cross_entropy`, `brier` and `hinge` (with margin 1) are computed from the label words' log-probabilities. `zero_one` is 1 for a wrong label; it suits models without log-probabilities. `nll` is the negative log-likelihood of the reference text in nats. `score` is 1 minus the score of the generated text.
    */
   loss?: "cross_entropy" | "brier" | "hinge" | "zero_one" | "nll" | "score";
   /**
@@ -236,7 +236,7 @@ export interface TaskSpec {
    */
   max_tokens?: number;
   /**
-   * For loss `score`: a name of `scores.SCORES`, `package.module:function`, or an entry point of the group `fedone.scores`; or a name with options, `{number: {tolerance: 0.01}}`. Only a name in a local file is imported, never one in a message.
+   * The score function for loss `score`: a name in `scores.SCORES`, an entry point of the group `fedone.scores`, `package.module:function`, or a name with options, such as `{number: {tolerance: 0.01}}`. A message cannot make the SDK import a function.
    */
   score?:
     | string
@@ -260,7 +260,7 @@ export interface TaskSpec {
  */
 export interface ChatSpec {
   /**
-   * The system message; null or empty is the default of the model's chat template.
+   * The system message. If null or empty, the model's chat template inserts its default.
    */
   system?: string | null;
   /**
@@ -288,11 +288,11 @@ export interface Description {
    */
   text?: string;
   /**
-   * Meaning of its label, a noun without an article: `sentiment`.
+   * What the label tells about the text, a noun without an article: `sentiment`.
    */
   aspect?: string;
   /**
-   * The question that the label answers; null asks for the aspect of the text.
+   * The question that the label answers. Null means "What is the ASPECT of the TEXT?".
    */
   question?: string | null;
 }
@@ -605,11 +605,11 @@ export interface Scored {
   vetoed?: number;
 }
 /**
- * How much a model was used, and the cost.
+ * How much a model was used, and what it cost.
  */
 export interface Usage {
   /**
-   * Evaluations of one prompt on one mini-batch, which the paper counts.
+   * Evaluations of one prompt on one mini-batch, the unit that the paper counts.
    */
   queries?: number;
   /**
@@ -625,7 +625,7 @@ export interface Usage {
    */
   completion_tokens?: number;
   /**
-   * Money, US dollars.
+   * The cost in US dollars.
    */
   usd?: number;
 }

@@ -2,9 +2,9 @@
 
 The clients of a round are drawn from the clients that have a place in the run's pool. If no place
 is free, a client is turned away: it claims again after a random pause, which is chosen so that
-clients return about as fast as places become free. Meanwhile each client keeps its place for one
-long poll or one assignment. As the pauses are random, every device has the same chance of a place,
-and a uniform draw from the pool is a uniform draw from all devices.
+clients return about as fast as places become free. While clients are turned away, a client keeps
+its place for one long poll or one assignment. As the pauses are random, every device has the same
+chance of a place, and a uniform draw from the pool is a uniform draw from all devices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Dispatch of work to waiting clients, which keep a claim open as a long poll.
 
-A round has a number of seats. For each seat a waiting client is drawn, and the seat is offered to
-it. The client's claim then gets the work of the seat as an assignment.
+A round has a number of seats. For each seat a waiting client is drawn; the seat is then offered to
+this client. The claim of the client gets the work of the seat as an assignment.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Dispatcher:
     models: ModelChecks
     pool: ClientPool = field(default_factory=ClientPool, init=False)
     _polls: dict[int, _Poll] = field(default_factory=dict, init=False)
-    # Client -> ids of runs that may have a seat for it. Whether a run has one is in its state.
+    # Client -> ids of runs that may have a seat for it; checked in the state of the run.
     _possible_seats: dict[int, set[str]] = field(default_factory=dict, init=False)
     _draining: bool = field(default=False, init=False)
     _stopping: set[str] = field(default_factory=set, init=False)
@@ -130,7 +130,7 @@ class Dispatcher:
     def _eligible(
         self, client: ClientRecord, message: Claim, run: ServedRun | None
     ) -> list[ServedRun]:
-        """Return the runs that a client may work for; raise a problem if there are none."""
+        """Return the runs that a client may work for now, or raise why its claim is refused."""
         runs = [run] if run else _visible(client, self._runs)
         if not any(each.state.running or each.state.paused for each in runs):
             stored = [] if run else _visible(client, self.registry.stored)
@@ -186,7 +186,7 @@ class Dispatcher:
         return await self._claim_any(self._vacant(runs), client.index, message)
 
     async def _store_or_remove(self, member: Member) -> None:
-        # Stored before any draw: a draw is repeated after a crash, from the stored members.
+        # Stored before any draw, because a draw after a crash must have the same members.
         try:
             await self._store_member(member)
         except Exception:
@@ -259,7 +259,7 @@ class Dispatcher:
             return None  # The run is paused, and keeps the client's seat.
         if run.run_id in self._stopping and (seat is None or seat.phase == "offered"):
             return None  # The run is stopping, and gets no new assignments.
-        await self.models.ensure(run)
+        await self.models.recheck(run)
         work = await run.apply(
             assign, client=client, assignment_id=uuid.uuid4().hex, own_model=message.own_model
         )
@@ -349,7 +349,7 @@ class Dispatcher:
     # Changes of runs
 
     def on_change(self, run: ServedRun, change: Change) -> None:
-        """Update which client may have a seat where, and wake the clients that were drawn."""
+        """Update which runs may have seats for which clients; wake the clients that were drawn."""
         self.note_seats(run.run_id, change.offered)
         if change.reloaded or change.ended:
             self.sync_run(run)
@@ -357,7 +357,7 @@ class Dispatcher:
             self._prune_seats(run)
 
     def sync_run(self, run: ServedRun) -> None:
-        """Update the pool after a run was added, loaded, resumed or ended; note its seats."""
+        """Update the pool after a run was added, loaded, resumed or ended; record its seats."""
         # A paused run keeps its places, so that its clients are available when it resumes.
         has_places = run.state.running or run.state.paused
         if has_places is not self.pool.has_run(run.run_id):

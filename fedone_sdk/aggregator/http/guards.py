@@ -146,7 +146,7 @@ class Limiter:
         peer = _address(request.remote or "")
         if peer is None:
             return ""  # The peer is connected by a Unix socket.
-        # The last entry is from the trusted proxy; earlier entries may be forged.
+        # A trusted proxy appends the last entry; earlier entries may be forged.
         entries = ",".join(request.headers.getall("X-Forwarded-For", ())).split(",")
         while entries and any(peer in network for network in self._proxies):
             forwarded = _address(entries.pop().strip())
@@ -227,7 +227,7 @@ _ALLOWED_METHODS = "GET, POST"
 _ALLOWED_HEADERS = ("Authorization", "Content-Type", PROTOCOL_HEADER, "X-Request-ID")
 _EXPOSED_HEADERS = ("Retry-After", "Date", PROTOCOL_HEADER, "X-Request-ID")
 _MAX_AGE_S = 7200
-"""Time that browsers may cache a preflight; Chromium's maximum."""
+"""Time for which browsers may cache a preflight (the maximum in Chromium), seconds."""
 
 
 def _origin(text: str) -> str:
@@ -300,7 +300,7 @@ class Cors:
 
 
 class TlsConfig(Spec):
-    """TLS 1.2 or newer; TLS 1.3 for client certificates. A device needs its credential as well.
+    """TLS 1.2 or newer; TLS 1.3 if `client_ca` is set. A device needs its credential as well.
 
     Attributes:
         certificate: PEM file with the certificate and its chain.

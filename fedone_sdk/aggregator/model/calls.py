@@ -173,11 +173,11 @@ async def query_as_evaluation(
             await persist(run, settle)
 
 
-async def persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None:
+async def persist(run: ServedRun, store: Callable[[], Awaitable[object]]) -> None:
     """Store a result, and retry while the store is unavailable: open leases block budget."""
     while True:
         try:
-            await keep()
+            await store()
             return
         except errors.ProblemError:
             return  # The lease was refused, or it is charged in full already.
@@ -314,7 +314,7 @@ class ModelChecks:
         await backend.quote(query)
         return machine.with_model(backend.fingerprint, _worst_query(spec, backend))
 
-    async def probe(self, run: ServedRun) -> None:
+    async def check(self, run: ServedRun) -> None:
         """Check the model for a served run, and store its fingerprint and costs in the machine.
 
         It raises as `with_model`, and a `SpecError` if the run requires another model.
@@ -322,7 +322,7 @@ class ModelChecks:
         run.use_machine(await self.with_model(run.base, run.vocabulary))
         check_required_model(run.base)
 
-    async def ensure(self, run: ServedRun) -> None:
+    async def recheck(self, run: ServedRun) -> None:
         """Check the model of a run that was loaded while the model was unavailable.
 
         If the backend's quotes have risen since, later leases reserve the higher amounts.
@@ -333,9 +333,9 @@ class ModelChecks:
         base = run.base
         if base.gateway_model == "":
             try:
-                await self.probe(run)
+                await self.check(run)
             except (errors.BackendError, errors.SpecError) as exc:
-                # The cause is only logged: the response goes to devices.
+                # The cause is only logged, because the response goes to devices.
                 _log.warning("the model is not available", run_id=run.run_id, reason=str(exc))
                 raise errors.ProblemError(
                     "backend_unavailable", "the model is not available at the moment"
@@ -348,7 +348,7 @@ class ModelChecks:
     async def check_available(self, run: ServedRun) -> None:
         """Check the model before a run resumes; if it cannot serve the run, raise a problem."""
         try:
-            await self.probe(run)
+            await self.check(run)
         except (errors.BackendError, errors.SpecError) as exc:
             temporary = isinstance(exc, errors.BackendUnavailable)
             code = "backend_unavailable" if temporary else "backend_blocked"

@@ -46,8 +46,7 @@ class Evaluation(calls.Companion):
     Results do not influence training, and queries are charged to a separate account.
 
     Args:
-        is_leader: Returns whether this replica is the leader. Only the leader measures prompts on
-            the whole dev split; each replica measures prompts of its rounds on a part.
+        is_leader: Returns whether this replica is the leader; only it measures whole dev splits.
     """
 
     def __init__(

@@ -61,11 +61,10 @@ class _Work:
 class ModelGateway:
     """Scores prompts for clients: reserves the cost before each call, and charges it afterwards.
 
-    Before it renders texts, the gateway checks that the lease (the amount that is reserved for
-    the assignment) covers the queries. It
-    answers a repeated request from memory, also if the model refused it, and counts its queries
-    once. After a restart or a temporary failure, a repeated request is sent to the
-    backend again, within the same lease.
+    Before it renders texts, the gateway checks that the lease (the amount that is reserved for the
+    assignment) covers the queries. A repeated request is answered from memory, also if the model
+    refused it, and its queries count once. After a restart or a temporary failure, a repeated
+    request is sent to the backend again, within the same lease.
     """
 
     def __init__(self, backend: LLMBackend) -> None:
@@ -81,7 +80,7 @@ class ModelGateway:
             raise errors.ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
         work = self._open.setdefault(assignment_id, _Work(run))
         call = work.calls.get(body_sha256)
-        # No await between this lookup and the new task: a request that is sent twice is one call.
+        # No await comes before the new task, so that a request that is sent twice is one call.
         if call is None or _failed(call):
             call = work.calls[body_sha256] = asyncio.create_task(
                 self._query_model(work, seat, message, body_sha256), name=f"gateway {assignment_id}"

@@ -25,7 +25,7 @@ class ByClass(NamedTuple):
 
     Attributes:
         means: Float32, shape (I, K, 2 + C) for I prompts, K groups of examples (`check`) and C
-            classes: mean loss, trace of the covariance of label probabilities, their means.
+            classes: mean loss, trace of the covariance of label probabilities, mean probabilities.
         counts: Number of examples of each class, shape (C,); noised under privacy.
         scored: Number of scored examples.
     """
@@ -39,8 +39,7 @@ class ByClass(NamedTuple):
 
         Let p be the mean probabilities and t the shares of the true labels. By Jensen's inequality
         the trace is at most 1 - sum_k p_k^2, and e^-loss is at most sum_k min(p_k, t_k). With noise
-        these bounds need not hold. The method then only checks the mean loss, and that the trace
-        is 1.
+        these bounds need not hold; then only the mean loss and the trace (1) are checked.
 
         Args:
             losses: The mean losses of the update.

@@ -105,7 +105,7 @@ def raise_caps(machine: RoundMachine, state: RunState, now: float, *, caps: Budg
     """Raise caps; a cap that is None in `caps` stays as it is.
 
     A run that ended with ``budget_exhausted`` continues. A completed run continues if its search
-    ended before its rounds and can use more queries. A stopped run stays stopped.
+    ended before the last round and can use more queries. A stopped run stays stopped.
     """
     account = state.account
     if account.cap is None:
@@ -325,7 +325,7 @@ def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tu
 def close_seat(machine: RoundMachine, state: RunState, seat: Seat, now: float) -> Result[None]:
     """Store a finished seat; the last one ends the round."""
     # Appended at the end, so that the log has the order in which seats were finished.
-    others = (other for other in state.seats if other.place != seat.place)
+    others = (other for other in state.seats if other.key != seat.key)
     state = replace(state, seats=(*others, seat))
     if machine.vacancies(state) or any(s.phase != "done" for s in state.seats):
         return Result(state=state)

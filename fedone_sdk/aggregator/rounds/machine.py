@@ -52,7 +52,7 @@ _ROUNDING = 1.001
 """Factor by which a change of alpha may exceed its bound, because alpha is float32."""
 
 _SLOW_SIZE = 1 << 16
-"""For an alpha up to this size, a check, a projection and a write take a few milliseconds."""
+"""Up to this size of alpha, a check, a projection and a write take a few milliseconds."""
 
 
 @dataclass(eq=False)
@@ -63,10 +63,10 @@ class RoundMachine:
     makes one decision about the run; `now` is in seconds since the epoch.
 
     Args:
-        vocab_size: N, including candidates that may be added during the run.
+        vocab_size: Number of candidates, N, including those that may be added during the run.
         layout: The slots of the prompt (`Vocabulary.layout`); empty if all positions have the same
             candidates.
-        start: Warm start in the vocabulary's indices (`PromptSpec.warm_start`).
+        start: Warm start, as indices of candidates (`PromptSpec.warm_start`).
         planned: Number of queries that the method plans with; None derives it from the spec.
         worst_query: Upper bound on the cost of one query.
         gateway_model: Fingerprint of the gateway's model; empty if it is not known yet, None if
@@ -89,7 +89,7 @@ class RoundMachine:
     amount). A run whose model never answers thus fails before its caps are spent."""
 
     MAX_STRIKES: ClassVar = 3
-    """A client with this many strikes is set aside: it gets no work for ``deadline_s``. Each more
+    """A client with this many strikes is set aside: it gets no work for ``deadline_s``. Another
     strike doubles the time, up to a day. A lost seat adds strikes, an update removes one."""
 
     LONGEST_ASIDE_S: ClassVar = 86_400.0
@@ -109,7 +109,7 @@ class RoundMachine:
     def __post_init__(self) -> None:
         spec, vocab_size, layout = self.spec, self.vocab_size, self.layout
         self._proposed: tuple[tuple[str, str], ...] = ()
-        self._base: Any = self  # A type checker takes no Self here.
+        self._base: Any = self  # Type checkers refuse Self here.
         self._variants: dict[tuple[int, int | None], Self] = {}
         self.shape = spec.prompt.length, vocab_size
         self.losses_exchange = spec.participation.exchange == "losses"
@@ -147,7 +147,7 @@ class RoundMachine:
         # Devices clip before they add noise. Clipping again would bias the mean.
         self.loss_clip = None if noised else spec.defence.loss_clip
 
-    def step(
+    def handle(
         self,
         state: RunState,
         now: float,
@@ -195,7 +195,7 @@ class RoundMachine:
             )
             known = replace(
                 self,
-                # Once candidates are added, the blank's index is in the layout.
+                # Once candidates are added, the layout has the index of the blank (no text).
                 blank=None if state.proposed else self.blank,
                 layout=layout,
                 planned=state.planned,
@@ -253,7 +253,7 @@ class RoundMachine:
 
     @property
     def planned_queries(self) -> int:
-        """Number of queries that the method plans with; it stays the same if a cap is raised."""
+        """Number of queries that the method plans with (see `with_current_plan`)."""
         return self.planned_under(self.spec.budget) if self.planned is None else self.planned
 
     def planned_under(self, budget: Budget | None) -> int:
@@ -409,7 +409,7 @@ class RoundMachine:
         trusted = client not in state.quarantined
         return due and room and trusted and number < MAX_PROPOSALS
 
-    # Seeds: draws are not stored, because they can be repeated
+    # Seeds. Draws are not stored, because a draw can be repeated from its seed.
 
     def seed(self, state: RunState, seat: Seat, purpose: str, step: int) -> int:
         """Return the seed of a seat's draw in a local step."""
@@ -500,7 +500,7 @@ def invalid(detail: str) -> ProblemError:
     return ProblemError("invalid_message", detail)
 
 
-def open_seat(state: RunState, assignment_id: str) -> Seat:
+def find_seat(state: RunState, assignment_id: str) -> Seat:
     """Return the seat of an open assignment, or refuse it (``assignment_expired``)."""
     seat = state.seat_with(assignment_id)
     if seat is None:

@@ -40,7 +40,7 @@ class Seat:
         own_model: Whether the client queries its own model.
         num_samples: Number of prompts of the assignment, I.
         num_steps: Number of local steps of the assignment, E; 1 in the losses exchange.
-        reflects: Whether the lease pays for the query that tries a proposal.
+        reflects: Whether the client may write a candidate; the lease also pays for its first query.
         calls: Ids of the gateway requests whose queries are counted.
         sent: Reservation id -> upper bound on the cost of a pending gateway call, without queries.
         used: Queries sent to the gateway, and the cost of finished calls.
@@ -48,7 +48,7 @@ class Seat:
         local: The client's method state; None if it equals the state at the start of the round.
         losses: For each local step, the losses of its prompts.
         by_class: For each local step, the losses per class, in runs with label calibration.
-        whole: Whether each mini-batch contains all rows that the client had at the offer.
+        whole: Whether each mini-batch contains all rows that the client had when it was drawn.
     """
 
     slot: int
@@ -74,13 +74,13 @@ class Seat:
     renewals: int = 0
 
     @property
-    def place(self) -> tuple[int, int]:
+    def key(self) -> tuple[int, int]:
         """Slot and client, which identify the seat in its round."""
         return self.slot, self.client
 
     @property
     def num_queries(self) -> int:
-        """Number of queries of the prompts, without the query that tries a proposal."""
+        """Number of queries of the prompts, without the query of a candidate that it writes."""
         return self.num_samples * self.num_steps
 
     @property
@@ -146,18 +146,17 @@ class RunState:
         summary: The reason for viewers, without the text of a provider or a device; None if viewers
             get `reason`.
         round: Number of rounds done, which is the index of the current round.
-        account: Caps, spending and leases of training and evaluation; it counts only the queries
-            of training.
-        evaluation: Spending and leases of the evaluation.
+        account: Caps, spending and leases; it contains only the queries of training.
+        evaluation: Spending and leases of the evaluation, whose cost is also in `account`.
         passed: Clients that lost a seat of this round; they are drawn last.
         lost: Number of assignments lost since the last accepted update.
-        last_lost: Why the last assignment was lost: for viewers, and for operators.
+        last_lost: Why the last assignment was lost: a text for viewers, and one for operators.
         strikes: Strikes of clients, by enrolment index.
         fills: Number of draws of clients in this round; part of the draw's seed.
         rollbacks: Number of rollbacks; part of all seeds.
         releases: Number of results with noise that each client may have sent.
         models: Names that the provider has reported for the model, with ``system_fingerprint``.
-        verdict: Whether tuning improved the metric, after the final evaluation.
+        verdict: Whether tuning improved the metric; None before the final evaluation.
         proposed: Candidates added since the start, each with its slot.
         waiting: Candidates that will be added at the end of the round, each with its slot.
         lineage: Origins of the candidates that devices wrote or the server merged.
@@ -242,7 +241,7 @@ class RunState:
         return min((seat.due for seat in self.timed_seats), default=None)
 
     def is_aside(self, client: int, now: float) -> bool:
-        """Whether a client is set aside for its strikes."""
+        """Whether a client gets no work at present because of its strikes."""
         return client in self.strikes and self.strikes[client].until > now
 
     def is_used_up(self, seat: Seat) -> bool:
@@ -256,12 +255,12 @@ class RunState:
 
     def with_seat(self, seat: Seat, **changes: Any) -> RunState:
         """Return the state with a new version of a seat, and with other changes."""
-        seats = tuple(seat if s.place == seat.place else s for s in self.seats)
+        seats = tuple(seat if s.key == seat.key else s for s in self.seats)
         return replace(self, seats=seats, **changes)
 
     def without_seat(self, seat: Seat) -> RunState:
         """Return the state without this seat."""
-        return replace(self, seats=tuple(s for s in self.seats if s.place != seat.place))
+        return replace(self, seats=tuple(s for s in self.seats if s.key != seat.key))
 
     def without_draw(self, **changes: Any) -> RunState:
         """Return the state without clients of the round, as before a draw, with other changes."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from fedone_sdk.aggregator.rounds.lifecycle import close_seat, end_early
-from fedone_sdk.aggregator.rounds.machine import RoundMachine, open_seat
+from fedone_sdk.aggregator.rounds.machine import RoundMachine, find_seat
 from fedone_sdk.aggregator.rounds.run_state import MOST_UNFIT, Result, RunState, Seat, Strikes
 from fedone_sdk.aggregator.rounds.spending import release
 from fedone_sdk.algorithms import Memory, State, select, stream
@@ -29,7 +29,7 @@ def fill(
     available: Mapping[int, int],
     enrolled: int | None = None,
 ) -> Result[None]:
-    """Offer vacant seats to available clients; end the run if no seat can ever be filled.
+    """Draw available clients for vacant seats; end the run if no seat can ever be filled.
 
     `available` maps the enrolment index of each client that may be drawn to its number of examples.
     `enrolled` is the number of all clients, connected or not; None if it is unknown.
@@ -111,7 +111,7 @@ def _draw(
     if uniform and state.seats:
         seated = {seat.client for seat in state.seats}
         available = {c: count for c, count in available.items() if c not in seated}
-    # A client that gave up a seat is drawn again only if no other client is available.
+    # A client that lost a seat is drawn again only if no other client is available.
     pool = available
     if state.passed:
         others = {c: count for c, count in available.items() if c not in state.passed}
@@ -172,7 +172,7 @@ def assign(
         machine = machine.at(state)
         affordable = machine.affordable_work(state, seat.local)
         if affordable is None:
-            # The seat waits until another client's lease is settled, and releases budget.
+            # The seat waits until the settlement of another client's lease releases budget.
             return replace(drawn, state=state)
         samples, steps = affordable
         worst = machine.worst_query * (samples * steps)
@@ -254,7 +254,7 @@ def renew(
     machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
 ) -> Result[Renewal]:
     """Restart an assignment's deadline, up to `RoundMachine.MAX_RENEWALS` times."""
-    seat = open_seat(state, assignment_id)
+    seat = find_seat(state, assignment_id)
     if seat.renewals >= machine.MAX_RENEWALS:
         raise ProblemError(
             "renewal_refused",
@@ -279,7 +279,7 @@ def decline(
     unfit: bool = False,
 ) -> Result[None]:
     """End an assignment that its client declines; an unfit client also loses its other seats."""
-    seat = open_seat(state, assignment_id)
+    seat = find_seat(state, assignment_id)
     if not state.running:
         status = "paused" if state.paused else state.status
         raise ProblemError("run_conflict", f"the run is {status}; the work is kept")
@@ -350,7 +350,7 @@ def _newest(clients: Mapping[int, T]) -> dict[int, T]:
 
 
 def count_update(machine: RoundMachine, state: RunState, client: int, now: float) -> Result[None]:
-    """After an update, remove a strike of its client; count the recent strikes of others."""
+    """After an update, remove a strike of its client; make recent strikes of others proven."""
     strikes, log = {}, []
     for other, known in state.strikes.items():
         if other == client:

@@ -6,7 +6,7 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import Literal
 
-from fedone_sdk.aggregator.rounds.machine import RoundMachine, open_seat
+from fedone_sdk.aggregator.rounds.machine import RoundMachine, find_seat
 from fedone_sdk.aggregator.rounds.run_state import Closed, Result, RunState, Seat
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
@@ -59,7 +59,7 @@ def lease_cost(
     - A decline costs the reported usage. The client gains nothing by a low report, because a
       decline contains no losses.
     - Without a report, the whole lease is charged, because the client may have queried its model.
-      If the server has a gateway, only gateway calls are charged: caps limit the server's costs.
+      With a gateway, only its calls are charged then: the caps limit the costs of the server.
     """
     lease = state.account.leases[seat.assignment_id or ""]
     queries = 0 if reported is None else reported.queries
@@ -72,7 +72,7 @@ def lease_cost(
         return metered
     if reported is None or (answered and not trusted):
         return lease
-    # With a gateway, the caps limit the costs of its model, so a report cannot exceed the lease.
+    # With a gateway, the caps limit the costs of its model: a report counts up to the lease.
     bounded = has_gateway or not trusted
     most = lease if bounded else reported.model_copy(update={"queries": lease.queries})
     return (reported - reported.beyond(most)).at_least(metered)
@@ -94,7 +94,7 @@ def reserve_call(
     is unique, and starts with the replica's id. `worst` is added to the attempt's earlier
     reservations.
     """
-    seat, lease = open_seat(state, assignment_id), state.account.leases[assignment_id]
+    seat, lease = find_seat(state, assignment_id), state.account.leases[assignment_id]
     queries = new_queries(state, assignment_id, call, worst.queries)
     sent = seat.sent.get(attempt, NOTHING) + worst.without_queries()
     seat = replace(
@@ -103,7 +103,7 @@ def reserve_call(
         sent={**seat.sent, attempt: sent},
         used=seat.used + Usage(queries=queries),
     )
-    # Repeated requests cost more than the lease. It is extended as far as the caps allow.
+    # Repeated requests may cost more than the lease, which is then extended within the caps.
     missing = (seat.used + seat.max_pending).beyond(lease)
     try:
         account = state.account.add(assignment_id, missing)
@@ -116,7 +116,7 @@ def begin_reflection(
     machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
 ) -> Result[None]:
     """Record the reflection of an assignment; a second one is refused, also on other replicas."""
-    seat = open_seat(state, assignment_id)
+    seat = find_seat(state, assignment_id)
     if _REFLECTION in seat.calls:
         raise ProblemError("run_conflict", "the assignment's reflection was requested before")
     return Result(state=state.with_seat(replace(seat, calls=seat.calls | {_REFLECTION})))
@@ -130,7 +130,7 @@ def new_queries(
     A repeated request costs money again, but has no new queries. `pending` is the number of queries
     of other calls that are admitted, but not reserved yet.
     """
-    seat = open_seat(state, assignment_id)
+    seat = find_seat(state, assignment_id)
     if not state.running:
         # The reason is left out: it may contain a provider's text that quotes another device.
         status = "paused" if state.paused else state.status

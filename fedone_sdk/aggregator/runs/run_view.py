@@ -90,7 +90,7 @@ class RunView:
     """A copy of a run, and the reports that are made from it.
 
     Attributes:
-        base: The machine for the run's initial candidates.
+        base: The `RoundMachine` (the fixed parts of a run) for the initial candidates.
         machine: The machine for the current candidates and number of planned queries.
         described: The initial candidates, without those that were added during the run.
         vocabulary: The current candidates.
@@ -199,7 +199,7 @@ class RunView:
 
     @property
     def standings(self) -> tuple[messages.Standing, ...]:
-        """The newest metrics of the prompts that the verdict compares, in a table."""
+        """The newest metric of each prompt that the verdict compares."""
         state = self.state
         if state.verdict is not None and state.verdict.standings:
             return state.verdict.standings
@@ -264,7 +264,7 @@ class RunView:
         return messages.PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
     def shown(self, indices: Sequence[int], proposed: str | None = None) -> TextPrompt:
-        """Return the texts of a prompt; `proposed` replaces that of the proposer's slot."""
+        """Return the texts of a prompt; `proposed` replaces the text of the proposer's slot."""
         changed = None if proposed is None else {self.spec.prompt.proposed_slot or "": proposed}
         return prompt_of(self.spec.task, self.vocabulary, indices, changed)
 

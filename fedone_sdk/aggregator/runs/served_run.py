@@ -217,7 +217,7 @@ class ServedRun(RunView):
                 if self.is_stale:
                     await self._reload()
                 try:
-                    result = await self._step(handler, await self._complete_data(handler, data))
+                    result = await self._handle(handler, await self._complete_data(handler, data))
                 except MethodError as exc:
                     result = self._fail_run(exc)
                 except ProblemError:
@@ -268,16 +268,16 @@ class ServedRun(RunView):
             more |= self._pool_data()
         return {**data, **more}
 
-    async def _step(self, handler: Handler, data: dict[str, Any]) -> Result[Any]:
+    async def _handle(self, handler: Handler, data: dict[str, Any]) -> Result[Any]:
         """Apply a handler, then `fill` if the round lacks clients; return the combined result."""
         now = self._clock.now()
         if self.machine.is_slow and handler in _SLOW:  # It would block the event loop.
-            result = await in_thread(self.base.step, self.state, now, handler, **data)
+            result = await in_thread(self.base.handle, self.state, now, handler, **data)
         else:
-            result = self.base.step(self.state, now, handler, **data)
+            result = self.base.handle(self.state, now, handler, **data)
         if handler is fill or not self.base.at(result.state).needs_seating(result.state):
             return result
-        seated = result.then(self.base.step(result.state, now, fill, **self._pool_data()))
+        seated = result.then(self.base.handle(result.state, now, fill, **self._pool_data()))
         return replace(seated, reply=result.reply, refusal=result.refusal)
 
     def _pool_data(self) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class Game:
 
     def _step(self, state: RunState, handler: Any, data: dict[str, Any]) -> Result[Any]:
         try:
-            return self.machine.step(state, self.now, handler, **data)
+            return self.machine.handle(state, self.now, handler, **data)
         except ProblemError as refusal:
             return Result(state=state, refusal=refusal)
 
