@@ -163,5 +163,5 @@ class Lease:
         self.used = NOTHING
 
     def add(self, used: Usage) -> None:
-        """Add to the amount used, before a part of the reservation is spent."""
+        """Add `used` to the amount used; call this before spending a part of the reservation."""
         self.used = (self.used or NOTHING) + used
