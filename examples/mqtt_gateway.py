@@ -5,7 +5,7 @@ FEDONE_TOKEN=... python examples/mqtt_gateway.py http://127.0.0.1:8080 --broker 
 
 Sensors publish {"text": ..., "label": 0 or 1} to sensors/NAME/feedback. Only the latest rows of a
 sensor are kept, so that a busy sensor does not dominate the data. The program prints connections to
-the broker, their ends, new sensors, and the client's events. It exits when the runs have ended.
+the broker, lost connections, new sensors, and the client's events. It exits with the last run.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", help="base URL of the aggregator")
     parser.add_argument("--broker", default="127.0.0.1:1883", help="HOST:PORT of the MQTT broker")
-    parser.add_argument("--sensors", type=int, default=1, help="wait for rows of N sensors first")
+    parser.add_argument("--sensors", type=int, default=1, help="wait for rows of this many sensors")
     arguments = parser.parse_args()
     host, _, port = arguments.broker.rpartition(":")
     asyncio.run(

@@ -81,7 +81,7 @@ class HillClimb(PlainAlgorithm):
         return Candidates(prompts=prompts, probabilities=state.alpha.astype(np.float64))
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
-        """Return the state of the best prompt; at a tie, of the first of the best."""
+        """Return the state of the best prompt; at a tie, of the first of these."""
         if isinstance(losses, ClassLosses):
             raise ValueError("this method does not calibrate")
         return self._at(candidates.prompts[np.asarray(losses).argmin()])

@@ -2,10 +2,10 @@
 
 FEDONE_TOKEN=... python examples/stdlib_client.py http://127.0.0.1:8080 rows.jsonl
 
-It does runs with `exchange: losses`, a cross-entropy over label words, and no `privacy`. It prints
-the round and the HTTP status of each update (200: accepted), and at the end why there is no more
-work. It declines work that the server refuses. Unlike `EdgeClient` it stores no identity or other
-state, checks no conditions, and renews no assignments.
+It works for runs with `exchange: losses`, a cross-entropy over label words, and no `privacy`. It
+prints the round and the HTTP status of each update (200: accepted), and at the end why there is no
+more work. It declines work that the server refuses. Unlike `EdgeClient` it stores nothing, checks
+no conditions, and renews no assignments.
 """
 
 import base64
@@ -28,7 +28,7 @@ from typing import Any
 PATH = "/v1/assignments"
 PAUSE_S = 10
 ROLES = ("system", "user", "assistant")
-LABEL, FIELDS = "label", {"text"}  # columns: the label's; those for the model
+LABEL, FIELDS = "label", {"text"}  # the label's column; columns for the model
 
 Row = Mapping[str, Any]
 
@@ -57,7 +57,7 @@ def templates(task: Row) -> list[str]:
 
 
 def columns(task: Row) -> set[str]:
-    """Return the columns that the model is shown."""
+    """Return the columns that the task shows to the model."""
     names = {one[1] or "" for text in templates(task) for one in string.Formatter().parse(text)}
     return names - {"", "prompt", "mask", *task.get("slots", ())}
 
@@ -84,7 +84,7 @@ def label_key(label: str) -> str:
 
 
 def draw(num_examples: int, batch_size: int, seed: int) -> list[int]:
-    """Return the rows of a seed: SplitMix64 and a partial Fisher-Yates shuffle."""
+    """Return the rows that a seed draws: SplitMix64 and a partial Fisher-Yates shuffle."""
     mask, rows = 2**64 - 1, list(range(num_examples))
     for i in range(min(batch_size, num_examples)):
         seed = (seed + 0x9E3779B97F4A7C15) & mask
@@ -118,7 +118,7 @@ def floats(array: Row) -> list[tuple[float, ...]]:
 
 
 def by_class(prompts: Sequence[Any], targets: Sequence[int], labels: int) -> dict[str, Any]:
-    """Return per prompt the means of `terms` for each label; with over 4 labels, for all."""
+    """Return per prompt the means of `terms` for each label; with over 4 labels, for all rows."""
     size = labels if labels <= 4 else 1
     groups = [[at for at, t in enumerate(targets) if size == 1 or t == g] for g in range(size)]
     cells = [means([rows[at] for at in g], 2 + labels) for rows in prompts for g in groups]

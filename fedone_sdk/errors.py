@@ -4,7 +4,7 @@ FedOneError
 ├── SpecError              a RUN.yaml or a configuration is invalid
 │   └── ArgumentError      an argument of a command or call is invalid
 ├── DataError              a data file or example cannot be used
-├── ResultError            a run's result or export cannot be read, or lacks what is needed
+├── ResultError            a run's result or export cannot be read, or lacks data that is needed
 ├── MethodError            a user's method failed during a run
 ├── MissingExtraError      an optional dependency is not installed
 ├── BudgetError
@@ -91,7 +91,7 @@ class DataError(FedOneError):
 
 
 class ResultError(FedOneError):
-    """A run's result or export cannot be read, or lacks what is needed."""
+    """A run's result or export cannot be read, or lacks data that is needed."""
 
 
 class MethodError(FedOneError):
@@ -146,7 +146,7 @@ class BudgetExhausted(BudgetError):
 
     Attributes:
         held: The amount that is spent or reserved.
-        asked: The amount of the reservation. All attributes are None if a server's cap is reached.
+        asked: The amount of the reservation. All attributes are None for a refusal by a server.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class LabelWordError(BackendError):
 
 
 class MessageError(FedOneError):
-    """A wire message is malformed."""
+    """A received message is malformed, or is not from the aggregator."""
 
 
 class RefusedBetween(MessageError):

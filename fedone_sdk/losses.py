@@ -104,7 +104,8 @@ def sensitivity(num_prompts: int) -> float:
 
     A width is the scale of a sum's noise: 1 for the losses of I prompts, W = `PROBABILITY_WIDTH`
     for the label probabilities of each prompt, and W / sqrt(I) for the counts of the labels. Two
-    points of a simplex are at most sqrt(2) apart, so its square is I + I * 2 / W^2 + 2 * I / W^2.
+    points of a simplex are at most sqrt(2) apart, so these three parts add I, 2 I / W^2 and
+    2 I / W^2 to the squared sensitivity.
     """
     return math.sqrt(num_prompts * (1.0 + 4.0 / PROBABILITY_WIDTH**2))
 
@@ -124,7 +125,7 @@ def num_groups(num_labels: int, *, private: bool) -> int:
 
 
 def loss_terms(task: TaskSpec, row: LogProbs, target: int) -> list[float]:
-    """Return one example's cross-entropy, and terms of its derivatives by the label bias.
+    """Return one example's cross-entropy, and what its derivatives by the label bias consist of.
 
     Returns:
         Shape (2 + C,): the loss at the task's bias, nats; the trace of its Hessian,

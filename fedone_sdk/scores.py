@@ -342,7 +342,7 @@ SCORES: dict[str, Callable[..., ScoreFunction]] = {
 """Built-in scores by name. Each is called with the column of the expected answer, and options."""
 
 
-def ready_score(name: str, column: str, options: Mapping[str, Any]) -> ScoreFunction:
+def built_in_score(name: str, column: str, options: Mapping[str, Any]) -> ScoreFunction:
     """Return a built-in score.
 
     Raises:

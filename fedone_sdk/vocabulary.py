@@ -30,7 +30,7 @@ MAX_PROPOSAL_CHARS = 400
 """Maximum length of a candidate that a device proposes, characters."""
 
 MAX_PROPOSALS = 2
-"""Maximum number of candidates that one device may propose in a run; others evaluate them."""
+"""Maximum number of candidates that one device may propose in a run; other devices score them."""
 
 _MAX_NGRAM_CHARS = 200
 _MAX_SLOTS = 64
@@ -206,7 +206,7 @@ class Vocabulary(Frozen):
         return Vocabulary.model_validate({"slots": slots}) if self.slots else self
 
     def layout(self, prompt_len: int) -> Layout:
-        """Return the layout of the candidates over the n positions of a prompt."""
+        """Return the `Layout` of prompts with `prompt_len` positions."""
         if not self.slots:
             return ((prompt_len, len(self), self.blank),)
         return tuple((slot.repeat, len(slot.candidates), slot.blank) for slot in self.slots)
@@ -372,7 +372,7 @@ _TOKEN = re.compile(
 
 
 def _runs(text: str) -> Iterator[list[str]]:
-    """Yield the words that only white space separates, as a list, and each punctuation mark as one.
+    """Yield lists of words with only white space between them, and a list per punctuation mark.
 
     Each word has a leading space, also at the start of a text, so that it is the same candidate
     everywhere.

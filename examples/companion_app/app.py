@@ -42,7 +42,7 @@ class Companion(toga.App):
             state_dir=file.with_name("app-state"),
             hooks=Hooks(
                 only_when=conditions.hold,
-                # Called in the client's thread; only the app's may change widgets.
+                # Called in the client's thread; only the app's thread may change widgets.
                 on_event=lambda event: self.loop.call_soon_threadsafe(self.show, event),
             ),
         )

@@ -117,7 +117,7 @@ def describe(arguments: argparse.Namespace) -> RunSpec:
 
 
 async def tune(spec: RunSpec, folder: Path) -> RunResult:
-    """Plan, refuse a cap that is too small, and run."""
+    """Estimate the cost, exit if the cap is too small, and run."""
     federation = Federation.load(spec, folder, score=scored)
     async with (
         build_backend(spec.backend) as backend,
@@ -162,7 +162,7 @@ def show(result: RunResult, model: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the arguments."""
+    """Read the arguments, and tune."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--usd", type=float, required=True, help="cap of all requests")
     parser.add_argument("--model", default="gpt-4.1-mini")

@@ -23,7 +23,7 @@ def words(text: str) -> set[str]:
 
 
 class Retrieval(Wrapper):
-    """Puts the passages that share the most words with a question before it.
+    """Puts the passages that share the most words with a question before the question.
 
     Args:
         documents: A file next to this one; blank lines separate its passages.
@@ -39,7 +39,7 @@ class Retrieval(Wrapper):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the documents and the model: cached answers belong to both."""
+        """Identifies the documents and the model, because cached answers depend on both."""
         return f"retrieval:{self._digest}:{self._count}:{self.inner.fingerprint}"
 
     async def score(self, query: Query) -> Answer:

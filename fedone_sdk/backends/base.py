@@ -1,4 +1,4 @@
-"""The interface of language models: a backend answers queries."""
+"""The interface of language models: a backend (adapter) answers queries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVERY_UNIT = frozenset(
 """All units that a budget can cap."""
 
 _MAX_PREPARED = 4096
-"""Maximum number of tokenised queries in memory, usually more than are pending at once."""
+"""Maximum number of tokenised queries in memory; usually fewer are pending at once."""
 
 _MAX_MODEL_CHARS = 500
 
@@ -44,7 +44,9 @@ the log-probability of a reference text; ``text``: a generated text.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One logical query: one prompt on one mini-batch of B inputs.
+    """One query: one prompt on one mini-batch of B inputs.
+
+    Attributes with kinds in parentheses (`Want`) are used by queries of these kinds.
 
     Attributes:
         inputs: The B rendered inputs.
@@ -57,8 +59,7 @@ class Query:
         scope: The run and, at a gateway, the device that asks; empty for other callers. Cached
             answers are shared only within a scope. Otherwise a fast or free answer would reveal
             that somebody else had asked about the same text.
-        payer: Budget that is charged for each request, retries included. It does not affect
-            equality.
+        payer: Budget that is charged for each request and retry. It does not affect equality.
     """
 
     inputs: tuple[Rendered, ...]
@@ -112,8 +113,7 @@ class Answer:
         cached: Number of inputs whose answer came from a cache.
         cached_tokens: Prompt tokens of the usage that were in the provider's cache.
         texts: Per input, the generated text (``text``).
-        censored: Number of log-probabilities that are upper bounds, because the API did not show
-            the label.
+        censored: Number of log-probabilities that are upper bounds: the API showed no value.
         model: The model version that the provider reports, if more specific than the fingerprint.
     """
 
@@ -377,7 +377,7 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
 
     Args:
         threads: Maximum number of concurrent queries.
-        has_template: Whether the model was trained on a chat template.
+        has_template: Whether the model has a chat template.
     """
 
     bounds = EVERY_UNIT

@@ -119,7 +119,7 @@ class Billing:
                 answer = await ask()
             except BackendError as exc:
                 if exc.usage is None:
-                    exc.usage = worst  # The leases are charged in full.
+                    exc.usage = worst  # The reservations are charged in full.
                 else:
                     settle(exc.usage)
                 raise

@@ -44,7 +44,7 @@ class ChatFrame(NamedTuple):
     """The parts of a chat template around the contents of messages."""
 
     pieces: tuple[Rendered, ...]  # The text before each content, and after the last content.
-    strips: tuple[tuple[bool, bool], ...]  # Whether white space is stripped before, after contents.
+    strips: tuple[tuple[bool, bool], ...]  # Per content: whether space (before, after) is stripped.
 
 
 def is_chat(parts: Rendered) -> bool:

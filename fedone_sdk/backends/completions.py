@@ -208,7 +208,7 @@ def label_log_probs(
     shown = math.fsum(math.exp(min(token.log_prob, 1.0)) for token in top)
     if shown > 1.0 + _MAX_EXCESS:
         raise ValueError(f"the probabilities of the likeliest tokens add up to {shown:.2f}")
-    # An excess over 1 measures the rounding error. The bound stays above 0 for one sure token.
+    # An excess over 1 measures the rounding error. `_ROUNDING` avoids the logarithm of 0.
     bound = min(bound, math.log(max(1.0 - shown, 0.0) + max(shown - 1.0, _ROUNDING)))
     row, censored = [], 0
     for word in words:
@@ -225,7 +225,7 @@ def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None
     """Return 0.0 for the written label word and `LOG_ZERO` for others; None for an empty text.
 
     The label word may be in a JSON object, a fence, quotes or bold, at the end of reasoning, after
-    ``Answer:`` or before ``: reasons``. An answer with two label words counts as no label.
+    ``Answer:`` or before ``: reasons``. An answer with two label words has no label.
     """
     text = unicodedata.normalize("NFKC", _REASONING.sub("", written)).casefold().strip()
     if not text:

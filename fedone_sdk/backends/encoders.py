@@ -50,7 +50,7 @@ class _Encoder:
     def __init__(self, tokenizer_file: Path, max_length: int) -> None:
         self._tokenizer = load_tokenizer(tokenizer_file)
         self._max_length = max_length
-        self._place_special_tokens(tokenizer_file)
+        self._read_special_tokens(tokenizer_file)
         # "<mask>" in a user's text is plain text.
         self._tokenizer.encode_special_tokens = True
         # This class inserts special tokens by their ids. The post-processor only makes offsets
@@ -59,12 +59,12 @@ class _Encoder:
 
         self._tokenizer.post_processor = ByteLevel(trim_offsets=False)
 
-    def _place_special_tokens(self, tokenizer_file: Path) -> None:
+    def _read_special_tokens(self, tokenizer_file: Path) -> None:
         """Read the special tokens while the tokeniser still inserts them."""
         raise NotImplementedError
 
     def special_names(self, text: str) -> list[str]:
-        """Return the special tokens in a text, or in a piece of a frame."""
+        """Return the special tokens in a text."""
         return special_names(self._tokenizer, text)
 
     def _tokenise(self, text: str) -> Any:
@@ -91,7 +91,7 @@ class _Encoder:
         return list(self._continued(text).ids)
 
     def spelled(self, label_words: Sequence[str], before: Rendered) -> tuple[str, ...]:
-        """Return the label words with the spelling that they have after an input or a form."""
+        """Return the label words as they are spelled after the input `before`."""
         return (*label_words,)
 
     def label_ids(self, label_words: Sequence[str], before: Rendered = ()) -> list[list[int]]:
@@ -147,7 +147,7 @@ class ClozeEncoder(_Encoder):
 
     pad_id: int
 
-    def _place_special_tokens(self, tokenizer_file: Path) -> None:
+    def _read_special_tokens(self, tokenizer_file: Path) -> None:
         special = [self._tokenizer.token_to_id(name) for name in ("<s>", "<pad>", "</s>", "<mask>")]
         if None in special:
             raise BackendError(f"{tokenizer_file}: needs the tokens <s>, <pad>, </s> and <mask>")
@@ -169,11 +169,11 @@ class ClozeEncoder(_Encoder):
 class CausalEncoder(_Encoder):
     """Encodes inputs of causal language models, which answer at the end.
 
-    An input begins with the tokeniser's start tokens, if it has any, and is shortened like an input
-    of `ClozeEncoder`. A chat has the frame of the model's chat template instead of start tokens.
+    An input is shortened like an input of `ClozeEncoder`. It begins with the tokeniser's start
+    tokens, if there are any. A chat has a frame instead: the chat template's text around messages.
     """
 
-    frames: dict[tuple[str, ...], chat.ChatFrame]  # By the roles of the messages.
+    frames: dict[tuple[str, ...], chat.ChatFrame]  # The keys are the roles of the messages.
     _advice = "set multi_token_labels: true"
 
     def __init__(
@@ -192,7 +192,7 @@ class CausalEncoder(_Encoder):
         self._apply_template = apply_template
         self.frames = {}
 
-    def _place_special_tokens(self, tokenizer_file: Path) -> None:
+    def _read_special_tokens(self, tokenizer_file: Path) -> None:
         def ids(text: str, *, special: bool = False) -> list[int]:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
@@ -236,7 +236,7 @@ class CausalEncoder(_Encoder):
         return (*framed, *frame.pieces[-1])
 
     def spelled(self, label_words: Sequence[str], before: Rendered) -> tuple[str, ...]:
-        """Return the label words with the spelling that they have after an input or a form."""
+        """Return the label words as they are spelled after the input `before`."""
         if not chat.is_chat(before):
             return (*label_words,)
         return chat.answer_words(label_words, self.framed(before))

@@ -21,7 +21,7 @@ from fedone_sdk.backends.queries import run_each, score_all, written_query
 from fedone_sdk.budget import BudgetGuard
 from fedone_sdk.errors import BackendError, BackendRefused, SpecError
 from fedone_sdk.imports import load_object
-from fedone_sdk.scores import AT_ONCE, SCORES, object_in, ready_score
+from fedone_sdk.scores import AT_ONCE, SCORES, built_in_score, object_in
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.backends import WriterSpec
 from fedone_sdk.spec.base import Spec
@@ -53,7 +53,7 @@ class JudgeSpec(Spec):
 
 
 class Pair(NamedTuple):
-    """Whether a text is better (1), equal (0.5) or worse (0), shown first and shown second."""
+    """Whether a text is better (1), equal (0.5) or worse (0) than another, in both orders."""
 
     shown_first: float
     shown_second: float
@@ -76,7 +76,7 @@ class Judge:
     ask: Ask | None = None
 
     async def __call__(self, generated: str, example: Example) -> Score:
-        """Return the model's grade, from 0 to 1, and its reason; raise `ValueError` if none."""
+        """Return the model's grade, from 0 to 1, and its reason, or raise `ValueError`."""
         (answer,) = await self._answers(self.query(generated, example))
         points = answer.get("score")
         if isinstance(points, bool) or not isinstance(points, (int, float)):
@@ -193,8 +193,8 @@ def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | No
         ((name, options),) = task.score.items()
         if name == "judge":
             return judge_of(options, task, base_dir)
-        return ready_score(name, task.label_field, options)
+        return built_in_score(name, task.label_field, options)
     if task.score in SCORES:
-        return ready_score(task.score, task.label_field, {})
+        return built_in_score(task.score, task.label_field, {})
     function: ScoreFunction = load_object("task.score", task.score, base_dir, group="fedone.scores")
     return function

@@ -25,8 +25,8 @@ _NOT_QUANTISED = (0, 1, 32)  # float32, float16, bfloat16
 
 class _Plan(NamedTuple):
     inputs: list[list[int]]  # Token ids.
-    labels: list[tuple[int, ...]]
-    worst: Usage
+    labels: list[tuple[int, ...]]  # Token ids of each label word.
+    worst: Usage  # Exact, except for the length of generated texts.
 
 
 class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):

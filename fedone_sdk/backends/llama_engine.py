@@ -25,8 +25,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens local URLs without the environment's proxy."""
 
 _FIRST_PROBS = 256
-"""Number of next tokens whose log-probabilities the first request returns, the likeliest. Each of
-them takes 10 microseconds, and nearly all label words are among them."""
+"""How many of the likeliest next tokens the first request returns. One takes 10 microseconds, and
+nearly all label words are among these."""
 
 _TIMED_TOKENS = 32
 
@@ -73,7 +73,7 @@ class LlamaEngine:
         if exact:
             params.flash_attn_type = engine.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
             params.cache_type_k = params.cache_type_v = engine.ggml_type.GGML_TYPE_F32
-        # State of an earlier call must not change an answer.
+        # No cache between calls, because an earlier call must not change an answer.
         params.cache_ram_mib = 0
         # With the full cache a sliding-window model can resume from any earlier token.
         params.swa_full = True
@@ -107,7 +107,7 @@ class LlamaEngine:
     def next_log_probs(
         self, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]
     ) -> list[dict[int, float]]:
-        """Return log-probabilities of next tokens per prompt, at least those of `wanted`."""
+        """Return the log-probabilities of each prompt's next tokens, including all in `wanted`."""
         rows = []
         for number, (prompt, tokens) in enumerate(zip(prompts, wanted, strict=True)):
             shown = self._shown(prompt, fresh=number == 0)
@@ -261,10 +261,10 @@ class GgufEncoder(CausalEncoder):
         self._max_length = engine.context_length
         self._apply_template = engine.apply_template if has_template else None
         self.frames = {}
-        self._place_special_tokens(Path(engine.name))
+        self._read_special_tokens(Path(engine.name))
 
     def special_names(self, text: str) -> list[str]:
-        """Return the special tokens: tokens whose name gives other tokens as plain text."""
+        """Return a text's special tokens: as plain text, their names are tokenised differently."""
         return [
             name
             for token, name in dict(self._engine.tokenise(text, special=True)).items()

@@ -27,8 +27,8 @@ _GROUP = 8
 
 class _Plan(NamedTuple):
     clozes: list[Cloze]
-    labels: list[int]
-    worst: Usage
+    labels: list[int]  # The token id of each label word.
+    worst: Usage  # The exact usage.
 
 
 class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):

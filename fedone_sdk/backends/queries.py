@@ -34,7 +34,7 @@ _MAX_STARTS = 8
 """Number of queries that start before the event loop gets control; a start takes up to 0.5 ms."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
-    # Preferred first. By log-probabilities, the likeliest label is what the model would write.
+    # The first supported kind is used. The likeliest label is what the model would write.
     "zero_one": ("labels", "choice"),
     "nll": ("reference",),
     "score": ("text",),

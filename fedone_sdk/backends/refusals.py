@@ -16,10 +16,10 @@ from fedone_sdk.errors import BackendRefused, FormBlocked
 _log = structlog.get_logger(__name__)
 
 _IN_A_ROW = 3
-"""Number of refusals in a row after which a test input is sent (see `Refusals`)."""
+"""Refusals in a row after which the neutral input is sent (`Refusals`); doubled each time."""
 
 _MAX_IN_A_ROW = {False: 16, True: 128}
-"""Refusals in a row after which a form is refused; the key is whether it has ever been answered."""
+"""Refusals in a row after which a form is refused, by whether one of its inputs was answered."""
 
 _MAX_FORMS = 256  # Callers of a gateway may use different tasks.
 _NEUTRAL = "text"
@@ -49,8 +49,8 @@ class _Form:
 class Refusals:
     """Tests after a refusal whether the model refuses all inputs of a form.
 
-    Inputs have the same form if they differ only in the texts of their fields and prompts. The test
-    input (neutral input) has a fixed word in place of these texts, so that no caller's texts can
+    Inputs have the same form if they differ only in the texts of their fields and prompts. The
+    neutral input, a test, has a fixed word in place of these texts, so that no caller's texts can
     block others. It is sent after the first refusal if no input of the form has been answered, and
     otherwise after `_IN_A_ROW` refusals in a row. If it is answered, only the refused inputs fail.
     If it is refused, all requests of the form are refused until `reset`. They are also refused

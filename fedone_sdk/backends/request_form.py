@@ -36,8 +36,8 @@ CONTINUING: Mapping[str, Mapping[str, Any]] = {
     "llamacpp": {},
     "vllm": {"add_generation_prompt": False, "continue_final_message": True},
 }
-"""Extra fields of a request whose last message is the assistant's, by the `owned_by` of the model;
-other servers do not continue such a message."""
+"""Extra fields for a request that ends with the beginning of the answer, by the `owned_by` that the
+server reports for the model. Other servers do not continue such an answer."""
 
 Contents = Sequence[tuple[str, str]]
 """One input as messages: (role, text) pairs."""
@@ -140,7 +140,7 @@ class RequestForm:
         if reply.codes & _TOO_LONG:
             raise BackendRefused(
                 "an input is longer than the model's context: shorten the template or the prompt, "
-                "lower max_input_tokens (a tokenizer counts them exactly), or start the server "
+                "lower max_input_tokens (set tokenizer to count exactly), or start the server "
                 "with a longer context",
                 **facts,
             )

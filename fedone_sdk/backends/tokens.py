@@ -1,4 +1,4 @@
-"""Tokenisers on this machine, counters of tokens, and the cut of inputs to a number of tokens."""
+"""Tokenisers on this machine, token counters, and the shortening of inputs to a token limit."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def fit_fields(
     chars: int,
     limit: str,
 ) -> tuple[list[Rendered], int]:
-    """Cut fields at their ends, the longest first, until the texts have at most `max_tokens`.
+    """Cut the ends of fields, the longest first, to at most `max_tokens` tokens in all texts.
 
     Args:
         texts: Each is tokenised as a whole.
         max_tokens: Maximum number of tokens of all texts together.
         offsets: Returns the span of each token of each text.
         chars: Maximum number of characters of a field that are tokenised.
-        limit: Words for the error that explain `max_tokens`.
+        limit: Explains `max_tokens` in the error.
 
     Returns:
         The texts, and their number of tokens.
@@ -280,7 +280,7 @@ def token_counter(*, model: str, tokenizer: str | None = None) -> TokenCounter:
         "tokens_estimated",
         model=model,
         reason=reason,
-        effect=f"budget and max_input_tokens count one token per {BYTES_PER_TOKEN} bytes",
+        effect=f"reserved costs and max_input_tokens assume {BYTES_PER_TOKEN} bytes per token",
         change="set tokenizer",
     )
     return EstimatedCounter()

@@ -48,7 +48,7 @@ class Plan(NamedTuple):
 
     sequences: list[list[int]]  # Each is the token ids of one sequence.
     picks: list[list[list[Pick]]]  # For each input and text to score: one per token of the text.
-    worst: Usage
+    worst: Usage  # Exact, except for the length of generated texts.
 
 
 class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
@@ -175,7 +175,7 @@ class TorchModel:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.encoder, self._device = encoder, device
-        # Padding is masked out, so a causal model may be padded by any token.
+        # Padding is masked out, so a causal model may be padded with any token.
         self._pad_id, self._options = 0, {"use_cache": False}
         auto_class = "AutoModelForCausalLM"
         if isinstance(encoder, ClozeEncoder):
@@ -252,7 +252,7 @@ class TorchModel:
             if str(self._device).startswith("cuda"):
                 torch.cuda.empty_cache()
             raise BackendError(
-                f"{self._device} is out of memory at {MAX_SEQUENCES} inputs: "
+                f"{self._device} is out of memory for up to {MAX_SEQUENCES} sequences: "
                 "set dtype: bfloat16, or use a smaller model or batch_size"
             ) from exc
         except (RuntimeError, IndexError, ValueError) as exc:  # Raised by torch for a bad input.

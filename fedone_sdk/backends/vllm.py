@@ -64,8 +64,8 @@ class VllmBackend(ServerBackend[_Request]):
     of special tokens are plain text, and inputs that are too long are shortened. Without a local
     ``tokenizer.json`` the client downloads this file from the Hugging Face hub.
 
-    `check` reads the maximum length, the start tokens and the kind of model from the server, and
-    must precede `fingerprint` and `worst_case`.
+    `check` reads the maximum length, the start tokens and the kind of model from the server. Call
+    it before `fingerprint` and `worst_case`.
 
     The arguments are keys of ``kind: vllm``. With `multi_token_labels` each input is sent once per
     label word.
@@ -260,7 +260,7 @@ class VllmBackend(ServerBackend[_Request]):
                 chat.warn_of_raw_template(self._model)
 
     async def _fetch_frame(self, parts: Rendered) -> None:
-        """Fetch the frame of a chat from the server, unless it is cached."""
+        """Fetch the frame of a chat (the template's text around messages), unless it is cached."""
         encoder = self._encoder
         if not chat.is_chat(parts) or not isinstance(encoder, CausalEncoder):
             return

@@ -139,3 +139,29 @@ class Account:
             raise UnknownLease(lease_id)
         open_leases = {key: worst for key, worst in self.leases.items() if key != lease_id}
         return replace(self, spent=self.spent + used, leases=open_leases)
+
+
+class Lease:
+    """An open reservation. The body of `BudgetGuard.reserve` sets the amount used."""
+
+    def __init__(self, lease_id: str, worst: Usage) -> None:
+        self.lease_id = lease_id
+        self.worst = worst
+        self.used: Usage | None = None
+
+    @property
+    def charge(self) -> Usage:
+        """The amount used; the whole reservation if the body did not settle it."""
+        return self.worst if self.used is None else self.used
+
+    def settle(self, used: Usage) -> None:
+        """Set the amount used, and release the rest of the reservation."""
+        self.used = used
+
+    def release(self) -> None:
+        """Release the whole reservation, because no request was sent."""
+        self.used = NOTHING
+
+    def add(self, used: Usage) -> None:
+        """Add `used` to the amount used; call this before spending a part of the reservation."""
+        self.used = (self.used or NOTHING) + used

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import ValidationError
 
 from fedone_sdk._values import NOTHING, Usage
-from fedone_sdk.budget.account import Account, Budget
+from fedone_sdk.budget.account import Account, Budget, Lease
 from fedone_sdk.errors import DataError, UnknownLease
 from fedone_sdk.files import transaction, use_wal
 
@@ -34,32 +34,6 @@ _TABLES = (
     "leases (lease_id TEXT PRIMARY KEY, worst TEXT NOT NULL)",
     "spent (only INTEGER PRIMARY KEY, used TEXT)",
 )
-
-
-class Lease:
-    """An open reservation. The body of `BudgetGuard.reserve` sets the amount used."""
-
-    def __init__(self, lease_id: str, worst: Usage) -> None:
-        self.lease_id = lease_id
-        self.worst = worst
-        self.used: Usage | None = None
-
-    @property
-    def charge(self) -> Usage:
-        """The amount used; the whole reservation if the body did not settle it."""
-        return self.worst if self.used is None else self.used
-
-    def settle(self, used: Usage) -> None:
-        """Set the amount used, and release the rest of the reservation."""
-        self.used = used
-
-    def release(self) -> None:
-        """Release the whole reservation, because no request was sent."""
-        self.used = NOTHING
-
-    def add(self, used: Usage) -> None:
-        """Add to the amount used, before a part of the reservation is spent."""
-        self.used = (self.used or NOTHING) + used
 
 
 class Payer(Protocol):

@@ -156,7 +156,7 @@ def tracking_of(names: Sequence[str] | None) -> Tracking:
 
 
 def caps_of(option: str, texts: Sequence[str] | None) -> Budget | None:
-    """Return the caps that an option sets: a text such as ``queries=600`` for each unit."""
+    """Return the caps in the values of an option, such as ``queries=600`` and ``usd=5``."""
     if not texts:
         return None
     pairs = [text.partition("=") for text in texts]

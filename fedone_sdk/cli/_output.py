@@ -55,7 +55,7 @@ def note(text: str) -> None:
 class Output:
     """Prints a command's result for people, and writes it to the JSON file.
 
-    Call `write_json` before printing: printing fails if standard output is a closed pipe.
+    Call `write_json` before printing, so that a closed output pipe loses no paid result.
     """
 
     def __init__(self, json_file: Path | None) -> None:

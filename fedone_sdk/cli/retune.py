@@ -93,7 +93,7 @@ def retune(
         "run": result,
         "output": None if recommended is None else str(recommended),
     }
-    # These results are paid for: if one cannot be written, the others still are.
+    # The results are paid for: if one cannot be written, the others are still written.
     with ExitStack() as last_first:
         if html is not None:
             page = partial(reports.html_report, run, report, recommended, backend_path)
@@ -119,7 +119,7 @@ def _print(output: _output.Output, name: str, report: RetuneReport) -> None:
 
 
 async def _plan(model: RunFile, retuning: Retuning) -> local.RunPlan:
-    """Return the plan of the whole run, without a cache: also paid answers are counted."""
+    """Return the plan of the whole run, without a cache, so that it includes paid answers."""
     backend = model.spec.backend.model_copy(update={"cache": None})
     spec = model.spec.model_copy(update={"backend": backend})
     async with RunFile(path=model.path, spec=spec).backend() as opened:

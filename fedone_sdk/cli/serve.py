@@ -86,7 +86,7 @@ def serve(
 
 
 async def _check(settings: _Settings) -> str:
-    """Do what precedes listening, with a copy of the stored runs; return the store's state."""
+    """Do all steps before listening, with a copy of the stored runs; describe the store."""
     config, folder, runs, failures = settings
     config.server_tls(folder)
     store = await config.store.check(folder)

@@ -83,7 +83,7 @@ def tune(
     store_of_run = stores.MemoryStore() if state is None else stores.SqlStore.sqlite(state.store)
     with tracking, abortable(state):
         result = asyncio.run(_tune(run, federation, state, store_of_run, tracking))
-    # These results are paid for: if one cannot be written, the others still are.
+    # The results are paid for: if one cannot be written, the others are still written.
     with ExitStack() as last_first:
         last_first.callback(
             _output.print_result, output, result, num_clients=len(federation.shards)

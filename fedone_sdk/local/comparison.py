@@ -88,7 +88,7 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
     except SpecError as exc:
         problem = "; ".join(exc.problems)
         raise ArgumentError(
-            f"--methods: {name} cannot run RUN.yaml ({problem}); remove it"
+            f"--methods: {name} cannot run RUN.yaml ({problem}); omit {name}"
         ) from None
     differences = base.differences(spec)
     notes = tuple(note for note in differences if not note.startswith(("method", "seed")))
@@ -182,8 +182,8 @@ def contests(
     """Yield all contests, seed by seed.
 
     Contests with the same seed have the same clients, rows and candidates. If their settings agree,
-    each round also has the same client and the same mini-batch, because these draws depend on the
-    run's seed, but not on the method.
+    each round also has the same clients and mini-batches, because these draws depend on the run's
+    seed, but not on the method.
     """
     for seed in seeds:
         federations: dict[str, Federation] = {}  # Equal data is loaded once.

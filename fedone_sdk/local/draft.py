@@ -1,6 +1,6 @@
 """The task and the slots of a new run (`fedone init`), derived from public rows with a model.
 
-A form is a chat or template of ``draft.toml``. The opening is its text right before the answer.
+A form is a chat or template of ``draft.toml``. The opening is the form's text before the answer.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class _Reader:
         self.targets = np.array([self.labels.index(row["label"]) for row in rows])
         self.form = ""  # The key of the task's form in draft.toml.
         self.opening = "Answer:"  # The text before the answer.
-        self.coded = False  # Whether the label words are codes.
+        self.coded = False  # Whether the label words are letters.
         self.char_s: float | None = None  # Seconds per character of the last query.
 
     async def find_form(self) -> None:
@@ -173,7 +173,7 @@ class _Reader:
         return await valid_words(self.model, [*words], self._input("", self.opening))
 
     async def accepts(self, words: Iterable[str], opening: str | None = None) -> bool:
-        """Return whether the model can score words after an opening, by default the reader's."""
+        """Return whether the model can score words after an opening; None: the reader's opening."""
         form = self._input("", self.opening if opening is None else opening)
         try:
             await self.model.check(tuple(words), form)

@@ -470,7 +470,7 @@ class _Proposals:
 
 
 def _new(query: Usage, count: int, requests: Fraction, rows: Fraction) -> Usage:
-    """Return the usage of queries, of whose requests and rows these shares are not cached."""
+    """Return the usage of queries if only these shares of their requests and rows are sent."""
     return _share((query * count).without_queries(), rows, requests)
 
 

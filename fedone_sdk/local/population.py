@@ -299,6 +299,6 @@ class Population:
             fields=(*self.task.fields, self.task.label_field),
             state_dir=folder,
             hooks=Hooks(score=self.score),
-            policy=WorkPolicy(reflect="gateway"),  # The rows are the user's.
+            policy=WorkPolicy(reflect="gateway"),  # The user's rows may be sent to the gateway.
             network=Network(transport=transport),
         )

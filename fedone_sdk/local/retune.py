@@ -357,7 +357,7 @@ def _sentences(report: RetuneReport, *, finished: bool) -> Iterator[str]:
             if change.high < 0
             else "it is better on the new model"
             if change.low > 0
-            else f"a loss of up to {-change.low:.3f} is possible"
+            else f"it may be worse by up to {-change.low:.3f}"
         )
         yield f"The old prompt as it is, new model minus old model: {_text(change)}; {conclusion}."
     if not finished:

@@ -45,7 +45,7 @@ class ArtefactEvaluation(Frozen):
     """The measurement of the prompt.
 
     Attributes:
-        interval: The metric's 95 % bootstrap interval over the examples; null for some metrics.
+        interval: The metric's 95 % bootstrap interval over the examples; null for a custom metric.
         batch_size: Examples per query. It slightly affects the answers of quantised models.
     """
 

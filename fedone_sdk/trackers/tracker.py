@@ -25,7 +25,7 @@ GROUP = "fedone.trackers"
 """The entry point group of trackers."""
 
 _PACKAGES = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
-"""By name of a built-in tracker: its package. The extra has the tracker's name."""
+"""Package of each built-in tracker. The extra with the tracker's name installs the package."""
 
 _MAX_CHARS = 500
 """Maximum length of a parameter: MLflow's limit, which is the smallest."""

@@ -122,8 +122,8 @@ def bounded(vectors: ArrayLike, bound: float) -> NDArray[np.float32]:
     This is the boundary transform of Hansen's `cma` 3, which the authors of BBT used. It is the
     identity up to `bound - a`, then a parabola that reaches the bound at `bound + a` with slope 0,
     then the mirror image; a is the smaller of (1 + bound) / 20 and bound. CMA-ES searches the
-    numbers before the transform. With clipping in its place, the step size would grow without limit
-    if the optimum is at the bound.
+    numbers before the transform. With clipping, the step size would grow without limit if the
+    optimum is at the bound.
     """
     margin = reach(bound) - bound
     top = bound + margin

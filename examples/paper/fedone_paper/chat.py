@@ -123,7 +123,7 @@ async def _predict(
 
 
 async def _bias(backend: LLMBackend, federation: Federation, num_rows: int) -> Bias:
-    """Return the label bias of no prompt that fits the first rows of all clients in turn."""
+    """Return the label bias of no prompt, fitted on the first rows of the clients in turn."""
     in_turn = (row for rows in zip_longest(*federation.shards) for row in rows if row is not None)
     rows = tuple(islice(in_turn, num_rows))
     found = await _predict(backend, replace(federation, dev=rows), "")

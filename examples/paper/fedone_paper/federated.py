@@ -203,7 +203,7 @@ def run_document(tuning: Tuning, backend: dict[str, Any]) -> dict[str, Any]:
         "prompt": {"slots": list(tuning.slots)} if tuning.slots else positions,
         "method": tuning.method,
         "participation": {"clients_per_round": tuning.clients_per_round},
-        "budget": None,  # identifies trials, so it stays
+        "budget": None,  # present, because this document identifies trials
         "rounds": tuning.rounds,
         "evaluation": {"every": tuning.every, "examples": tuning.curve_examples},
         "backend": backend,

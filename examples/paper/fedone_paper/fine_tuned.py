@@ -62,7 +62,7 @@ class FineTuned:
     """A model fine-tuned for a task.
 
     Attributes:
-        model: With the weights of the best epoch.
+        model: The model with the weights of the best epoch.
         held_out_losses: Mean loss on the held-out rows after each epoch, nats.
         best_epoch: Number of the best epoch, from 1.
     """

@@ -200,7 +200,7 @@ class TableQueries(Study):
         if (text := settings.options.get("clients")) is not None:
             values = text.split(",")
             if not all(value.isdecimal() and int(value) for value in values):
-                raise ArgumentError(f"--set clients: {text!r} is no list of positive whole numbers")
+                raise ArgumentError(f"--set clients: {text!r} is not a list of positive integers")
             grid["clients_per_round"] = tuple(dict.fromkeys(map(int, values)))
         names = wanted(settings, declared()["variants"]["table-queries"])
         for name in names or ():

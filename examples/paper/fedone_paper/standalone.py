@@ -25,7 +25,7 @@ _WHOLE_SHARE = 0.9
 
 
 def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Measure a prompt that is not tuned on the dev split.
+    """Measure, on the dev split, a prompt that is not tuned.
 
     Args:
         options: ``run``, of which the task, the dev rows and the seed are used; and ``standing``:
@@ -107,7 +107,7 @@ def _text(task: TaskSpec, examples: Sequence[Example]) -> str:
 
 
 async def _tokens(backend: LLMBackend, task: TaskSpec, text: str) -> int:
-    """Return the tokens of a text within the template, at most as many as the model takes."""
+    """Return the number of tokens of a text in the template, at most the model's maximum."""
     # The text replaces a field, because long fields are truncated, but long prompts are not.
     empty: dict[str, str] = dict.fromkeys(task.fields, "")
     filled = {**empty, task.fields[0]: text}
@@ -115,6 +115,6 @@ async def _tokens(backend: LLMBackend, task: TaskSpec, text: str) -> int:
 
 
 async def _length(backend: LLMBackend, task: TaskSpec, prompt: str, example: Example) -> int:
-    """Return the tokens of one input, at most as many as the model takes."""
+    """Return the number of tokens of one input, at most the model's maximum."""
     quoted = await backend.quote(query_for(task, prompt, [example], backend=backend))
     return quoted.prompt_tokens

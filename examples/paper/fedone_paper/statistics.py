@@ -71,7 +71,7 @@ def median_interval(values: Sequence[float]) -> Median:
     """
     ordered = sorted(map(float, values))
     if not ordered or any(map(math.isnan, ordered)):
-        raise ValueError("repeats must be numbers, at least one of them")
+        raise ValueError("there must be at least one repeat, and all repeats must be numbers")
     ends = quantile_test(ordered, p=0.5).confidence_interval(0.95)
     return Median(
         value=ordered[(len(ordered) - 1) // 2],

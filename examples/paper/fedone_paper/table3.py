@@ -134,7 +134,7 @@ class Table3(Study):
         ).backend
         asyncio.run(build_backend(spec, file.parent).aclose())  # Raises if the API key is missing.
         if (price := price_of(spec)) is None:
-            raise ArgumentError(f"{file}: prices: are required: that of {spec.model} is not known")
+            raise ArgumentError(f"{file}: prices: are required: no price of {spec.model} is known")
         if settings.cap_usd is None and price.units:
             raise ArgumentError(f"--cap-usd: is required: {spec.model} in {file} costs money")
         return document

@@ -39,7 +39,7 @@ def mean_curve(
 ) -> tuple[list[float], list[float], list[float]]:
     """Return the mean of interpolated curves, and the sample standard deviation.
 
-    They end at the end of the shortest curve, because later means would have fewer runs.
+    The result ends where the shortest curve ends, because later means would have fewer runs.
 
     Args:
         curves: At least one curve, each with its points in the order of x.

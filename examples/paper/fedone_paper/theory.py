@@ -5,9 +5,9 @@ ICML 2025 (arXiv:2506.14929). Equation numbers are the paper's.
 
 Symbols: n positions, N tokens, tau the temperature, nu the floor of alpha, G a bound on the loss,
 I prompts and B examples per step, E local steps, K* clients per round, T local steps in all,
-eta the learning rate, sigma_psi^2 the variance over examples (eq. 9) and sigma_alpha^2 that over
-prompts (eq. 22). docs/explanation/algorithm.md discusses the consequences and the limits of these
-formulas.
+eta the learning rate, sigma_psi^2 the variance over examples (eq. 9) and sigma_alpha^2 the variance
+over prompts (eq. 22). docs/explanation/algorithm.md discusses the consequences and the limits of
+these formulas.
 """
 
 from __future__ import annotations

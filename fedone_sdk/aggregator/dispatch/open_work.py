@@ -191,7 +191,7 @@ class OpenWork:
         raise ProblemError("not_found", "the run has no proposer; reflect on the device")
 
     async def find(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
-        """Return the run and the seat of a client's open assignment, or raise a `ProblemError`."""
+        """Return the run and the `Seat` of an open assignment, or raise a `ProblemError`."""
         seated = await self._find_open(client, assignment_id)
         if seated is not None:
             return seated
@@ -205,7 +205,7 @@ class OpenWork:
         return closed
 
     def seat_with(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
-        """Return the run and the seat of a client's open assignment."""
+        """Return the run and the `Seat` of a client's open assignment; None if it has ended."""
         for run, seat in self._working_seats(client):
             if seat.assignment_id == assignment_id:
                 return run, seat

@@ -50,7 +50,7 @@ class StoredRun:
 
     @classmethod
     def of(cls, head: RunHead) -> Self:
-        """Return the record of a run's head; a ``ValueError`` if the head is damaged."""
+        """Return the record of a stored run; a ``ValueError`` if its document is damaged."""
         document = json.loads(head.document)
         try:
             status, account = document["status"], document["account"]

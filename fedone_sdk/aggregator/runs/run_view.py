@@ -90,7 +90,7 @@ class RunView:
     """A copy of a run, and the reports that are made from it.
 
     Attributes:
-        base: The machine for the run's initial candidates.
+        base: The `RoundMachine` (the fixed parts of a run) for the initial candidates.
         machine: The machine for the current candidates and number of planned queries.
         described: The initial candidates, without those that were added during the run.
         vocabulary: The current candidates.
