@@ -122,7 +122,7 @@ class ClientInfo(Message):
     Attributes:
         token: Name of the token that the client enrolled with.
         runs: Runs that the client may access; null is all.
-        seen_at: Time of the client's last request, to the day, seconds since the epoch.
+        seen_at: Day of the client's last request, seconds since the epoch.
     """
 
     client_id: Id
@@ -139,7 +139,7 @@ class ClientList(Message):
 
     Attributes:
         clients: In order of enrolment.
-        next: The `after` of the next page; null on the last page.
+        next: Value of the parameter ``after`` for the next page; null on the last page.
     """
 
     clients: tuple[ClientInfo, ...]

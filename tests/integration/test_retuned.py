@@ -112,8 +112,8 @@ async def test_the_best_prompt_is_recommended(
     ("old", "rows", "says"),
     [
         (0.70, 200, "it is worse on the new model"),
-        (0.82, 23, "a loss of up to"),
-        (0.95, 200, "a loss of up to"),
+        (0.82, 23, "may be worse by up to"),
+        (0.95, 200, "may be worse by up to"),
     ],
 )
 async def test_the_change_of_model_is_worded_as_its_interval(

@@ -268,7 +268,7 @@ def test_a_warm_start_from_a_text_or_weights() -> None:
          "prompt.start: the shares of position 0 are more than 1"),
         ({"vocabulary": WORDS, "start": [{"a": 0}]}, "prompt.start.0.a: input should be greater"),
         ({"vocabulary": WORDS, "start": []}, "prompt.start: "),
-        ({"vocabulary": None}, "prompt.vocabulary: or slots is required"),
+        ({"vocabulary": None}, "prompt.vocabulary: is required without slots"),
     ],
 )  # fmt: skip
 def test_no_initial_state(prompt: dict[str, Any], line: str) -> None:
