@@ -163,8 +163,8 @@ Labels = Annotated[
         lambda labels: [Label(value=v, word=w) for v, w in labels.items()], return_type=list[Label]
     ),
 ]
-"""Label value -> label word, in order. JSON has a list, because the keys of its objects have no
-order."""
+"""Label value -> label word, in order. In JSON this is a list, because the keys of a JSON object
+have no order."""
 
 _Template = Annotated[str, Field(max_length=4000), AfterValidator(lambda text: _parsed(text))]
 
@@ -238,7 +238,7 @@ class TaskSpec(Frozen):
             template. All messages together contain ``{prompt}`` once, and no ``{mask}``.
         slots: Names of the prompt's slots (its parts). The templates contain each name once, in
             place of ``{prompt}``. The run sets this key from its ``prompt.slots``.
-        description: Words for the built-in instructions and for a proposer.
+        description: Words for the built-in instructions, and for models that write new ones.
         labels: The label word that stands for each label value, as ``{value: word}`` or a list of
             ``{value, word}``. A label word is one token, unless the backend allows several.
             Log-probabilities and biases have the order of the labels. Empty for generation (the
@@ -303,7 +303,7 @@ class TaskSpec(Frozen):
             if self.labels:
                 raise ValueError(f"loss {self.loss} takes no labels")
             if self.metric != "loss":
-                raise ValueError(f"loss {self.loss} is measured by metric loss")
+                raise ValueError(f"loss {self.loss} allows only metric loss")
             if "mask" in self._names:
                 raise ValueError(f"loss {self.loss} takes no {{mask}}")
         elif len(self.labels) < 2:
@@ -340,9 +340,9 @@ class TaskSpec(Frozen):
     def crc32(self) -> int:
         """CRC-32 of the keys that affect a loss; a client compares it to check its own reading.
 
-        The input is texts in UTF-8, each ended by a zero byte: loss, label column, template (of a
-        chat: system, user, assistant, empty if null), slots, and each label's value and word; then
-        the biases, little-endian float64.
+        The bytes are, in this order: texts in UTF-8, each followed by a zero byte (loss, label
+        column, template, slots, each label's value and word), and the biases as little-endian
+        float64. A chat has three templates: system, user and assistant, empty if null.
         """
         messages = self.chat and (self.chat.system, self.chat.user, self.chat.assistant)
         labels = (text for pair in self.labels.items() for text in pair)
@@ -364,7 +364,7 @@ class TaskSpec(Frozen):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Stop sequences of a generated text, at which the model begins another example.
+        """Stop sequences: a generated text ends where the model begins another example.
 
         The only one is the text before the template's first column, on a new line. A chat has none,
         because chat models end their answers.

@@ -42,7 +42,7 @@ class Encoding(NamedTuple):
 
 
 class _Encoder:
-    # Put before a continuation, for tokenisers that tokenise the start of a text differently.
+    # A text before continuations, because some tokenisers treat the start of a text differently.
     _anchor = ""
     # Whether label words may have several tokens, and the advice in the error if they may not.
     _multi_token, _advice = False, ""
@@ -64,7 +64,7 @@ class _Encoder:
         raise NotImplementedError
 
     def special_names(self, text: str) -> list[str]:
-        """Return the special tokens in a text, or in a piece of a frame."""
+        """Return the special tokens in a text."""
         return special_names(self._tokenizer, text)
 
     def _tokenise(self, text: str) -> Any:
@@ -75,7 +75,7 @@ class _Encoder:
             raise BackendError("an input is not valid Unicode (it has a lone surrogate)") from exc
 
     def _continued(self, text: str) -> Any:
-        """Return the tokens of a text that continues another one."""
+        """Return the tokens of a text that continues another text."""
         if not self._anchor:
             return self._tokenise(text)
         anchor = self._tokenise(self._anchor).ids
@@ -110,7 +110,7 @@ class _Encoder:
         return labels
 
     def _fitted(self, parts: Rendered, num_extra: int) -> list[int]:
-        """Return the token ids of a rendered input, shortened to `max_length - num_extra`."""
+        """Return the token ids of an input, shortened to `max_length - num_extra` tokens."""
         special = [index for index, part in enumerate(parts) if part.kind in ("mask", "special")]
         names = [parts[index].text or "<mask>" for index in special]
         special_ids = [int(self._tokenizer.token_to_id(name)) for name in names]
@@ -169,11 +169,11 @@ class ClozeEncoder(_Encoder):
 class CausalEncoder(_Encoder):
     """Encodes inputs of causal language models, which answer at the end.
 
-    An input begins with the tokeniser's start tokens, if it has any, and is shortened like an input
-    of `ClozeEncoder`. A chat has the frame of the model's chat template instead of start tokens.
+    An input is shortened like an input of `ClozeEncoder`. It begins with the tokeniser's start
+    tokens, if there are any. A chat has a frame instead: the chat template's text around messages.
     """
 
-    frames: dict[tuple[str, ...], chat.ChatFrame]  # By the roles of the messages.
+    frames: dict[tuple[str, ...], chat.ChatFrame]  # The keys are the roles of the messages.
     _advice = "set multi_token_labels: true"
 
     def __init__(

@@ -83,7 +83,7 @@ async def valid_words(
 
 
 def spellings_of(text: str) -> Iterator[str]:
-    """Yield spellings of a text and of its words, with a leading space and in lower case."""
+    """Yield a text and each of its words with a leading space, in lower case and as written."""
     words = " ".join(re.split(r"[\W_]+", text)).strip()
     for part in (words, *words.split(), text.strip()):
         if part:
@@ -94,9 +94,9 @@ def spellings_of(text: str) -> Iterator[str]:
 async def usable_vocabulary(
     backend: LLMBackend | None, spec: RunSpec, vocabulary: Vocabulary
 ) -> Vocabulary:
-    """Drop built-in sets of label words that a model does not support.
+    """Drop the built-in candidates of the slot ``labels`` that a model does not support.
 
-    User-defined sets are kept; the run refuses to start if one of these is not supported.
+    User-defined candidates are kept; a run with unsupported ones is refused at its start.
     """
     shipped = any(
         isinstance(source, label_sets.LabelsSource) and not source.sets
@@ -214,12 +214,12 @@ class LabelWatch:
         named = ", ".join(map(repr, (split or words)[:_MAX_NAMED]))
         named += ", ..." if (split or words)[_MAX_NAMED:] else ""
         answers = f"of the first {count.answers} answers of model {self._model!r}"
-        advice = "ask it for one of these words and nothing else at the end of the template"
+        advice = "ask for one of these words and nothing else at the end of the template"
         if split:
             problem = (
                 f"none {answers} shows the label word {named}, and most show its beginning, so it "
-                "is several tokens: choose label words of one token, such as ' A', ' B' with a "
-                f"slot of candidates: codes, or {SAMPLES_ADVICE}"
+                "has several tokens: choose words of one token, such as ' A' and ' B' (a slot "
+                f"with candidates: codes explains them), or {SAMPLES_ADVICE}"
             )
         elif self._written:
             problem = (
@@ -231,8 +231,8 @@ class LabelWatch:
             problem = (
                 f"{count.unseen} {answers} show none of the label words {named} among the "
                 "likeliest tokens, so their losses are meaningless: choose label words that the "
-                f"model writes, {advice}, ask a base model with api: completions and an instruct "
-                f"model with api: chat, or {SAMPLES_ADVICE}"
+                f"model writes, {advice}, set api: completions for a base model or api: chat for "
+                f"an instruct model, or {SAMPLES_ADVICE}"
             )
         return LabelsNotShown(
             problem,

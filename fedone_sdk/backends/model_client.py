@@ -53,7 +53,7 @@ class ModelClient(Wrapper):
     request of each kind is sent alone, and also the next request after each surplus.
 
     Args:
-        inner: The adapter.
+        inner: The adapter: the backend that sends the requests.
         cache: If None, no answers are stored.
         retry: If None, each request is sent once.
         limits: If None, no request is delayed.
@@ -186,7 +186,7 @@ class ModelClient(Wrapper):
         return (self._retries and self._retries.trouble) or self.inner.trouble
 
     def reset(self) -> None:
-        """Forget recorded failures: the next request is the breaker's probe."""
+        """Forget recorded failures; the next request is then sent even if the breaker is open."""
         if self._retries is not None:
             self._retries.reset()
         self._refusals.reset()

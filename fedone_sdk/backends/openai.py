@@ -29,7 +29,7 @@ _MAX_BYTES = 4 * 1024 * 1024  # An answer to one input, or the list of models, i
 _CHOICE_TOKENS = 64  # Enough for a label word inside JSON.
 _COMPLETIONS_OVERHEAD = 4  # Bound on the start tokens of a prompt.
 _WEIGHTS = ("n_params", "size", "ftype")
-_ADVICE = "use codes, such as ' A', with a slot of candidates: codes"
+_ADVICE = "use codes, such as ' A', and explain them in a slot with candidates: codes"
 
 
 class _Prepared(NamedTuple):

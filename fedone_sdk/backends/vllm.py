@@ -260,7 +260,7 @@ class VllmBackend(ServerBackend[_Request]):
                 chat.warn_of_raw_template(self._model)
 
     async def _fetch_frame(self, parts: Rendered) -> None:
-        """Fetch the frame of a chat from the server, unless it is cached."""
+        """Fetch the frame of a chat (the template's text around messages), unless it is cached."""
         encoder = self._encoder
         if not chat.is_chat(parts) or not isinstance(encoder, CausalEncoder):
             return

@@ -222,7 +222,7 @@ export interface TaskSpec {
    */
   label_field?: string;
   /**
-   * Words for the built-in instructions and for a proposer.
+   * Words for the built-in instructions, and for models that write new ones.
    */
   description?: Description | null;
   /**
