@@ -69,9 +69,9 @@ def init(
         about (NOUN[:NOUN]): Nouns for a text and for its label, such as 'movie review:sentiment'.
             Default: taken from the column names, or chosen by the model.
         words (LABEL=WORD,...): The meaning of each label, such as '0=negative,1=positive'.
-        model (NAME): A name of `fedone models`, a GGUF file, a model folder, or the name of a model
-            of OpenAI, or of the compatible service at OPENAI_BASE_URL. The service's key is read
-            from OPENAI_API_KEY. No paid request is sent.
+        model (NAME): A name of `fedone models`, a GGUF file, a model folder, or a model
+            name of OpenAI or of the compatible service at OPENAI_BASE_URL. The service's key is
+            read from OPENAI_API_KEY. No paid request is sent.
         queries (N): The cap on training queries.
         target (RUN.yaml): The file to write.
         fresh: Replace the files of an earlier call.
