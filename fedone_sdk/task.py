@@ -163,8 +163,8 @@ Labels = Annotated[
         lambda labels: [Label(value=v, word=w) for v, w in labels.items()], return_type=list[Label]
     ),
 ]
-"""Label value -> label word, in order. JSON has a list, because the keys of its objects have no
-order."""
+"""Label value -> label word, in order. In JSON this is a list, because the keys of a JSON object
+have no order."""
 
 _Template = Annotated[str, Field(max_length=4000), AfterValidator(lambda text: _parsed(text))]
 

@@ -46,7 +46,7 @@ the log-probability of a reference text; ``text``: a generated text.
 class Query:
     """One query: one prompt on one mini-batch of B inputs.
 
-    Attributes with kinds in parentheses (`Want`) are used by queries of these kinds.
+    An attribute with kinds (`Want`) in parentheses is used only by queries of these kinds.
 
     Attributes:
         inputs: The B rendered inputs.

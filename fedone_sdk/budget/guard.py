@@ -41,7 +41,7 @@ class Payer(Protocol):
 
     @property
     def name(self) -> str:
-        """Name for fair queuing: under a model's rate limit, payers take turns by name."""
+        """Name for fair queuing: payers with different names take turns at a model's rate limit."""
         ...
 
     def reserve(self, worst: Usage) -> contextlib.AbstractAsyncContextManager[Lease]:

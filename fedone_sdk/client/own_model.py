@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _NUM_WORST, _NUM_BEST = 4, 2
-"""Number of examples of a reflection with the highest and the lowest losses."""
+"""How many examples with the highest and with the lowest losses a reflection uses."""
 
 _MAX_TOKENS = 512
 

@@ -363,7 +363,7 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         try:
             erase_log(db)
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # A full disk: the log is synced.
+            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # Then the log is synced all the same.
                 raise
     except BaseException:
         db.close()
