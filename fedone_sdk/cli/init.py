@@ -252,7 +252,7 @@ async def _drafted(
     spec = validate_spec(BackendSpec, backend, source="--model: backend")
     async with build_backend(spec) as model:
         drafted = await draft(model, backend["kind"], parts.public, **options)
-    if drafted.several:
+    if drafted.multi_token:
         backend["multi_token_labels"] = True
     max_chars = float(_LENGTHS[-1])
     if drafted.char_s:
