@@ -84,7 +84,7 @@ def test_an_alpha_off_the_mask_is_refused(name: str) -> None:
     method = method_of(name)
     alpha = method.init().alpha.copy()
     alpha[0, 4] = 0.1
-    with pytest.raises(ValueError, match="0 where a position has no such candidate"):
+    with pytest.raises(ValueError, match="0 for candidates that a position does not have"):
         method.check(method.init().evolve(alpha=alpha))
 
 
