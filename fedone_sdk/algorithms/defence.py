@@ -30,10 +30,10 @@ PRIOR = 2.0
 """A token's mean effect is computed as if this many more updates had shown no effect."""
 
 _MOST_VOTE = 3.0
-"""Bound of the effect that one update shows for a token, in root mean squares of its effects."""
+"""Bound of the effect of one token in an update, in root mean squares of all tokens' effects."""
 
 _FEW = 3
-"""Least number of updates whose median is a typical step; a false update could decide others."""
+"""With fewer updates there is no typical step, because their median could be a false update."""
 
 _FIRST_STEP, _FIRST_BOUND = 0.02, 0.3
 """Longest step until `_FEW` updates exist, in norms of alpha; the second is for `only_bounds`."""
@@ -91,7 +91,7 @@ class Influence:
     """The accumulated influence of one client on a run.
 
     Attributes:
-        rounds: Number of the client's accepted updates.
+        rounds: Number of the client's updates that were judged.
         movement: The sum of the L2 norms of the client's applied steps.
         scaled: Number of the client's updates whose step was shortened.
         score: Mean score of the updates in robust standard deviations; negative is disagreement.
@@ -153,7 +153,7 @@ class Defence:
         """
         history = _History(memory, (0, 0) if self.only_bounds else alpha.shape)
         updates = [_Update.of(each, alpha, history) for each in contributions]
-        # The steps of this round count if there are three: of two, the longer could be right.
+        # The median shows which of three steps is too long; the median of two steps does not.
         usual = [
             *history.steps,
             *(update.norm for update in updates if len(updates) > 2 and update.norm),

@@ -73,7 +73,7 @@ class MiniBatches:
 
 
 class RemlNoise(NamedTuple):
-    """The noise of a mini-batch of one example, after its random intercept is integrated out.
+    """The noise of mini-batches of one example, after their intercepts are integrated out.
 
     The losses of the mini-batch's prompts have the noise covariance R, and the intercept has a flat
     prior. The losses then have the precision R^-1 - R^-1 1 1' R^-1 / (1' R^-1 1): only differences
@@ -226,7 +226,7 @@ class Comparisons(NamedTuple):
     weights: NDArray[np.float64]
 
     def precision(self) -> NDArray[np.float64]:
-        """Return the precision of the values, (P, P); one example's noise is the unit."""
+        """Return the precision of the values, (P, P), in units of one example's noise."""
         return self.batches.matrix(self.weights[:, None, None] * self.reml.precision)
 
     def weighted(self) -> NDArray[np.float64]:
@@ -298,7 +298,7 @@ class Hyperparameters(NamedTuple):
     Attributes:
         additive: Log of `Kernel.additive`; likewise `pairs` and `nugget`.
         shared_noise: Log-odds of the part of the noise that has the kernel's covariance.
-        curves: Log of the ratio of prior variances at one fixed bias and at prompts' best biases.
+        curves: Log of how many times larger the prior variance is at one bias for all prompts.
     """
 
     additive: float

@@ -26,7 +26,7 @@ class State:
     """What a method has learned so far, as read-only copies of the given arrays.
 
     Attributes:
-        alpha: A weight for each of n positions and N candidates; finite C-order `<f4`, (n, N).
+        alpha: A weight for each position and candidate: finite little-endian float32, (n, N).
         memory: The rest of the state (optimiser moments, a pool of prompts): float32, float64 or
             int64 arrays by name; empty for plain SGD.
     """

@@ -82,7 +82,7 @@ class Observations:
     def remembered(cls, memory: Memory, space: Space, groups: int = 1, labels: int = 1) -> Self:
         """Return the observations in a state's memory, of K groups and C labels.
 
-        The memory may come from a client, and is checked.
+        The memory is checked, because it may come from a client.
 
         Raises:
             ValueError: `memory` is not the memory of a search.
@@ -198,7 +198,7 @@ class Observations:
         """Return some of the losses, with the prompts and mini-batches that they belong to.
 
         Args:
-            prompts: Rows of these prompts, in the order that they shall have.
+            prompts: Row numbers of the prompts, in the order of the result.
             evaluations: Indices of the losses, ascending.
         """
         prompts = prompts[np.isin(prompts, self.rows[evaluations])]
@@ -258,8 +258,8 @@ class Observations:
         np.add.at(totals, of, each)
         shares = totals / np.bincount(of)[:, None]
         clients, mean, square = len(shares), shares.mean(axis=0), (shares**2).mean(axis=0)
-        # The variance about equal shares, because the variance about the mean is too small if a few
-        # clients are similar by chance.
+        # The variance about equal shares is used, because the variance about the mean is too small
+        # if a few clients are similar by chance.
         from_equal = square - 2.0 * equal * mean + equal**2
         varies = float((from_equal / clients + (square - mean**2) / _CLIENTS_AHEAD).max())
         believed = _SHARE_SPREAD**2 / (_SHARE_SPREAD**2 + varies)
@@ -334,12 +334,12 @@ def _covers(numbers: NDArray[np.int64], count: int) -> bool:
 class Standings(NamedTuple):
     """Mean losses of a position's candidates, at the best label biases of their prompts.
 
-    Losses of candidates that were not scored are NaN. Each array has a row per candidate.
+    Losses of candidates that were not scored are NaN.
 
     Attributes:
-        examples: How many examples were scored with the candidate, float64, one number each.
-        losses: Mean of the losses of the groups of examples, one number each.
-        by_class: Mean loss of each group, K numbers each.
+        examples: Number of examples that were scored with each candidate, float64.
+        losses: Mean loss with each candidate; all groups of examples have the same weight.
+        by_class: Mean loss with each candidate in each of the K groups of examples.
     """
 
     examples: NDArray[np.float64]

@@ -35,8 +35,8 @@ REVISITED = 0.3
 CHANGES = 2.0
 """Mean number of positions in which new prompts differ from "no prompt".
 
-In the tables of docs/benchmarks/slots.md, prompts have four slots. With one changed slot, a prompt
-reaches 71 % of the best prompt's improvement on average; with two changed slots, 94 %."""
+In the tables of docs/benchmarks/slots.md, prompts have four slots. On average, the best prompt with
+one changed slot has 71 % of the best prompt's improvement, and with two changed slots 94 %."""
 
 FINALISTS = 8
 """The largest number of prompts that enter successive halving."""
@@ -48,7 +48,7 @@ DRAWS = 16
 """Number of posterior draws that alpha is computed from."""
 
 _REDRAWS = 8
-"""Largest number of redraws of repeated prompts; few candidates may allow no other prompts."""
+"""Largest number of redraws of repeated prompts; few candidates may not give enough prompts."""
 
 _WITHIN = 1.959964
 """Half the width of a 95 % interval in posterior standard deviations."""
@@ -78,7 +78,8 @@ class PromptSearch(ABC):
     the best optimistic values. `Evaluator` makes losses of different clients comparable.
 
     The deployable prompt is the incumbent: the prompt with the best pessimistic value, with its
-    best label bias. Until a prompt is confirmed (`Evaluator.incumbent`), it is the reference.
+    best label bias. The incumbent is the reference until another prompt is confirmed
+    (`Evaluator.incumbent`).
 
     **Successive halving.** After `search` asks, no new prompts are made. The best prompts and the
     reference are scored again for `halving` asks, in stages of equal length, and each stage keeps
@@ -189,7 +190,7 @@ class PromptSearch(ABC):
         return State(alpha=self.project(alpha), memory=memory)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Return the nearest probabilities; all are at least the smoothed frequency 0."""
+        """Return the nearest probabilities; none is below the smoothed frequency of 0 draws."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
         floor = float(np.float32(1.0 / self.space.vocab_size / (DRAWS + 1)))
         return nearest_probabilities(checked, floor=floor, mask=self.space.mask)
@@ -430,7 +431,7 @@ class PromptSearch(ABC):
         return bool(self._progress(state)[_HALVING_START] >= 0)
 
     def _finalists(self, state: State, observed: Observations) -> NDArray[np.int64]:
-        """Return the prompts of the current stage; each stage has half as many as the last."""
+        """Return the prompts of the current stage, half as many as in the stage before."""
         asks, halving_start = self._progress(state)
         entered = min(FINALISTS, self.num_samples)
         stages = max(1, math.ceil(math.log2(entered)))

@@ -372,7 +372,7 @@ def _valid_candidates(candidates: Any, space: Space, num_samples: int | None) ->
     valid: Candidates = candidates
     prompts = valid.prompts
     fit = prompts.shape[1] == space.prompt_len and space.holds(prompts)
-    _require(fit, "ask: returns indices without a candidate")
+    _require(fit, "ask: returns indices of candidates that do not exist")
     count = len(prompts)
     enough = count == num_samples if num_samples is not None else count >= 2
     _require(enough, f"ask: returns {count} prompts, not {num_samples or 'at least 2'}")

@@ -128,6 +128,6 @@ def select(
         return [clients[k] for k in order[:count]]
     examples = [_checks.integer(f"examples of client {k}", available[k]) for k in clients]
     if sum(examples) == 0:
-        raise ValueError("cannot select in proportion to examples: no client holds any")
+        raise ValueError("cannot select in proportion to examples: no client has examples")
     cumulative = np.cumsum(examples) / sum(examples)
     return [clients[k] for k in np.searchsorted(cumulative, rng.random(count), side="right")]

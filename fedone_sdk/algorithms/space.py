@@ -67,7 +67,7 @@ def nearest_probabilities(
 
 
 Start = Sequence[Sequence[tuple[int, float]]]
-"""A warm start: for each position, tokens (indices of candidates) and their probabilities."""
+"""A warm start: for each position, tokens (candidate indices) and their shares of probability."""
 
 
 def warm_start(space: Space, start: Start | None) -> NDArray[np.float64]:

@@ -68,7 +68,7 @@ def demonstration_candidates(
 
     A shot is the part of the task's template after ``{slot_name}`` (or ``{prompt}``), filled with
     an example's texts. The placeholder of its label word replaces ``{mask}``, or is appended if
-    there is no ``{mask}``. For generation, its reference text is used instead. In a chat, the
+    there is no ``{mask}``. A task without labels has the reference text there. In a chat, the
     messages that follow the slot's message belong to the shot too, each on its own line. Names of
     other slots stay as placeholders, which `placeholders.fill` replaces. A one-line shot ends with
     a line feed. In a block with longer shots, every shot ends with a blank line.
@@ -80,7 +80,7 @@ def demonstration_candidates(
         task: Supplies the template, and the label values or the column of reference texts.
         slot_name: The slot of the candidates.
         examples: Public labelled rows.
-        slots: Names of the slots in the task's template, which are not columns.
+        slots: Names of the slots in the task's template; other names in it are columns.
         shots: Examples per block; 0 is the blank candidate.
         blocks: Number of blocks for each number of shots; fewer if there are not enough rows for
             that many different blocks.

@@ -19,7 +19,7 @@ _MAX_WORD_CHARS = 200
 
 
 LabelSet = dict[LabelValue, str] | tuple[str, ...]
-"""One label word per class: by label value, or in the task's label order."""
+"""One label word per class: a mapping from label values, or in the task's label order."""
 
 
 class LabelsSource(Frozen):
@@ -44,7 +44,7 @@ def label_candidates(
             a space. If `sets` is empty, `shipped_label_sets` is used.
 
     Returns:
-        Unique JSON arrays of words in the task's label order; the first has the task's words.
+        Unique JSON arrays of words in the task's label order; the first array has the task's words.
 
     Raises:
         SpecError: A set does not fit the task, or the task's words are the only set.
@@ -72,8 +72,8 @@ def shipped_label_sets(task_labels: Mapping[str, str]) -> tuple[tuple[str, ...],
     """Return sets of label words that ship with the SDK for tasks with the same words.
 
     The sets are grouped into families. The result is the family in which one set has the task's
-    words, in any order; it is empty without such a family. Its words have the task's label order,
-    and the task's capitals and leading spaces.
+    words, in any order; it is empty without such a family. Each set is returned in the task's label
+    order, with capitals and leading spaces as in the task's words.
     """
     task_words = [word.strip().casefold() for word in task_labels.values()]
     space = " " if all(word[:1].isspace() for word in task_labels.values()) else ""

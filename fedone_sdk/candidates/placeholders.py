@@ -89,7 +89,7 @@ def prompt_of(
 
 
 def no_prompt(task: TaskSpec, vocabulary: Vocabulary) -> TextPrompt:
-    """Return the baseline "no prompt": an empty text.
+    """Return the baseline "no prompt", which is an empty text in a run without slots.
 
     With slots, each slot has its blank candidate. A slot without a blank has its first candidate,
     which is what a user would write without tuning.

@@ -43,8 +43,8 @@ def columns_of(rows: _Rows) -> list[str]:
 def label_columns(rows: _Rows) -> list[str]:
     """Return the columns that may hold labels, the likeliest first.
 
-    Labels are short texts or numbers. A column has 2 to 64 different labels, each in two rows on
-    average; up to half of the rows may have none. Labels that are words come before codes.
+    Labels are short texts or numbers. A column has 2 to 64 different labels, with at least two rows
+    per label on average. Up to half of the rows may have none. Words come before codes.
     """
     values = {name: [label_text(row.get(name)) for row in rows] for name in columns_of(rows)}
     keys = {
@@ -132,7 +132,7 @@ def labelled(rows: _Rows, text: str, label: str) -> Labelled:
     spelled = {key: counts.most_common(1)[0][0] for key, counts in spellings.items()}
     for key, counts in spellings.items():
         if len(counts) > 1:
-            notes.append(f"{', '.join(map(repr, sorted(counts)))} are one label, {spelled[key]!r}")
+            notes.append(f"{', '.join(map(repr, sorted(counts)))} become {spelled[key]!r}")
     rare = [key for key, counts in spellings.items() if counts.total() < _MIN_ROWS]
     if rare:
         names = ", ".join(repr(spelled[key]) for key in rare[:5])
@@ -160,7 +160,7 @@ class Splits(NamedTuple):
 
 
 def split(rows: Sequence[dict[str, str]], *, seed: int = 0) -> Splits:
-    """Split rows into parts with about equal shares of each label, and a row of each label.
+    """Split rows into three parts, which have about the same label shares and all labels.
 
     The dev split has a fifth of the rows, but at least 150 and at most 400; it never has more than
     two fifths of the rows. A tenth of all rows, at most 64, becomes public.

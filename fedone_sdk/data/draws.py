@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 class SplitMix64:
     """The 64-bit generator of Steele, Lea and Flood (2014), with draws that only use integers.
 
-    It is five lines of code in any language. Without floating-point numbers, clients in all
+    It is five lines of code in any language. It needs no floating-point numbers, so clients in all
     languages draw the same mini-batches.
     """
 

@@ -43,7 +43,7 @@ def load_examples(
         source: A file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``); or
             ``hf:glue/TASK``, or ``hf:ORG/NAME`` with an optional ``/CONFIG``.
         split: The split of a data set on the hub; for files it has no effect.
-        folder: Base of a relative path.
+        folder: The folder to which a relative path is relative.
 
     Returns:
         One dictionary per row. CSV and TSV values are text.
@@ -87,7 +87,7 @@ def _text(path: Path, *, is_table: bool = False) -> str:
 
 
 def _jsonl(path: Path) -> _Rows:
-    # Only a line feed ends a line: text may contain U+2028.
+    # Split at line feeds only: `splitlines` would also split at U+2028 within a text.
     for number, line in enumerate(_text(path).split("\n"), 1):
         if line.strip():
             yield _as_row(_parse_json(line.rstrip("\r"), path, number), f"{path}:{number}")

@@ -56,7 +56,7 @@ _THREADS = (
 
 _QUIET_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the future default, without its warning
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # The default of later versions; avoids a warning.
     "RAY_DEDUP_LOGS": "0",
 }
 
@@ -244,7 +244,7 @@ class Session:
     Args:
         records: Where results are kept.
         workers: Number of concurrent trials on this machine, each on one of the GPUs in
-            CUDA_VISIBLE_DEVICES. None means one per GPU, or one per core without the variable.
+            CUDA_VISIBLE_DEVICES. None means one per GPU, or one per core if there is no GPU.
         ray: Address of a Ray cluster for the trials; ``local`` starts a cluster on this machine,
             None uses processes.
         watch: Called when a trial ends.
@@ -273,7 +273,7 @@ class Session:
         return {key: record.result for key, record in self.records.items()}
 
     def find(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Read existing results, and return the trials without one."""
+        """Read existing results, and return the trials without a result."""
         if len({trial.key for trial in trials}) < len(trials):
             raise ValueError("two trials share a key")
         missing = []

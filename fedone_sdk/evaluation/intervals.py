@@ -153,7 +153,7 @@ def _interval(
     stretch, ends = _stretch(seeds) - 1.0, []
     for at in range(0, _DRAWS, size):
         count = min(size, _DRAWS - at)
-        # The multiplicity of each seed in a draw, and of each cell.
+        # How many times each seed, and each cell, occurs in a draw.
         chosen = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=count)
         examples = rng.multinomial(counts.sum(), weights / weights.sum(), size=count)
         drawn = (chosen * by_seed(examples)).sum(axis=1) / seeds

@@ -90,7 +90,7 @@ def judge(
     empty: bool = False,
     measure: MetricFunction | None = None,
 ) -> Verdict:
-    """Compare the tuned prompt with chance, "no prompt" and the untrained prompt.
+    """Compare the tuned prompt with a constant answer, "no prompt" and the untrained prompt.
 
     `plain_bias` is the label bias of "no prompt" from training, and `empty` says whether the tuned
     prompt is "no prompt".
@@ -137,7 +137,7 @@ def judge(
 def preference(
     pairs: Sequence[Pair | None], tuned: Sequence[str | None], plain: Sequence[str | None]
 ) -> Preference | None:
-    """Return how often a judge (a model) prefers the tuned prompt's text; None without a row."""
+    """Return how often a judging model prefers the tuned texts; None if no row was compared."""
     compared = [
         (pair, len(tuned[row] or "") - len(plain[row] or ""))
         for row, pair in enumerate(pairs)
@@ -355,7 +355,7 @@ def _standing(
 
 
 def _within(metric: str, value: float | None, ends: tuple[float, float] | None) -> bool:
-    """Return whether a value is inside an interval, or better."""
+    """Return whether a value is inside an interval, or better than its values."""
     if value is None or ends is None:
         return False
     return value <= ends[1] if metric == "loss" else value >= ends[0]
