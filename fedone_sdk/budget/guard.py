@@ -37,7 +37,7 @@ _TABLES = (
 
 
 class Payer(Protocol):
-    """An account that pays for requests: it reserves their cost first, and settles it afterwards."""
+    """An account that pays for requests: it reserves their cost first, and settles it later."""
 
     @property
     def name(self) -> str:
