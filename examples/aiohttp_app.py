@@ -2,9 +2,9 @@
 
 FEDONE_TOKEN=... python examples/aiohttp_app.py http://127.0.0.1:8080 rows.jsonl [PORT]
 
-`POST /feedback` adds a row to the file, and the next piece of work has it; `GET /federation` says
-what the client did last. Prints the app's address (port 8000 by default) and each update that the
-aggregator has taken. Ctrl-C ends both.
+`POST /feedback` adds a row to the file, and the next assignment can use it. `GET /federation`
+returns the client's last event. The program prints the app's address (port 8000 by default) and
+each accepted update. Ctrl-C stops the app and the client.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def rows(file: Path) -> list[dict[str, Any]]:
 
 
 def build_app(server: str, token: str, file: Path) -> web.Application:
-    """Return the app, with a client of the same lifetime."""
+    """Return the app; its client starts and stops with it."""
     app = web.Application()
     app[FILE], app[LAST] = file, {}
 

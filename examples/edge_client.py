@@ -23,7 +23,7 @@ STATE = Path("device-state")
 
 
 def redact(text: str) -> str | None:
-    """Redact a text before it leaves the device; None would hold the example back."""
+    """Redact a text before it leaves the device; None would withhold the example."""
     return re.sub(r"\S+@\S+", "[mail]", text)
 
 
@@ -47,13 +47,13 @@ async def take_part(server: str, token: str, file: Path, state: Path = STATE) ->
         state_dir=state,  # so that a restarted app is the same device
         hooks=Hooks(before_send=redact, score=score),
     ) as client:
-        # Work in progress is finished first.
+        # `stop` lets the client finish its current work.
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, client.stop)
         await client.run_forever()
 
 
 def main() -> None:
-    """Read the arguments."""
+    """Read the arguments, and run the device."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", help="base URL of the aggregator")
     parser.add_argument("file", type=Path, help="rows of this device, JSON lines")

@@ -3,9 +3,9 @@
 pip install aiomqtt
 FEDONE_TOKEN=... python examples/mqtt_gateway.py http://127.0.0.1:8080 --broker 127.0.0.1:1883
 
-Sensors publish {"text": ..., "label": 0 or 1} to sensors/NAME/feedback. Only the latest rows of
-each are kept, so that a talkative one does not drown the others. Prints when the broker comes and
-goes, each new sensor, and each event of the client; ends with the runs.
+Sensors publish {"text": ..., "label": 0 or 1} to sensors/NAME/feedback. Only the latest rows of a
+sensor are kept, so that a busy sensor does not dominate the data. The program prints connections to
+the broker, lost connections, new sensors, and the client's events. It exits with the last run.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def show(event: ClientEvent) -> None:
 
 
 async def bridge(server: str, token: str, host: str, port: int, sensors_wanted: int) -> None:
-    """Works until the runs have ended."""
+    """Work until the runs have ended."""
     sensors = Sensors()
     async with asyncio.TaskGroup() as group:
         listening = group.create_task(listen(host, port, sensors))
@@ -97,11 +97,11 @@ async def bridge(server: str, token: str, host: str, port: int, sensors_wanted: 
 
 
 def main() -> None:
-    """Read the arguments."""
+    """Read the arguments, and run the gateway."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", help="base URL of the aggregator")
     parser.add_argument("--broker", default="127.0.0.1:1883", help="HOST:PORT of the MQTT broker")
-    parser.add_argument("--sensors", type=int, default=1, help="wait for so many of them first")
+    parser.add_argument("--sensors", type=int, default=1, help="wait for rows of this many sensors")
     arguments = parser.parse_args()
     host, _, port = arguments.broker.rpartition(":")
     asyncio.run(

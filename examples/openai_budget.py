@@ -1,13 +1,13 @@
-"""Tune against a paid API under hard caps: requests and dollars are set aside before they are sent.
+"""Tune with a paid API under hard caps: the cost of each request is reserved before it is sent.
 
 export OPENAI_API_KEY=sk-...
 python examples/openai_budget.py --requests 2000 --usd 0.50
 
-Prints, among log lines, what the caps will buy (this asks nothing that is paid), then the tuned
-prompt, its accuracy and what was spent; with fewer `--rounds` than that the caps leave something
-to measure the tuned prompt with. After a kill, the same command continues with the same files,
-and requests that may have been sent count as spent: neither crashes nor retries pass a cap.
-`--base-url` names another service that speaks OpenAI's API, at the prices below.
+Before the first paid request, the program prints for how many rounds the caps pay. Set `--rounds`
+to a smaller number, so that the caps also pay for measuring the tuned prompt. The program ends with
+the prompt, its accuracy and the cost. After a crash the same command continues. Requests that may
+have been sent count as spent, so no cap is exceeded. `--base-url` names another service with
+OpenAI's API; the prices in this file apply to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEPT = Path("openai-budget.db")
 
 
 def describe(arguments: argparse.Namespace) -> RunSpec:
-    """Return the run; the same keys as in RUN.yaml."""
+    """Return the run. Its keys are those of RUN.yaml."""
     return RunSpec.model_validate(
         {
             "name": "paid",
@@ -47,7 +47,7 @@ def describe(arguments: argparse.Namespace) -> RunSpec:
                 "kind": "openai",
                 "model": arguments.model,
                 "base_url": arguments.base_url,
-                # OpenAI's models show log-probabilities only where they do not reason.
+                # OpenAI's models return log-probabilities only without reasoning.
                 "reasoning_effort": "none",
                 # US dollars per million tokens
                 "prices": {"prompt": 0.10, "completion": 0.50},
@@ -58,7 +58,7 @@ def describe(arguments: argparse.Namespace) -> RunSpec:
 
 
 async def tune(spec: RunSpec) -> None:
-    """Plans, then runs until the first cap."""
+    """Print the plan, and run until a cap is exhausted or all rounds are done."""
     federation = Federation.load(spec, DATA)
     async with build_backend(spec.backend) as backend:
         plan = await plan_run(federation, backend=backend)
@@ -77,13 +77,13 @@ async def tune(spec: RunSpec) -> None:
 
 
 def main() -> None:
-    """Read the arguments."""
+    """Read the arguments, and tune."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--usd", type=float, default=0.50)
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--model", default="gpt-6-luna")
-    parser.add_argument("--base-url", help="with its /v1; OpenAI's own by default")
+    parser.add_argument("--base-url", help="URL that ends in /v1; default: OpenAI's")
     asyncio.run(tune(describe(parser.parse_args())))
 
 

@@ -1,12 +1,12 @@
-"""A search of one's own by `ask` and `tell`, compared with one of the SDK's, on the embedded model.
+"""A custom method with `ask` and `tell`, compared with random search on the embedded model.
 
 python examples/own_algorithm.py
 fedone tune examples/own_algorithm.yaml
 
-A black-box method is a pure function of its state: `ask` gives prompts, the caller finds the loss
-of each, `tell` gives the next state. Prints for either method its prompt and its accuracy on
-held-out rows, before and after the same number of queries. RUN.yaml names the search as a run's
-method (`method: {name: own, object: "own_algorithm:HillClimb"}`), and `fedone serve` serves it.
+A method is a pure function of its state: `ask` returns prompts, the caller measures the loss of
+each prompt, and `tell` returns the next state. For both methods the program prints the prompt, and
+the accuracy on held-out rows before and after tuning with the same number of queries. In RUN.yaml
+the method is `{name: own, object: "own_algorithm:HillClimb"}`; `fedone serve` also accepts it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ POSITIONS, PROMPTS, STEPS, BATCH = 4, 8, 12, 16
 
 @dataclass(frozen=True, kw_only=True)
 class HillClimb(PlainAlgorithm):
-    """Changes one position of its prompt at a time, and keeps what did best on the mini-batch.
+    """Compares copies of its prompt with one changed position, and keeps the best of them.
 
-    A run gives the arguments that it names. What it must remember is in the state: `alpha`, and
-    where that is not enough NumPy arrays by name (`State.memory`), which are stored as numbers.
+    A run passes the fields below as arguments. The state is `alpha`. A method that must store more
+    has named NumPy arrays in `State.memory`.
     """
 
     shares_memory: ClassVar[bool] = True
@@ -56,11 +56,11 @@ class HillClimb(PlainAlgorithm):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """One row per position: alpha holds a 1 where the prompt's token is."""
+        """Shape of alpha: a row per position, with a 1 for the candidate in the prompt."""
         return self.prompt_len, self.vocab_size
 
     def init(self) -> State:
-        """Return the prompt of all first candidates."""
+        """Return the state of the prompt with the first candidate at each position."""
         return self._at(np.zeros(self.prompt_len, dtype=np.int64))
 
     def prompt(self, state: State) -> NDArray[np.int64]:
@@ -81,7 +81,7 @@ class HillClimb(PlainAlgorithm):
         return Candidates(prompts=prompts, probabilities=state.alpha.astype(np.float64))
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
-        """Return the best prompt; the first of several, so that a tie changes nothing."""
+        """Return the state of the best prompt; at a tie, of the first of these."""
         if isinstance(losses, ClassLosses):
             raise ValueError("this method does not calibrate")
         return self._at(candidates.prompts[np.asarray(losses).argmin()])
@@ -91,7 +91,7 @@ class HillClimb(PlainAlgorithm):
 
 
 async def main() -> None:
-    """Give both methods the same mini-batches."""
+    """Tune with both methods on the same mini-batches."""
     folder = assets.path("companion_feedback")
     train, dev = (list(load_examples(folder / f"{name}.jsonl")) for name in ("train", "dev"))
     ours = HillClimb(prompt_len=POSITIONS, vocab_size=len(WORDS), num_samples=PROMPTS)

@@ -2,9 +2,9 @@
 
 python examples/own_backend.py examples/zero_one/RUN.yaml http://127.0.0.1:9000
 
-The model here answers `POST /rank`: {"texts": [...], "words": [...]} in, {"log_probs": [[...]],
-"tokens": 12} out, nats. `ModelClient` adds split, cache, retries and budget.
-Prints the tuned prompt, and what was spent.
+The API in this example is `POST /rank`, with {"texts": [...], "words": [...]} as the request and
+{"log_probs": [[...]], "tokens": 12} (nats) as the response. `ModelClient` splits queries, and adds
+cache, retries and budget. The program prints the tuned prompt and its cost.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RankingService(LLMBackend):
         return f"ranking-service {self._url} v1"
 
     async def score(self, query: Query) -> Answer:
-        """Distinguishes temporary failures (`BackendUnavailable`) from others."""
+        """Send a query; `BackendUnavailable` marks failures that are retried."""
         texts = ["".join(part.text for part in parts) for parts in query.inputs]
         body = {"texts": texts, "words": query.label_words}
         self._session = self._session or aiohttp.ClientSession(self._url)

@@ -1,11 +1,11 @@
-"""A client with only the standard library, as a model for other languages.
+"""A client with only the standard library, as a template for other languages.
 
 FEDONE_TOKEN=... python examples/stdlib_client.py http://127.0.0.1:8080 rows.jsonl
 
-For runs with `exchange: losses`, a cross-entropy over label words, and no `privacy`. Prints the
-round and the status of each answer (200: accepted; refused work is declined), and at the end why
-there is no more work. It keeps no identity, and has no state folder, conditions or renewals, which
-`EdgeClient` has.
+It works for runs with `exchange: losses`, a cross-entropy over label words, and no `privacy`. It
+prints the round and the HTTP status of each update (200: accepted), and at the end why there is no
+more work. It declines work that the server refuses. Unlike `EdgeClient` it stores nothing, checks
+no conditions, and renews no assignments.
 """
 
 import base64
@@ -28,13 +28,13 @@ from typing import Any
 PATH = "/v1/assignments"
 PAUSE_S = 10
 ROLES = ("system", "user", "assistant")
-LABEL, FIELDS = "label", {"text"}  # columns: compared here, and shown to a model
+LABEL, FIELDS = "label", {"text"}  # the label's column; columns for the model
 
 Row = Mapping[str, Any]
 
 
 def call(server: str, token: str, method: str, path: str, body: Any = None) -> tuple[Any, ...]:
-    """Status, headers and JSON of the response; retries temporary failures."""
+    """Return status, headers and JSON of the response; retry temporary failures."""
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
     while True:
@@ -51,19 +51,19 @@ def call(server: str, token: str, method: str, path: str, body: Any = None) -> t
 
 
 def templates(task: Row) -> list[str]:
-    """Return the task's template, or those of its chat."""
+    """Return the task's template, or the templates of its chat."""
     chat = task.get("chat")
     return [chat.get(role) or "" for role in ROLES] if chat else [task["template"]]
 
 
 def columns(task: Row) -> set[str]:
-    """Return the columns that the model is shown."""
+    """Return the columns that the task shows to the model."""
     names = {one[1] or "" for text in templates(task) for one in string.Formatter().parse(text)}
     return names - {"", "prompt", "mask", *task.get("slots", ())}
 
 
 def crc32(task: Row) -> int:
-    """Return the server's `task_crc32` if the task is read as it was meant."""
+    """Return the checksum of the task, which must equal the server's `task_crc32`."""
     words = [text for one in task["labels"] for text in (one["value"], one["word"])]
     texts = [task["loss"], task["label_field"], *templates(task), *task.get("slots", ()), *words]
     packed = "".join(f"{text}\0" for text in texts).encode()
@@ -71,20 +71,20 @@ def crc32(task: Row) -> int:
 
 
 def target(task: Row, row: Row) -> int:
-    """Return the index of a row's label: the one that is equal, or the only one alike; else -1."""
+    """Return the index of a row's label: an equal one, or the only similar one; else -1."""
     names, label = [one["value"] for one in task["labels"]], str(row[task["label_field"]])
     alike = [at for at, name in enumerate(names) if label_key(name) == label_key(label)]
     return names.index(label) if label in names else alike[0] if len(alike) == 1 else -1
 
 
 def label_key(label: str) -> str:
-    """Return what spellings of one label share."""
+    """Return a label in normal form: NFC, lower case, no outer spaces, no final ``.0``."""
     text = unicodedata.normalize("NFC", label).strip().lower()
     return text[:-2] if re.fullmatch(r"-?\d+\.0", text) else text
 
 
 def draw(num_examples: int, batch_size: int, seed: int) -> list[int]:
-    """Return the rows of a seed: SplitMix64 and a partial Fisher-Yates shuffle."""
+    """Return the rows that a seed draws: SplitMix64 and a partial Fisher-Yates shuffle."""
     mask, rows = 2**64 - 1, list(range(num_examples))
     for i in range(min(batch_size, num_examples)):
         seed = (seed + 0x9E3779B97F4A7C15) & mask
@@ -96,7 +96,7 @@ def draw(num_examples: int, batch_size: int, seed: int) -> list[int]:
 
 
 def terms(log_probs: Sequence[float], target: int, bias: Sequence[float]) -> list[float]:
-    """Loss, trace of its Hessian, and probability of each label, after the bias is added."""
+    """Add the bias; return loss, trace of the loss's Hessian, and each label's probability."""
     values = [value + more for value, more in zip(log_probs, bias, strict=True)]
     highest = max(values)
     odds = [math.exp(value - highest) for value in values]
@@ -118,7 +118,7 @@ def floats(array: Row) -> list[tuple[float, ...]]:
 
 
 def by_class(prompts: Sequence[Any], targets: Sequence[int], labels: int) -> dict[str, Any]:
-    """Per prompt the mean terms of each label's examples; with more than 4 labels, of all."""
+    """Return per prompt the means of `terms` for each label; with over 4 labels, for all rows."""
     size = labels if labels <= 4 else 1
     groups = [[at for at, t in enumerate(targets) if size == 1 or t == g] for g in range(size)]
     cells = [means([rows[at] for at in g], 2 + labels) for rows in prompts for g in groups]
@@ -129,7 +129,7 @@ def by_class(prompts: Sequence[Any], targets: Sequence[int], labels: int) -> dic
 
 
 def update(run: Row, work: Row, batch: Sequence[Row], scores: Row, held: int) -> dict[str, Any]:
-    """Per prompt, the mean loss over the examples that are scored for every prompt."""
+    """Return an update: per prompt, the mean loss over the examples without a failure."""
     task, failed = run["task"], {row for _, row in scores["failed"]}
     count, size, labels = scores["log_probs"]["shape"]
     table = floats(scores["log_probs"])
@@ -148,7 +148,7 @@ def update(run: Row, work: Row, batch: Sequence[Row], scores: Row, held: int) ->
 
 
 def perform(server: str, me: str, work: Row, held: Sequence[Row]) -> tuple[Any, ...]:
-    """Status, headers and JSON of the answer to the update, or of the first refusal."""
+    """Do an assignment; return status, headers and JSON of the last response."""
     answer = call(server, me, "GET", f"/v1/runs/{work['run_id']}/task")
     if answer[0] == 200:
         run = answer[2]
@@ -174,7 +174,7 @@ def perform(server: str, me: str, work: Row, held: Sequence[Row]) -> tuple[Any, 
 
 
 def main(server: str, token: str, file: str) -> None:
-    """Works until the server says that its runs have ended."""
+    """Work until the server's runs have ended."""
     held = [json.loads(line) for line in pathlib.Path(file).read_text("utf-8").splitlines()]
     me = call(server, token, "POST", "/v1/clients", {})[2]["credential"]
     claim = {"num_examples": len(held), "wait_s": 25}

@@ -2,8 +2,8 @@
 
 FEDONE_TOKEN=... python examples/thread_app.py http://127.0.0.1:8080 rows.jsonl
 
-Prints a line for each event of the client. Ends with the runs, or with Ctrl-C: work in
-progress has five seconds to end, and otherwise continues at the next start.
+The program prints each event of the client, and exits when the runs have ended. At Ctrl-C, work in
+progress has five seconds to finish; otherwise it continues at the next start.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rows(file: Path) -> list[dict[str, Any]]:
 
 
 async def work(client: EdgeClient) -> None:
-    """Work until the runs end, or `client.stop` is called; this is the whole thread."""
+    """Work in the client's thread until the runs end, or `client.stop` is called."""
     try:
         async with client:
             await client.run_forever()

@@ -1,6 +1,6 @@
-"""FedOne: tune a short prompt for a language model that can only be queried, on private data.
+"""FedOne: tune a short prompt on private data, for a language model that can only be queried.
 
-A run with one device, on the embedded model (extras ``server`` and ``local``):
+A run with one device and the embedded model; it needs the extras ``server`` and ``local``:
 
 .. code-block:: python
 

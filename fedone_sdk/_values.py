@@ -15,7 +15,7 @@ Usd = Annotated[
     Decimal,
     Field(ge=0, le=2**53, allow_inf_nan=False),
     PlainSerializer(float, return_type=float, when_used="json"),
-    WithJsonSchema({"type": "number", "minimum": 0, "maximum": 2**53}),  # text only in files
+    WithJsonSchema({"type": "number", "minimum": 0, "maximum": 2**53}),
 ]
 
 
@@ -26,14 +26,14 @@ class Frozen(BaseModel):
 
 
 class Usage(Frozen):
-    """How much a model was used, and the cost.
+    """How much a model was used, and what it cost.
 
     Attributes:
-        queries: Evaluations of one prompt on one mini-batch, which the paper counts.
+        queries: Evaluations of one prompt on one mini-batch, the unit that the paper counts.
         requests: Calls to a model provider.
         prompt_tokens: Tokens sent.
         completion_tokens: Tokens received.
-        usd: Money, US dollars.
+        usd: The cost in US dollars.
     """
 
     queries: Count = 0
@@ -71,7 +71,7 @@ class Usage(Frozen):
         return {**vars(self), "usd": str(self.usd)}
 
     def without_queries(self) -> Usage:
-        """Return the amount without queries, for evaluation, which costs money but no queries."""
+        """Return the usage with 0 queries: evaluation is paid for, but not counted in queries."""
         return self.model_copy(update={"queries": 0}) if self.queries else self
 
 

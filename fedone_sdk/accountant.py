@@ -1,14 +1,14 @@
-"""Epsilon of releases with Gaussian noise.
+"""The epsilon of differential privacy for numbers that a device sends with Gaussian noise.
 
-Releases with noise multipliers s_1 ... s_k over the same data are exactly one Gaussian mechanism
-whose multiplier s has ``1 / s**2 = sum(1 / s_i**2)``. dp-accounting computes the exact epsilon of
-one Gaussian mechanism (Balle and Wang, 2018).
+k messages about the same data, with noise multipliers s_1 ... s_k, are together one Gaussian
+mechanism; its multiplier s follows from ``1 / s**2 = sum(1 / s_i**2)``. The library dp-accounting
+computes the exact epsilon of this mechanism (Balle and Wang, 2018).
 
 A device draws discrete Gaussian noise, with a standard deviation sigma of at least 1e8 grid steps.
 The probability of k steps is the probability of k under a rounded Gaussian, times a factor between
 ``exp(-k**2 / (24 * sigma**4))`` and ``exp(1 / (24 * sigma**2))``. A rounded Gaussian reveals at
 most as much as a Gaussian. Within 40 sigma of 0 the factor differs from 1 by at most 7e-15, and
-values beyond have probability ``exp(-800)``. `_MARGIN` covers both for 1e8 released numbers.
+values beyond have probability ``exp(-800)``. `_MARGIN` covers both effects for 1e8 numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MARGIN = 1e-6
 
 
 class GaussianAccountant:
-    """Epsilon of discrete Gaussian noise on a fine grid, at one delta."""
+    """Computes the epsilon of discrete Gaussian noise on a fine grid, for a given delta."""
 
     def __init__(self, delta: float) -> None:
         with needs_extra("differential privacy", "privacy"):
@@ -34,7 +34,7 @@ class GaussianAccountant:
         self.delta = delta
 
     def epsilon(self, precision: float) -> float:
-        """Return epsilon of releases with this precision, ``sum(1 / s_i**2)``."""
+        """Return the epsilon of messages whose ``sum(1 / s_i**2)`` is `precision`."""
         if precision < 0:
             raise ValueError(f"precision must be at least 0, not {precision}")
         if precision == 0:

@@ -1,4 +1,4 @@
-"""Clocks, which tests replace to avoid waiting; and awaiting with a time limit."""
+"""Clocks, which tests replace to avoid waiting, and functions that await with a time limit."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class Clock(Protocol):
 
 
 def _elapsed_s() -> float:
-    """Return monotonic seconds, which include a suspension of the machine on Linux."""
+    """Return monotonic seconds; on Linux they include the time of a suspended machine."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
 class SystemClock:
-    """The machine's clock as of the start, advanced by a monotonic clock.
+    """The machine's time at the start, advanced by a monotonic clock.
 
-    It never jumps, so that stored deadlines do not move when the machine's clock is set.
+    This clock never jumps, so stored deadlines do not move when the machine's clock is set.
     """
 
     def __init__(self) -> None:
         self.set(time.time())
 
     def set(self, now: float) -> None:
-        """Continue from a time, seconds since the epoch, such as the time of a shared store."""
+        """Set the time, seconds since the epoch, for example to the time of a shared store."""
         self._start = now - _elapsed_s()
 
     def now(self) -> float:
@@ -47,7 +47,7 @@ class SystemClock:
 
 
 def wait_until_s(then: str, now: str | None) -> float | None:
-    """Return the seconds between two dates of HTTP, such as ``Retry-After`` and ``Date``.
+    """Return the seconds between two HTTP dates, such as ``Retry-After`` and ``Date``.
 
     Both dates are from the sender's clock. Returns None if a date is missing or invalid.
     """

@@ -1,25 +1,25 @@
 """Every exception of the SDK, in one tree.
 
 FedOneError
-├── SpecError              a RUN.yaml, config or argument is invalid
+├── SpecError              a RUN.yaml or a configuration is invalid
 │   └── ArgumentError      an argument of a command or call is invalid
 ├── DataError              a data file or example cannot be used
-├── ResultError            a run's result or export cannot be read, or lacks what is needed
+├── ResultError            a run's result or export cannot be read, or lacks data that is needed
 ├── MethodError            a user's method failed during a run
 ├── MissingExtraError      an optional dependency is not installed
 ├── BudgetError
 │   ├── BudgetExhausted    a reservation exceeds the cap
-│   └── UnknownLease       a settlement names a lease that is not open
+│   └── UnknownLease       a lease (a reservation) to settle was never made, or is settled
 ├── BackendError
 │   ├── BackendUnavailable the model is temporarily unavailable; a retry may succeed
-│   │   └── FormChanged        the next attempt uses another request format
+│   │   └── FormChanged        the server refused the request's format; a retry uses another one
 │   ├── BackendBlocked     the model is unavailable until a key, quota or setting changes
-│   │   └── FormBlocked        the model cannot do one task; other tasks may continue
+│   │   └── FormBlocked        the model refuses all requests of one task; other tasks may continue
 │   │       └── LabelsNotShown answers rarely include the label words
 │   ├── BackendRefused     the model refused a request, because of its input or format
 │   └── LabelWordError     a label word is not one token of the model
 ├── StoreUnavailable       the aggregator's store is unavailable
-├── MessageError           a wire message is malformed
+├── MessageError           a received message is malformed, or not from the aggregator
 │   └── RefusedBetween     a proxy refused a request with a 4xx status
 ├── TransportError         the aggregator is unreachable; a retry may succeed
 └── ProblemError           the aggregator refused, with an RFC 9457 problem and a stable code
@@ -91,7 +91,7 @@ class DataError(FedOneError):
 
 
 class ResultError(FedOneError):
-    """A run's result or export cannot be read, or lacks what is needed."""
+    """A run's result or export cannot be read, or lacks data that is needed."""
 
 
 class MethodError(FedOneError):
@@ -121,7 +121,7 @@ def installing(extra: str) -> str:
 
 @contextmanager
 def system_errors(error: type[FedOneError], what: object) -> Iterator[None]:
-    """Raise errors of the operating system as `error`, in a message that begins with `what`."""
+    """Raise `error` for an `OSError` of the body; its message begins with `what`."""
     try:
         yield
     except OSError as exc:
@@ -130,7 +130,7 @@ def system_errors(error: type[FedOneError], what: object) -> Iterator[None]:
 
 @contextmanager
 def needs_extra(feature: str, extra: str) -> Iterator[None]:
-    """Raise `MissingExtraError` if an import of the body fails."""
+    """Raise `MissingExtraError` if an import in the body fails."""
     try:
         yield
     except ImportError as exc:
@@ -145,8 +145,8 @@ class BudgetExhausted(BudgetError):
     """A reservation exceeds the cap.
 
     Attributes:
-        held: The amount spent and leased.
-        asked: The amount of the reservation. All attributes are None if a server's cap is reached.
+        held: The amount that is spent or reserved.
+        asked: The amount of the reservation. All attributes are None for a refusal by a server.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class BudgetExhausted(BudgetError):
 
 
 class UnknownLease(BudgetError):
-    """A lease is not open: never reserved, or already settled."""
+    """A lease (a reservation of budget) was never made, or is already settled."""
 
     def __init__(self, lease_id: str) -> None:
         self.lease_id = lease_id
@@ -182,8 +182,8 @@ class BackendError(FedOneError):
         summary: What happened, and how to fix it. It omits the next three attributes.
         url: The model's URL.
         key_env: The environment variable of the key, if the key is the problem.
-        said: The text of the provider or of the network, which may quote the request.
-        usage: The cost of the failed call. None if unknown: the reservation is charged in full.
+        said: The message of the provider or of the network; it may repeat texts of the request.
+        usage: The cost of the failed call. If None (unknown), the reservation is charged in full.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class LabelsNotShown(FormBlocked):
 class BackendRefused(BackendError):
     """The model refused a request: because of its input, or because of the format of all requests.
 
-    `ModelClient` sends other requests to find out which.
+    `ModelClient` sends other requests to find out which of the two it is.
     """
 
 
@@ -277,7 +277,7 @@ class LabelWordError(BackendError):
 
 
 class MessageError(FedOneError):
-    """A wire message is malformed."""
+    """A received message is malformed, or is not from the aggregator."""
 
 
 class RefusedBetween(MessageError):
@@ -307,11 +307,11 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "not_found": (404, "There is no such resource"),
     "method_not_allowed": (405, "The resource does not support this method"),
     "request_timeout": (408, "The request came too slowly"),
-    "assignment_expired": (409, "The assignment has ended; its seat was given up"),
+    "assignment_expired": (409, "The assignment has ended; its place in the round was given up"),
     "renewal_refused": (409, "The assignment was renewed as often as the run allows"),
     "update_conflict": (409, "Another update was already accepted for this assignment"),
-    "model_mismatch": (409, "The update was scored by a model that is not the run's"),
-    "lease_exhausted": (409, "The assignment's lease does not suffice"),
+    "model_mismatch": (409, "The update was scored by another model than the run uses"),
+    "lease_exhausted": (409, "The budget reserved for the assignment does not suffice"),
     "token_conflict": (409, "An enrolment token of this name exists"),
     "run_conflict": (409, "The run is not in a state that allows this"),
     "run_ended": (410, "The run has ended"),
@@ -332,7 +332,7 @@ class ProblemError(FedOneError):
     """A refusal with a stable code, sent as RFC 9457 ``application/problem+json``.
 
     Attributes:
-        code: One of `PROBLEMS`; callers branch on this.
+        code: One of `PROBLEMS`. Callers can rely on it.
         retry_after_s: Delay before the same call, seconds; None if unspecified.
     """
 

@@ -26,7 +26,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.unlink(missing_ok=True)  # from a killed process with the same id
-        # Created with the final mode, so that other users can read it at no time.
+        # Created with the final mode, so that other users can never read a secret file.
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -95,7 +95,7 @@ def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
 
 
 def erase_log(db: sqlite3.Connection) -> bool:
-    """Copy a database's log to its file, and empty the log: neither keeps deleted content.
+    """Copy a database's log to its file, and empty the log, so that deleted content is erased.
 
     Returns:
         False if another connection blocked this for longer than the busy timeout.

@@ -1,4 +1,4 @@
-"""Imports at run time: a package's names on first use, and objects that a local file names.
+"""Imports at run time: the names of a package on their first use, and objects named in a file.
 
 `load_object` executes the module of an object. Only names from local files are loaded, never from
 messages.
@@ -22,8 +22,8 @@ def lazy(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return a package's ``__getattr__`` and ``__dir__`` (PEP 562), for the names in ``__all__``.
 
-    A name is looked up in `modules`, in their order, and the modules after the first match are not
-    loaded. The modules that a small process needs come first.
+    `modules` are loaded in order until one of them has the name. The modules that a small process
+    needs should therefore come first.
     """
 
     def load(name: str) -> object:
@@ -43,8 +43,8 @@ def load_object(key: str, name: str, folder: str | Path = ".", *, group: str | N
     Args:
         key: Key in the file, for errors.
         name: ``package.module:object``, or the name of an entry point.
-        folder: Folder of the file, searched for modules after installed packages. It stays on the
-            path for later imports of the object.
+        folder: Folder of the file, searched for modules after installed packages. It stays in
+            ``sys.path``, because the object may import more modules later.
         group: Group of the entry points; None allows no entry points.
 
     Raises:

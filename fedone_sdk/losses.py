@@ -1,6 +1,6 @@
 """Losses and predictions from a model's answers, and the terms from which label biases are fitted.
 
-Pure Python, for devices without NumPy.
+A label bias is added to the log-probability of a label. Pure Python, for devices without NumPy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["biased", "example_loss", "feedback", "label_loss", "predicted"]
 
 
 def biased(task: TaskSpec, log_probs: LogProbs) -> LogProbs:
-    """Return log-probabilities plus the task's bias; labels that were not written keep theirs."""
+    """Return log-probabilities plus the task's bias; a label that was not written gets none."""
     if task.bias is None:
         return log_probs
     return tuple(
@@ -24,7 +24,7 @@ def biased(task: TaskSpec, log_probs: LogProbs) -> LogProbs:
 
 
 def predicted(task: TaskSpec, log_probs: LogProbs) -> int:
-    """Return the index of the likeliest label with the task's bias; -1 if no label was written."""
+    """Return the index of the likeliest label, with the bias; -1 if the model wrote no label."""
     written = [index for index, value in enumerate(log_probs) if value > LOG_ZERO]
     values = biased(task, log_probs)
     return max(written, key=lambda index: values[index], default=-1)
@@ -61,7 +61,7 @@ def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
 
 
 def example_loss(task: TaskSpec, row: LogProbs | Score, example: Example) -> float:
-    """Return the loss of an answer (`row`): `label_loss`, nats for ``nll``, or ``1 - score``.
+    """Return the loss of a model's answer (`row`) to an example, as the task's loss defines it.
 
     Raises:
         DataError: The label is missing or unknown to the task.
@@ -92,19 +92,20 @@ def feedback(task: TaskSpec, row: LogProbs | Score, example: Example) -> str:
 # The terms of a label bias
 
 MAX_CLASSES = 4
-"""The largest number of labels whose losses are reported per class."""
+"""The largest number of labels for which a device reports a mean loss per class."""
 
 PROBABILITY_WIDTH = 4.0
 """The noise on a label probability is this many times the noise on a loss, both divided by their
-ranges. A larger number means less noise on the losses of the same release."""
+ranges. A larger number means less noise on the losses in the same message."""
 
 
 def sensitivity(num_prompts: int) -> float:
-    """Return the L2 sensitivity of a release: sums over a mini-batch, each divided by its width.
+    """Return the L2 sensitivity of what a device sends: sums over a mini-batch, divided by widths.
 
     A width is the scale of a sum's noise: 1 for the losses of I prompts, W = `PROBABILITY_WIDTH`
-    for the probabilities of each prompt, and W / sqrt(I) for the counts of the labels. Two points
-    of a simplex are at most sqrt(2) apart, so the square is I + I * 2 / W^2 + 2 * I / W^2.
+    for the label probabilities of each prompt, and W / sqrt(I) for the counts of the labels. Two
+    points of a simplex are at most sqrt(2) apart, so these three parts add I, 2 I / W^2 and
+    2 I / W^2 to the squared sensitivity.
     """
     return math.sqrt(num_prompts * (1.0 + 4.0 / PROBABILITY_WIDTH**2))
 
@@ -117,14 +118,14 @@ def probability_noise(noise_multiplier: float, num_prompts: int, batch_size: int
 def num_groups(num_labels: int, *, private: bool) -> int:
     """Return the number of groups of examples whose losses are reported.
 
-    There is one group per class for up to `MAX_CLASSES` labels; for more labels, and under privacy,
-    there is one group of all examples. Noise on each class would hide the losses.
+    There is one group per class for up to `MAX_CLASSES` labels. For more labels there is one group
+    of all examples, and also for `private` devices, because noise on each class would hide a loss.
     """
     return 1 if private or num_labels > MAX_CLASSES else num_labels
 
 
 def loss_terms(task: TaskSpec, row: LogProbs, target: int) -> list[float]:
-    """Return one example's cross-entropy, and terms of its derivatives by the label bias.
+    """Return one example's cross-entropy, and quantities for its derivatives by the label bias.
 
     Returns:
         Shape (2 + C,): the loss at the task's bias, nats; the trace of its Hessian,
@@ -140,7 +141,7 @@ def loss_terms(task: TaskSpec, row: LogProbs, target: int) -> list[float]:
 def class_means(
     terms: Sequence[Sequence[float]], targets: Sequence[int], groups: int
 ) -> list[list[float]]:
-    """Return the mean `loss_terms` of each group, shape (groups, 2 + C); 0 if it is empty."""
+    """Return the mean `loss_terms` of each group, shape (groups, 2 + C); 0 for an empty group."""
     means = []
     for group in range(groups):
         pairs = zip(terms, targets, strict=True)

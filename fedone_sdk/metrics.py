@@ -32,8 +32,8 @@ def f1(predictions: Sequence[int], targets: Sequence[int]) -> float:
 def matthews(predictions: Sequence[int], targets: Sequence[int]) -> float:
     """Return the Matthews correlation, in [-1, 1]; 0.0 if predictions or targets do not vary.
 
-    Gorodkin's form for several labels (2004): with N rows, c of them correct, ``p_k`` predictions
-    and ``t_k`` targets of label k,
+    By Gorodkin's formula for several labels (2004). With N rows, c of them correct, and ``p_k``
+    predictions and ``t_k`` targets of label k, it is
     ``(c N - sum p_k t_k) / sqrt((N^2 - sum p_k^2) (N^2 - sum t_k^2))``.
     """
     right, n = _num_right(predictions, targets), len(targets)
@@ -53,7 +53,7 @@ def metric_text(value: float | None, digits: int = 3) -> str:
 
 
 METRICS = {metric.__name__: metric for metric in (accuracy, f1, matthews)}
-"""Functions of (predictions, targets) by their names in a task."""
+"""The built-in metrics by name: functions of (predictions, targets)."""
 
 
 def evaluate(

@@ -1,4 +1,4 @@
-"""Scores of generated texts: built-in functions, and the calls of a score function."""
+"""Scores of generated texts: the built-in score functions, and how a score function is called."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def graded(
         task: The task, with the column of the expected answer.
         rows: Answers, one per example; None if the model failed.
         examples: The examples.
-        score: The function, for loss ``score``.
+        score: The score function, for loss ``score``.
         most_failed: Maximum share of texts without a score.
 
     Raises:
@@ -107,7 +107,7 @@ async def _score(task: TaskSpec, score: ScoreFunction | None, text: str, example
 
 
 def _references(example: Example, column: str) -> list[str]:
-    """Return the expected texts of an example: its column has one, or a list of alternatives."""
+    """Return the expected texts of an example: the column has one text, or a list of texts."""
     value = example[column]
     return [str(text) for text in value] if isinstance(value, (list, tuple)) else [str(value)]
 
@@ -272,7 +272,7 @@ _TYPES: Mapping[str, Any] = {
 
 
 def _form(schema: Mapping[str, Any]) -> Any:
-    """Return a type that checks those keywords of a JSON Schema that `json_fields` names."""
+    """Return a type that checks the keywords of a JSON Schema listed in `json_fields`."""
     if "enum" in schema:
         if not schema["enum"]:
             raise TypeError("an enum is empty")
@@ -322,7 +322,7 @@ def _value(value: object) -> object:
 
 @validate_call
 def regex(column: str, pattern: str) -> ScoreFunction:
-    """Score 1 if a regular expression is found in the answer; the column is not used."""
+    """Score 1 if a regular expression matches a part of the answer; `column` is not used."""
     try:
         compiled = re.compile(pattern)
     except re.error as exc:
@@ -342,7 +342,7 @@ SCORES: dict[str, Callable[..., ScoreFunction]] = {
 """Built-in scores by name. Each is called with the column of the expected answer, and options."""
 
 
-def ready_score(name: str, column: str, options: Mapping[str, Any]) -> ScoreFunction:
+def built_in_score(name: str, column: str, options: Mapping[str, Any]) -> ScoreFunction:
     """Return a built-in score.
 
     Raises:

@@ -53,7 +53,7 @@ Bias = tuple[float, ...]
 """Offsets of the label words' log-probabilities, nats, in the task's label order."""
 
 MAX_BIAS = 100.0
-"""Bound on a label's bias, nats; a model's preference for a word is far smaller."""
+"""Maximum absolute value of a label's bias, nats."""
 
 Loss = Literal["cross_entropy", "brier", "hinge", "zero_one", "nll", "score"]
 
@@ -75,7 +75,7 @@ class Score:
 
 
 ScoreFunction = Callable[[str, Example], float | Score | Awaitable[float | Score]]
-"""A user's ``score(generated, example)``; a number is the `Score.value`."""
+"""A user's ``score(generated, example)``; a returned number is taken as `Score.value`."""
 
 Role = Literal["system", "user", "assistant"]
 
@@ -114,7 +114,7 @@ TextPrompt = str | Filling
 
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _NAMED = r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[A-Za-z_][\w-]*)$"
-"""A function or an entry point."""
+"""Matches the name of a function or of an entry point."""
 _Named = Annotated[str, Field(pattern=_NAMED, max_length=200)]
 _WithOptions = Annotated[dict[_Named, dict[str, JsonValue]], Field(min_length=1, max_length=1)]
 
@@ -163,8 +163,8 @@ Labels = Annotated[
         lambda labels: [Label(value=v, word=w) for v, w in labels.items()], return_type=list[Label]
     ),
 ]
-"""Label value -> label word, in order. JSON has a list, because the keys of its objects have no
-order."""
+"""Label value -> label word, in order. In JSON this is a list, because the keys of a JSON object
+have no order."""
 
 _Template = Annotated[str, Field(max_length=4000), AfterValidator(lambda text: _parsed(text))]
 
@@ -199,8 +199,8 @@ class Description(Frozen):
 
     Attributes:
         text: Kind of example, a singular noun without an article: ``movie review``.
-        aspect: Meaning of its label, a noun without an article: ``sentiment``.
-        question: The question that the label answers; null asks for the aspect of the text.
+        aspect: What the label tells about the text, a noun without an article: ``sentiment``.
+        question: The question that the label answers. Null means "What is the ASPECT of the TEXT?".
     """
 
     text: _Phrase = "text"
@@ -217,7 +217,7 @@ class ChatSpec(Frozen):
     """The messages of a task for an instruct model; each is a template.
 
     Attributes:
-        system: The system message; null or empty is the default of the model's chat template.
+        system: The system message. If null or empty, the model's chat template inserts its default.
         user: The user's message.
         assistant: The beginning of the answer, which the model continues.
     """
@@ -231,30 +231,30 @@ class TaskSpec(Frozen):
     """A task for a language model, as a cloze, a question, a text to continue, or a chat.
 
     Attributes:
-        template: Text with ``{prompt}``, one ``{field}`` per text column, and for masked models one
-            ``{mask}``; a causal model answers at the end. ``{field:.400}`` is the first 400
-            characters of a text. Null with a `chat`.
+        template: Text with ``{prompt}`` and the names of text columns, such as ``{sentence}``. For
+            a masked model it also has one ``{mask}``; a causal model answers at the end.
+            ``{sentence:.400}`` inserts the first 400 characters. Null if there is a `chat`.
         chat: Instead of a template: messages for an instruct model, rendered through its chat
             template. All messages together contain ``{prompt}`` once, and no ``{mask}``.
-        slots: Names of the prompt's slots. The templates contain each name once, instead of
-            ``{prompt}``. The run sets the key; it is empty for ``{prompt}``.
-        description: Words for the built-in instructions and for a proposer.
-        labels: The verbaliser: label value -> label word, a single token of the model, or a list of
-            ``{value, word}``. Log-probabilities and biases have the order of the labels. Empty for
-            generation (the losses ``nll`` and ``score``). In a chat, `answer_word` decides on the
-            leading space of a label word.
-        metric: The metric of evaluation: ``accuracy``, ``f1``, ``matthews``; ``loss``, the mean
-            loss, the only metric for generation; or a `MetricFunction`,
-            ``package.module:function``, imported like `score`.
-        loss: The training loss: ``cross_entropy`` or the ``brier`` score over the label words, a
-            multi-class ``hinge`` with margin 1 on their log-probabilities, ``zero_one`` for a wrong
-            label (for models without log-probabilities), ``nll``, the negative log-likelihood of
-            the reference text in nats, or ``score``, 1 minus the score of the generated text.
+        slots: Names of the prompt's slots (its parts). The templates contain each name once, in
+            place of ``{prompt}``. The run sets this key from its ``prompt.slots``.
+        description: Words for the built-in instructions, and for models that write new ones.
+        labels: The label word that stands for each label value, as ``{value: word}`` or a list of
+            ``{value, word}``. A label word is one token, unless the backend allows several.
+            Log-probabilities and biases have the order of the labels. Empty for generation (the
+            losses ``nll`` and ``score``).
+        metric: The metric of evaluation: ``accuracy``, ``f1``, ``matthews``, ``loss`` (the mean
+            loss), or your own function ``package.module:function``, imported like `score`.
+            Generation has only ``loss``.
+        loss: The training loss. ``cross_entropy``, ``brier`` and ``hinge`` (with margin 1) are
+            computed from the label words' log-probabilities. ``zero_one`` is 1 for a wrong label;
+            it suits models without log-probabilities. ``nll`` is the negative log-likelihood of
+            the reference text in nats. ``score`` is 1 minus the score of the generated text.
         label_field: The column with the label or the reference text.
         max_tokens: Maximum length of a generated text for ``score``, tokens.
-        score: For loss ``score``: a name of `scores.SCORES`, ``package.module:function``, or an
-            entry point of the group ``fedone.scores``; or a name with options, ``{number:
-            {tolerance: 0.01}}``. Only a name in a local file is imported, never one in a message.
+        score: The score function for loss ``score``: a name in `scores.SCORES`, an entry point of
+            the group ``fedone.scores``, ``package.module:function``, or a name with options, such
+            as ``{number: {tolerance: 0.01}}``. A message cannot make the SDK import a function.
         bias: Added to the label words' log-probabilities before losses and predictions, one number
             per label, nats. A label that the model did not write stays impossible.
     """
@@ -303,7 +303,7 @@ class TaskSpec(Frozen):
             if self.labels:
                 raise ValueError(f"loss {self.loss} takes no labels")
             if self.metric != "loss":
-                raise ValueError(f"loss {self.loss} is measured by metric loss")
+                raise ValueError(f"loss {self.loss} allows only metric loss")
             if "mask" in self._names:
                 raise ValueError(f"loss {self.loss} takes no {{mask}}")
         elif len(self.labels) < 2:
@@ -338,11 +338,11 @@ class TaskSpec(Frozen):
 
     @property
     def crc32(self) -> int:
-        """CRC-32 of the parts that affect a loss, for a client to check how it has read the task.
+        """CRC-32 of the keys that affect a loss; a client compares it to check its own reading.
 
-        The input is texts in UTF-8, each ended by a zero byte: loss, label column, template (of a
-        chat: system, user, assistant, empty if null), slots, and each label's value and word; then
-        the biases, little-endian float64.
+        The bytes are, in this order: texts in UTF-8, each followed by a zero byte (loss, label
+        column, template, slots, each label's value and word), and the biases as little-endian
+        float64. A chat has three templates: system, user and assistant, empty if null.
         """
         messages = self.chat and (self.chat.system, self.chat.user, self.chat.assistant)
         labels = (text for pair in self.labels.items() for text in pair)
@@ -364,9 +364,9 @@ class TaskSpec(Frozen):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Stop sequences of a generated text, at which the model begins another example.
+        """Stop sequences: a generated text ends where the model begins another example.
 
-        There is one: the text before the template's first column, on a new line. A chat needs none,
+        The only one is the text before the template's first column, on a new line. A chat has none,
         because chat models end their answers.
         """
         if self.loss != "score" or self.template is None:
@@ -423,7 +423,7 @@ def placed(task: TaskSpec, prompt: TextPrompt) -> dict[str, str]:
 
 
 def words_of(task: TaskSpec, prompt: TextPrompt) -> tuple[str, ...]:
-    """Return the label words that a prompt chooses; by default the task's."""
+    """Return the label words of a prompt; if it has none, the task's label words."""
     chosen = prompt.labels if isinstance(prompt, Filling) else ()
     return chosen or task.label_words
 
@@ -445,7 +445,7 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             elif name is not None:
                 parts.append(Part("field", _field(example, name)[:most]))
         if role in ("system", "user") and parts[-1].kind == "prompt":
-            # The prompt ends the message, so it needs no line feed before another text.
+            # A line feed would separate the prompt from a text after it; here the message ends.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
 
@@ -472,8 +472,8 @@ def form_of(task: TaskSpec, prompt: TextPrompt = "") -> Rendered:
 def answer_word(word: str, before: str) -> str:
     """Return a label word as a chat model writes it after the text `before`.
 
-    The word has no leading space at the beginning of an answer and after white space, and one after
-    any other text (``Sentiment:``). `before` is empty after a special token.
+    The word gets a leading space, except at the beginning of an answer and after white space.
+    `before` is empty if the word follows a special token.
     """
     bare = word.lstrip()
     return bare if not before or before[-1].isspace() else f" {bare}"
@@ -514,8 +514,8 @@ def target_of(task: TaskSpec, example: Example) -> int | str:
 def label_index(task: TaskSpec, value: object) -> int | None:
     """Return the index of the label that a row's value means; None if it means no label.
 
-    A label that is equal as text comes first. Without one, it is the only label with an equal
-    `label_key`.
+    A label with the same text is preferred. Otherwise a label with the same `label_key` is meant,
+    if there is only one.
     """
     exact, alike = _label_indices(tuple(task.labels))
     return exact.get(str(value), alike.get(label_key(value)))

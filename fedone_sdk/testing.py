@@ -60,18 +60,18 @@ def _weight(inputs: Rendered, word: str) -> int:
 
 
 class ScriptedBackend(LLMBackend):
-    """A backend that answers from functions, which return None for a failed input.
+    """A backend whose answers come from functions; they return None for an input that fails.
 
-    The attribute `asked` has all queries.
+    The attribute `asked` lists all queries so far.
 
     Args:
-        answer: Label log-probabilities of an input. The likeliest label is also the model's choice
-            (``choice``).
-        reference: Log-probability of an input's reference text.
-        write: The text after an input, of at most a number of tokens.
-        answers: The kinds of query that it supports.
+        answer: Returns label log-probabilities for an input and label words. A query for ``choice``
+            is answered with the likeliest label.
+        reference: Returns the log-probability of a reference text after an input.
+        write: Returns the text that follows an input, with at most the given number of tokens.
+        answers: The kinds of query that the backend supports.
         fingerprint: Fingerprint of the backend's model.
-        gate: Called before each answer, to delay it or to raise; a coroutine is awaited.
+        gate: Called with each query, to delay its answer or to raise; a coroutine is awaited.
     """
 
     bounds = EVERY_UNIT
@@ -127,7 +127,7 @@ class ScriptedBackend(LLMBackend):
             yield row
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """Return one request, and one token per input."""
+        """Return a usage of one request, and one token per input."""
         return Usage(queries=1, requests=1, prompt_tokens=batch_size)
 
 

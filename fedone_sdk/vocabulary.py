@@ -27,10 +27,10 @@ MAX_CANDIDATE_CHARS = 4000
 """Maximum length of a candidate, characters."""
 
 MAX_PROPOSAL_CHARS = 400
-"""Maximum length of a proposed candidate, characters; every input contains the candidate."""
+"""Maximum length of a candidate that a device proposes, characters."""
 
 MAX_PROPOSALS = 2
-"""Maximum number of proposals of one device in a run: other devices pay to evaluate them."""
+"""Maximum number of candidates that one device may propose in a run; other devices score them."""
 
 _MAX_NGRAM_CHARS = 200
 _MAX_SLOTS = 64
@@ -39,14 +39,14 @@ CHARS_PER_TOKEN = 4
 """Mean length of a token of English text, characters."""
 
 LABELS = "labels"
-"""The reserved slot whose candidates are sets of label words."""
+"""The name of the slot whose candidates are sets of label words."""
 
 _Size = Annotated[int, Field(ge=2, le=_MAX_CANDIDATES)]
 
 _NAMES = "bos|eos|pad|unk|mask|cls|sep|/?s|/?think|/?tool_call|(start|end)_of_(turn|image)"
 _MISTRAL = "/?(inst|system_prompt|available_tools|tool_results|tool_content)|tool_calls|args|img"
 _SPECIAL = re.compile(
-    # ChatML, Llama 3, Phi, DeepSeek (one bracket is enough); Llama 2, Gemma, T5; Mistral, BERT.
+    # ChatML, Llama 3, Phi, DeepSeek (one bracket matches); Llama 2, Gemma, T5; Mistral, BERT.
     rf"<\||\|>|<</?sys>>|<({_NAMES}|(unused|extra_id_)\d+)>"
     rf"|\[({_MISTRAL}|g?mask|cls|sep|pad|unk|bos|eos|unused\d+)\]",
     re.IGNORECASE,
@@ -74,7 +74,7 @@ Token = Annotated[str, Field(max_length=MAX_CANDIDATE_CHARS), AfterValidator(_ch
 SlotName = Annotated[str, Field(pattern=r"^[^\W\d]\w{0,63}$")]
 
 Layout = tuple[tuple[int, int, int | None], ...]
-"""For each slot: its number of positions, its number of candidates, and the index of its blank."""
+"""For each slot: the number of its positions and of its candidates, and the index of the blank."""
 
 
 def are_prompts(rows: Iterable[Sequence[float]], layout: Layout) -> bool:
@@ -206,7 +206,7 @@ class Vocabulary(Frozen):
         return Vocabulary.model_validate({"slots": slots}) if self.slots else self
 
     def layout(self, prompt_len: int) -> Layout:
-        """Return the layout of the candidates over the n positions of a prompt."""
+        """Return the `Layout` of prompts with `prompt_len` positions."""
         if not self.slots:
             return ((prompt_len, len(self), self.blank),)
         return tuple((slot.repeat, len(slot.candidates), slot.blank) for slot in self.slots)
@@ -271,8 +271,8 @@ class PmiVocabulary(Frozen):
     al. 2022, "Black-Box Prompt Learning for Pre-trained Language Models").
 
     Attributes:
-        size: Maximum N, including the blank.
-        blank: Whether to add the blank candidate, as index 0.
+        size: Maximum number of candidates, including the blank one.
+        blank: Whether to add the blank candidate (``""``), as index 0.
     """
 
     kind: Literal["pmi"] = "pmi"
@@ -302,7 +302,7 @@ class ListVocabulary(Frozen):
 
     @property
     def blank(self) -> bool:
-        """Whether they include the blank candidate."""
+        """Whether the candidates include the blank one."""
         return "" in self.candidates
 
 
@@ -318,11 +318,11 @@ def build_vocabulary(
     *,
     wanted: Iterable[str] = (),
 ) -> Vocabulary:
-    """Build a run's vocabulary; an empty one without a spec.
+    """Build a run's vocabulary; it is empty if `spec` is None.
 
     Args:
         spec: The source of candidates.
-        texts: Training text, for PMI.
+        texts: The training texts, for `PmiVocabulary`.
         base_dir: Base of a relative path.
         wanted: Required candidates, which are appended if missing.
 
@@ -372,7 +372,7 @@ _TOKEN = re.compile(
 
 
 def _runs(text: str) -> Iterator[list[str]]:
-    """Split a text into runs of words with only white space between them, and punctuation marks.
+    """Yield lists of words with only white space between them, and a list per punctuation mark.
 
     Each word has a leading space, also at the start of a text, so that it is the same candidate
     everywhere.

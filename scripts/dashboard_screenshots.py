@@ -1,4 +1,4 @@
-"""Takes the pictures of the dashboard in docs/images/dashboard, of a real run in real Chromium.
+"""Makes the screenshots in docs/images/dashboard: the dashboard with a real run, in Chromium.
 
 ``PYTHONPATH=. .venv-test/bin/python scripts/dashboard_screenshots.py``
 """
@@ -17,7 +17,7 @@ from tests.browser.states import STATES, walk
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images" / "dashboard"
 WHOLE = ("run", "run-waiting", "run-ended", "run-unfit")
-"""States of which a desktop shows the whole page, not what fits into the window."""
+"""States whose screenshot on a desktop is the whole page, not only the window."""
 WANTED = {
     ("light", DESKTOP): STATES,
     ("dark", DESKTOP): ("run",),
@@ -28,7 +28,7 @@ COLOURS = 256
 
 
 async def take(page: Page, file: Path, *, whole: bool) -> None:
-    """Keep what the page shows, in few colours."""
+    """Save a screenshot of the page, in few colours."""
     data = await page.screenshot(full_page=whole, animations="disabled")
     with Image.open(io.BytesIO(data)) as picture:
         few = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
@@ -36,7 +36,7 @@ async def take(page: Page, file: Path, *, whole: bool) -> None:
 
 
 async def take_all(chromium: Chromium) -> None:
-    """Walk through the states in each form of the page."""
+    """Make the screenshots for each colour scheme and window size."""
     for (scheme, size), wanted in WANTED.items():
         async for name, page in walk(chromium, size=size, scheme=scheme):
             if name in wanted:
@@ -47,7 +47,7 @@ async def take_all(chromium: Chromium) -> None:
 
 
 async def main() -> None:
-    """Take all pictures."""
+    """Make all screenshots."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     async with browsing() as chromium:
         await take_all(chromium)

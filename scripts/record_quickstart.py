@@ -1,4 +1,4 @@
-"""Runs the quickstart and draws what it prints: docs/images/quickstart.svg.
+"""Runs the quickstart, and draws its output as docs/images/quickstart.svg.
 
 .venv/bin/python scripts/record_quickstart.py
 """

@@ -1,4 +1,4 @@
-# Sourced by the other scripts: makes a virtual environment of our own and installs the SDK in it.
+# Sourced by the other scripts: creates a virtual environment, and installs the SDK into it.
 # Usage: ensure_venv FOLDER EXTRAS
 
 find_python() {
@@ -10,13 +10,13 @@ find_python() {
       return
     fi
   done
-  echo "FedOne needs Python 3.11 or newer; set PYTHON to one" >&2
+  echo "FedOne needs Python 3.11 or newer; set PYTHON to its path" >&2
   return 1
 }
 
 ensure_venv() {
   local folder=$1 extras=$2 python stamp
-  # Installed again only when what is asked for has changed.
+  # Install again only if the extras or pyproject.toml have changed.
   stamp=$(echo "$extras" | cat - pyproject.toml | cksum)
   if [ "$(cat "$folder/installed" 2>/dev/null)" = "$stamp" ]; then
     return

@@ -3,9 +3,9 @@
 pip install toga          # and toga-textual for a window in the terminal, without a desktop
 FEDONE_TOKEN=... python examples/companion_app/app.py http://127.0.0.1:8080 rows.jsonl
 
-Prints nothing: the window has a switch, says why the device does not take part or what it does,
-and counts the updates that the aggregator has taken. A skeleton for BeeWare: `briefcase` packs it
-for phones. The client runs in a thread, so that its disk and network never hold up the window.
+The window has a switch. It shows why the device does not take part, or the client's last event,
+and the number of accepted updates. BeeWare's `briefcase` packages the app for phones. The client
+runs in a thread, so that its disk and network do not block the window.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Companion(toga.App):
             state_dir=file.with_name("app-state"),
             hooks=Hooks(
                 only_when=conditions.hold,
-                # Called in the client's thread; widgets belong to the app's.
+                # Called in the client's thread; only the app's thread may change widgets.
                 on_event=lambda event: self.loop.call_soon_threadsafe(self.show, event),
             ),
         )
@@ -97,7 +97,7 @@ class Companion(toga.App):
 
 
 def main() -> None:
-    """Read the arguments."""
+    """Read the arguments, and run the app."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", help="base URL of the aggregator")
     parser.add_argument("file", type=Path, help="rows of this device, JSON lines")

@@ -1,9 +1,9 @@
 """Conditions of a companion app: the user's switch, charging, and Wi-Fi.
 
-It knows no toolkit, and reads what Linux says under /sys. On Android the same two questions are
+The module reads Linux's files under /sys, and needs no GUI toolkit. On Android, use
 `BatteryManager.isCharging()` and `ConnectivityManager.isActiveNetworkMetered()`, on iOS
-`UIDevice.batteryState` and `NWPath.isExpensive`: Briefcase's apps reach them by Chaquopy's `java`
-and by `rubicon.objc`.
+`UIDevice.batteryState` and `NWPath.isExpensive`. An app that Briefcase has packaged calls them
+through Chaquopy's `java` (Android) or `rubicon.objc` (iOS).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Conditions:
         self.wanted = True
 
     def charging(self) -> bool:
-        """Whether a charger is plugged in; a device without any power supply has no battery."""
+        """Whether a charger is plugged in; also true on a device that has no battery."""
         supplies = list(self._system.glob("class/power_supply/*"))
         return not supplies or any(_says(supply / "online", "1") for supply in supplies)
 

@@ -7,8 +7,8 @@ from typing import Any
 def keyword_share(generated: str, example: Mapping[str, Any]) -> float:
     """Return the share of an example's keywords that its summary contains.
 
-    It runs where the data is: in `fedone tune` here, on each device in a fleet. Columns that the
-    template does not use, such as ``keywords``, never leave it.
+    The function runs where the data is: in `fedone tune`, or on each device of a server. Columns
+    that the template does not use, such as ``keywords``, never leave the device.
     """
     words = generated.lower()
     keywords = example["keywords"]

@@ -1,4 +1,4 @@
-"""Run a table or figure of the paper: ``python examples/paper/reproduce.py NAME``.
+"""Reproduce a table or figure of the paper: ``python examples/paper/reproduce.py NAME``.
 
 Each trial's result is kept in OUT/NAME/trials, so that the same command continues after Ctrl-C.
 """
@@ -42,22 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("name", metavar="NAME", nargs="?", default="", help="which; see --list")
+    add("name", metavar="NAME", nargs="?", default="", help="table or figure; see --list")
     add("--list", action="store_true", help="list the tables and figures")
     text = "folder, GGUF file or name on the Hugging Face hub; default: the SDK's own model"
     add("--model", metavar="MODEL", help=text)
     text = "folder with TASK/train.jsonl and TASK/dev.jsonl, or MNIST's files; or hf:glue"
     add("--data", metavar="DIR", help=text)
-    add("--seeds", type=int, metavar="N", help="repeats; by default the paper's, 1 with --quick")
-    add("--quick", action="store_true", help="a small version, to see that everything works")
-    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="on this Ray cluster, or here")
-    text = "trials at once; default: one per GPU of CUDA_VISIBLE_DEVICES, else one per core"
+    add("--seeds", type=int, metavar="N", help="seeds; default: the paper's; --quick: 1")
+    add("--quick", action="store_true", help="a small version, to test the installation")
+    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="Ray cluster, or a new one")
+    text = "parallel trials; default: one per GPU of CUDA_VISIBLE_DEVICES, or one per core"
     add("--workers", type=int, metavar="N", help=text)
-    add("--out", type=Path, metavar="DIR", help="of results; default: reproduction[-quick]")
+    add("--out", type=Path, metavar="DIR", help="results; default: reproduction[-quick]")
     add("--task", action="append", choices=GLUE_TASKS, help="only this GLUE task; repeatable")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; repeatable")
     add("--cap", type=int, metavar="N", help="cap on training queries of the whole study")
-    add("--cap-usd", type=float, metavar="X", help="cap on its cost, US dollars")
+    add("--cap-usd", type=float, metavar="X", help="cap on the study's cost, US dollars")
     add("--backend", type=Path, metavar="FILE", help="YAML of the chat model, for table3")
     add("--only-report", action="store_true", help="report existing trials without running any")
     return parser

@@ -52,14 +52,14 @@ PUBLISHED = {
 """GPT-4.1 Mini on AIME-2025, % (Agrawal et al. 2025, arXiv 2507.19457, table 2)."""
 
 ROLLOUTS, MINI_BATCH = 1839, 3
-"""GEPA's budget of (prompt, problem) pairs there (table 1), and its mini-batch (appendix E.4)."""
+"""GEPA's budget of (prompt, problem) pairs (table 1), and its batch size (appendix E.4)."""
 
 INSTRUCTION = "Solve the problem and provide the answer in the correct format."
 FORMAT = "\n\nReason step by step. End with a line of the form: ### <the answer, an integer>"
 
 
 def scored(generated: str, example: Mapping[str, Any]) -> Score:
-    """Score an answer by its last number; the reason is the worked solution, as in GEPA."""
+    """Score an answer by its last number; the feedback has the solution, as in GEPA."""
     found = number("answer")(generated, example)
     assert isinstance(found, Score)
     solution = example.get("solution", "")
@@ -68,7 +68,7 @@ def scored(generated: str, example: Mapping[str, Any]) -> Score:
 
 
 def fetch(folder: Path) -> None:
-    """Download what is missing, and check the sums of all files."""
+    """Download missing files, and check the SHA-256 of all files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (url, sha256) in FILES.items():
         file = folder / name
@@ -117,7 +117,7 @@ def describe(arguments: argparse.Namespace) -> RunSpec:
 
 
 async def tune(spec: RunSpec, folder: Path) -> RunResult:
-    """Plan, refuse a cap that is too small, and run."""
+    """Estimate the cost, exit if the cap is too small, and run."""
     federation = Federation.load(spec, folder, score=scored)
     async with (
         build_backend(spec.backend) as backend,
@@ -162,12 +162,12 @@ def show(result: RunResult, model: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the arguments."""
+    """Read the arguments, and tune."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--usd", type=float, required=True, help="cap of all requests")
     parser.add_argument("--model", default="gpt-4.1-mini")
-    parser.add_argument("--writer", help="the model that reflects; by default the same")
-    parser.add_argument("--base-url", help="with its /v1; OpenAI's own by default")
+    parser.add_argument("--writer", help="the model that reflects; default: --model")
+    parser.add_argument("--base-url", help="URL that ends in /v1; default: OpenAI's")
     parser.add_argument(
         "--prices",
         nargs=2,

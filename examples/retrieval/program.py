@@ -18,12 +18,12 @@ from fedone_sdk.task import Part, Rendered
 
 
 def words(text: str) -> set[str]:
-    """Return the words of a text that tell topics apart."""
+    """Return the words of a text that may distinguish topics: those of four or more letters."""
     return {word for word in re.findall(r"\w+", text.casefold()) if len(word) > 3}
 
 
 class Retrieval(Wrapper):
-    """Puts the passages that share the most words with a question before it.
+    """Puts the passages that share the most words with a question before the question.
 
     Args:
         documents: A file next to this one; blank lines separate its passages.
@@ -39,7 +39,7 @@ class Retrieval(Wrapper):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the documents and the model: cached answers belong to both."""
+        """Identifies the documents and the model, because cached answers depend on both."""
         return f"retrieval:{self._digest}:{self._count}:{self.inner.fingerprint}"
 
     async def score(self, query: Query) -> Answer:

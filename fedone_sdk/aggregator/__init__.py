@@ -1,4 +1,4 @@
-"""The server: a round machine without I/O, and the service that runs it.
+"""The server: handlers without I/O decide about runs, and a service applies them.
 
 Other packages use only the names that this module exports.
 """

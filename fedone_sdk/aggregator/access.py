@@ -35,7 +35,7 @@ _CHANGE_TEXTS = {
 """Label of a change in the metric ``fedone_access_changes`` -> text of the change in the log."""
 
 _SEEN_PRECISION_S = 86_400.0
-"""Precision of a client's last request time, seconds; coarse, because each new time is a write."""
+"""Precision of the time of a client's last request, seconds; each new time costs a write."""
 _MAX_LOOKUPS = 4
 """Maximal number of concurrent lookups of unknown secrets; it limits the load from guesses."""
 
@@ -71,7 +71,7 @@ class Access:
     async def open(self) -> None:
         """Add the configured tokens to the store, and load all tokens.
 
-        A token that is not configured here stays valid, because another replica may have it.
+        A stored token that is not configured here stays valid: another replica may configure it.
 
         Raises:
             SpecError: A configured token has the secret of another token.
@@ -175,7 +175,7 @@ class Access:
             await self._on_changed(client.index)
         else:
             self._cache(client)
-            # Other replicas update `num_clients`, which decides whether rounds can be filled.
+            # Other replicas then update `num_clients`, which decides whether rounds can be filled.
             await publish(self._store, ClientChanged(client_index=client.index))
         _log.info("enrolled", client_id=client.client_id, token=client.token, again=again)
         return Enrolled(client_id=client.client_id, credential=credential)

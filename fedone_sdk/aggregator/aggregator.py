@@ -194,7 +194,7 @@ class Aggregator:
             dev: Held-out examples to measure prompts on.
             score: Your score function, for loss ``score``.
             measure: Your metric function, for a custom metric.
-            proposer: The open model of ``prompt.proposer``; without it no candidates are proposed.
+            proposer: The backend of ``prompt.proposer``; without it no candidates are proposed.
 
         Raises:
             BackendError: The model is not available.

@@ -152,7 +152,7 @@ class TracingConfig(Spec):
 
 
 class LogConfig(Spec):
-    """Logging, from `level` on; `requests` is the level of the line that each request gets."""
+    """Lowest `level` that is logged, and the level of the line for each HTTP request."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     requests: Literal["off", "debug", "info"] = "debug"
@@ -160,7 +160,7 @@ class LogConfig(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunToServe:
-    """A run of the config, without its data; `unmeasured` is the reason if it has no dev rows."""
+    """A run of the config, without its data; `unmeasured` is the reason why it has no dev rows."""
 
     path: Path
     spec: RunSpec
@@ -179,7 +179,7 @@ class ServeConfig(Spec):
         runs: Paths of the RUN.yaml files to serve.
         tracing: Null disables traces, unless OpenTelemetry's environment variables set an endpoint.
         drain_s: Time that pending requests have to finish when the server stops, seconds.
-        drain_notice_s: Time from SIGTERM to the begin of `drain_s`, seconds. ``/readyz`` returns
+        drain_notice_s: Time from SIGTERM to the start of `drain_s`, seconds. ``/readyz`` returns
             503, so that load balancers send no more requests; requests are still accepted.
     """
 
@@ -390,7 +390,7 @@ def _model_of(backend: BackendSpec, folder: Path) -> dict[str, Any]:
 _PREFIX = "FEDONE_"
 _DELIMITER = "__"
 _SIMILAR = 0.75
-"""A variable whose name is at least this similar to a key's (`difflib`) counts as a typo."""
+"""A variable whose name is at least this similar to the name of a key counts as misspelt."""
 
 _FIELD = re.compile(r'field "(\w+)"')
 

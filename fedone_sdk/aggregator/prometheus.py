@@ -145,7 +145,7 @@ _MODEL_OUTCOMES = {
 def _measured(
     histogram: Histogram, outcomes: Mapping[type[Exception], str], otherwise: str
 ) -> Iterator[None]:
-    """Measure the ``with`` block by outcome: ok, its exception's, or `otherwise` (no entry)."""
+    """Measure the ``with`` block; an exception is labelled by `outcomes`, or by `otherwise`."""
     began, outcome = time.perf_counter(), otherwise
     try:
         yield
@@ -172,7 +172,7 @@ class _ServiceFigures(Collector):
         service = self._service
         changes = CounterMetricFamily(
             "fedone_access_changes",
-            "Changes of enrolment tokens and revoked devices, made by this replica",
+            "Changes of enrolment tokens, and revocations of devices, by this replica",
             labels=("change",),
         )
         for change, count in service.access.changes.items():
@@ -219,7 +219,7 @@ class _ServiceFigures(Collector):
 
 _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], str, Labels], ...] = (
     ("run_rounds", CounterMetricFamily, "Finished rounds", ()),
-    ("run_spent", CounterMetricFamily, "Usage with evaluation, but not its queries", ("unit",)),
+    ("run_spent", CounterMetricFamily, "Usage, without the queries of the evaluation", ("unit",)),
     ("run_leased", GaugeMetricFamily, "Usage reserved for open work", ("unit",)),
     ("run_left", GaugeMetricFamily, "Remaining usage under the caps, by capped unit", ("unit",)),
     ("run_label_values", CounterMetricFamily, "Scored label log-probabilities", ()),
@@ -236,7 +236,7 @@ _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], st
     (
         "run_gain",
         GaugeMetricFamily,
-        "Gain of the tuned prompt over the fair baseline, and the bounds of its 95 % interval; "
+        "Gain of the tuned prompt over its baseline, and the bounds of its 95 % interval; "
         "positive is better",
         ("bound",),
     ),

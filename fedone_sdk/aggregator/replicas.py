@@ -45,7 +45,8 @@ class Retention(Spec):
         ended_runs_days: After its end, a run is removed with all its data; its name stays reserved.
         logs_days: After the end of a run that cannot be resumed, its log is removed; the result and
             the prompt stay.
-        closed_work_days: After a run's end, receipts are removed; a repeated update then gets 404.
+        closed_work_days: After a run's end, receipts of its updates are removed; an update that is
+            sent again then gets 404.
         idle_clients_days: After its last request, a client is removed; its index and id stay.
     """
 
@@ -107,7 +108,7 @@ class Replicas:
         """
         down = self._down
         members = await self.store.members()
-        # The newest membership is a lower bound on when the aggregator last served.
+        # The aggregator served at least until the newest membership was stored.
         served_until = max((member.until for member in members), default=0.0) - MEMBER_TTL_S
         gone = [member.client_index for member in members if member.until <= served_until]
         for member in members:
@@ -140,7 +141,7 @@ class Replicas:
         self._tasks.clear()
 
     def on_run_changed(self, run: ServedRun) -> None:
-        """Check the deadlines again if a change of a run adds an earlier one, or ends the run."""
+        """Check the deadlines again if a run has an earlier deadline now, or has ended."""
         is_earlier = run.due is not None and run.due < self._wakes_at
         if is_earlier or not run.state.running:  # The timer of an ended run is removed.
             self._changed.set()
@@ -202,7 +203,7 @@ class Replicas:
             await self.access.reload_all()
 
     async def _check_run(self, run: ServedRun) -> None:
-        # A commit may have no signal: its replica may exit before it, or the signal may be lost.
+        # A commit may have no signal: the replica exited before, or the signal was lost.
         if run.may_be_stale:
             await run.catch_up()
         if self.is_leader and has_lost_calls(run.state, self._alive):
@@ -346,7 +347,7 @@ class Replicas:
                     "a run cannot be removed", run_id=run_id, traceback=traceback.format_exc()
                 )
         if self.retention.idle_clients_days is not None:
-            # Clients of runs that can go on stay, with their defence records and their epsilon.
+            # Runs that can continue need the defence records and the epsilon of their clients.
             spared = {client for run in runs.values() if not run.final for client in run.clients}
             await self._sweep_clients(now - self.retention.idle_clients_days * _DAY_S, spared)
 

@@ -84,7 +84,7 @@ class Service:
         self.registry = RunRegistry(
             store=store,
             new_run=self._restored_run,
-            check_model=self._models.probe,
+            check_model=self._models.check,
             on_loaded=lambda run: self.dispatcher.sync_run(run),
             on_removed=self._on_removed,
             must_stay=self._companions.__contains__,
@@ -317,7 +317,7 @@ class Service:
             try:
                 await self._delete(run.run_id, run.version)
             except (KeyError, VersionConflict) as exc:
-                raise ProblemError("run_conflict", "the run has changed since") from exc
+                raise ProblemError("run_conflict", "the run has changed in the meantime") from exc
         return Removal(
             run_id=run.run_id,
             status=state.status,
@@ -345,9 +345,8 @@ class Service:
     ) -> None:
         """Stop a run and keep its result.
 
-        With `gently`, pending calls and the updates that follow them are awaited first, so that
-        leases are settled with their actual cost. With `keep`, the round's open work and its leases
-        stay open for a resume.
+        With `gently`, pending calls and the updates that follow them are awaited first, so that the
+        actual cost is charged. With `keep`, the open work of the round stays open for a resume.
         """
         with self.dispatcher.stopping(run):
             if gently:
@@ -426,7 +425,7 @@ class Service:
         Raises:
             ProblemError: ``run_conflict`` if there is no snapshot, or the run has ended for good.
         """
-        # Used for round 0 only. For a later round the run takes the method's state from a snapshot.
+        # For round 0; for a later round the run takes the method's state from a snapshot.
         initial = run.base.initial_state().method
         await run.apply(lifecycle.roll_back, method=initial, to_round=to_round, reason=reason)
 
@@ -454,5 +453,5 @@ class Service:
 
 
 def _metered(backend: LLMBackend) -> LLMBackend:
-    """Return a backend that charges each request to its query's payer."""
+    """Return a backend that charges each request to the payer of its query (`CallBudget`)."""
     return backend if backend.metered else ModelClient(backend)

@@ -1,4 +1,4 @@
-"""Signals between the replicas of an aggregator. A lost signal causes delay, never inconsistency.
+"""Signals between the replicas of an aggregator. If a signal is lost, replicas are only slower.
 
 Signals about waiting clients are sent in the transaction that stores the change, so that all
 replicas draw from the same clients. The signal of a run's commit is sent after the transaction. If
@@ -27,7 +27,7 @@ class RunChanged(_Signal):
 
     Attributes:
         due: The run's next deadline, seconds since the epoch.
-        offered: Clients that were offered a seat; None if they are more than `MAX_NAMED`.
+        offered: Clients that can claim work of the round; None if there are over `MAX_NAMED`.
         finished: Whether a round has ended.
     """
 

@@ -30,20 +30,20 @@ MAX_ENTRIES = 400_000
 """Maximum number of answers in memory; the least recently used ones are dropped."""
 
 Keep = Callable[[Mapping[bytes, Answer], Usage], Awaitable[None]]
-"""Stores the answers of one request by their keys; the second argument is its cost."""
+"""Stores the answers of one request by their keys; the second argument is the request's cost."""
 
 Ask = Callable[[Sequence[bytes], Keep], Awaitable[None]]
-"""Asks the model for the answers to these keys, and calls `Keep` after each request."""
+"""Sends the inputs with these keys to the model, and calls `Keep` after each request."""
 
 
 class AnswerCache:
     """Keeps the answer to each input by its key, and shares one call between equal pending inputs.
 
-    Inputs are equal if their texts (or shortened forms) and the query's scope, kind and label words
-    are equal. A cached or shared answer has ``usage=NOTHING`` and ``cached=1``. Errors and failed
+    Inputs are equal if their texts (as shortened) and the query's scope, kind and label words are
+    equal. A cached or shared answer has ``usage=NOTHING`` and ``cached=1``. Errors and failed
     inputs are shared, but not stored. One instance serves one event loop at a time.
 
-    With a file, each answer is on disk before `rows` returns, so that no answer is paid twice, also
+    With a file, each answer is on disk before `rows` returns, so that no answer is paid twice, even
     after a crash. Several processes may share a file.
 
     Attributes:
@@ -199,7 +199,7 @@ class _AnswerFile:
         return await self._in_worker(lambda: self._get(keys))
 
     async def put(self, rows: Mapping[bytes, Answer], fingerprint: str, usage: Usage) -> None:
-        """Store answers durably, even if the caller is cancelled. Stored answers are kept."""
+        """Store answers durably, even if the caller is cancelled; replace no stored answer."""
         now = time.time()
         with self._lock:
             for key, answer in rows.items():

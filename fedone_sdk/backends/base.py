@@ -1,4 +1,4 @@
-"""The interface of language models: a backend answers queries."""
+"""The interface of language models: a backend (adapter) answers queries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVERY_UNIT = frozenset(
 """All units that a budget can cap."""
 
 _MAX_PREPARED = 4096
-"""Maximum number of prepared queries in memory, usually more than are pending at once."""
+"""Maximum number of tokenised queries in memory; usually fewer are pending at once."""
 
 _MAX_MODEL_CHARS = 500
 
@@ -37,14 +37,16 @@ Want = Literal["labels", "choice", "counts", "reference", "text"]
 """What a query asks for.
 
 ``labels``: log-probabilities of the label words; ``choice``: the label word that the model writes;
-``counts``: how many of several answers write each label word; ``reference``: the log-probability of
-a reference text; ``text``: a generated text.
+``counts``: for each label word, how many of several sampled answers are this word; ``reference``:
+the log-probability of a reference text; ``text``: a generated text.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One logical query: one prompt on one mini-batch of B inputs.
+    """One query: one prompt on one mini-batch of B inputs.
+
+    An attribute with kinds (`Want`) in parentheses is used only by queries of these kinds.
 
     Attributes:
         inputs: The B rendered inputs.
@@ -55,10 +57,9 @@ class Query:
         stop: A generated text ends before the first of these strings (``text``).
         schema: JSON Schema of the generated text, as JSON; empty for any text.
         scope: The run and, at a gateway, the device that asks; empty for other callers. Cached
-            answers are shared within a scope only, because their time and cost reveal that a text
-            was asked before.
-        payer: Budget that is charged for each request, retries included. It does not affect
-            equality.
+            answers are shared only within a scope. Otherwise a fast or free answer would reveal
+            that somebody else had asked about the same text.
+        payer: Budget that is charged for each request and retry. It does not affect equality.
     """
 
     inputs: tuple[Rendered, ...]
@@ -78,7 +79,7 @@ class Query:
         return self.scope if len(self.scope) > 1 else None
 
     def part(self, places: Sequence[int]) -> Query:
-        """Return the query of the inputs at these positions."""
+        """Return this query for only the inputs at these positions."""
         if places == range(len(self.inputs)):
             return self
         return replace(
@@ -112,8 +113,7 @@ class Answer:
         cached: Number of inputs whose answer came from a cache.
         cached_tokens: Prompt tokens of the usage that were in the provider's cache.
         texts: Per input, the generated text (``text``).
-        censored: Number of log-probabilities that are upper bounds, because the model's interface
-            did not show that label.
+        censored: Number of log-probabilities that are upper bounds: the API showed no value.
         model: The model version that the provider reports, if more specific than the fingerprint.
     """
 
@@ -153,10 +153,10 @@ class LLMBackend(ABC):
             means no limit.
         apart: Whether the answer to an input is independent of the other inputs of its query. If
             so, `ModelClient` requests only the inputs that are not in its cache.
-        metered: Whether each request is charged to the query's payer (done by `ModelClient`).
-        samples: Answers per input from which `ModelClient` estimates the log-probabilities of
-            labels (`sampled`), for a model that answers ``counts``; 0 for other models.
-        local: Whether the model runs in this process at no cost, so that a plan may time it.
+        metered: Whether `score` charges each request to the query's payer, as `ModelClient` does.
+        samples: For a model that answers ``counts``: the number of answers per input from
+            which `ModelClient` estimates label log-probabilities (`sampled`); 0 for other models.
+        local: Whether the model runs in this process at no cost; ``fedone plan`` may then time it.
     """
 
     bounds: frozenset[str] = frozenset({"queries", "requests"})
@@ -184,7 +184,7 @@ class LLMBackend(ABC):
 
         The SDK's backends shorten an input that is too long: they cut the ends of its text fields,
         the longest first. Prompts, template texts and masks stay whole. The log-probabilities are
-        float32 numbers, which messages preserve.
+        float32 numbers, which devices receive unchanged.
 
         Raises:
             BackendError: An input does not fit the model, the model refused the query as a whole,
@@ -202,7 +202,7 @@ class LLMBackend(ABC):
 
         Args:
             label_words: The task's label words.
-            form: The task's form (`fedone_sdk.task.form_of`); if empty, only words are checked.
+            form: An input with empty fields (`fedone_sdk.task.form_of`); if (), it is not checked.
 
         Raises:
             LabelWordError: A label word is not one token.
@@ -235,10 +235,10 @@ class LLMBackend(ABC):
         return []
 
     async def shortened(self, query: Query) -> Sequence[object]:
-        """Return the shortened form of each input that is too long, for a cache key.
+        """Return what is left of each input that is too long, as a JSON value for its cache key.
 
-        The form is a JSON value that is equal for equal texts or token ids. It is None if the input
-        is sent as it is, or if the fingerprint determines how it is shortened.
+        Equal texts or token ids have equal values. The value is None if the input is sent as it is,
+        or if the fingerprint determines how it is shortened.
         """
         return (None,) * len(query.inputs)
 
@@ -373,11 +373,11 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
     methods block.
 
     Attributes:
-        max_length: Maximum tokens per input, special tokens and continuation included.
+        max_length: Maximum tokens per input, including special tokens and the model's answer.
 
     Args:
         threads: Maximum number of concurrent queries.
-        has_template: Whether the model was trained on a chat template.
+        has_template: Whether the model has a chat template.
     """
 
     bounds = EVERY_UNIT
@@ -411,7 +411,7 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
         """Run the model."""
 
     def _loaded_encoder(self) -> E:
-        if self._encoder is None:  # Loaded by the token thread, before any query is answered.
+        if self._encoder is None:  # No lock: the token thread loads it before any query is run.
             self._encoder = self._load_encoder()
         return self._encoder
 
@@ -419,7 +419,7 @@ class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
         with self._loading:
             if self._model is None:
                 self._model = self._load_model()
-                _ = self.fingerprint  # Hashed in a thread, because it blocks.
+                _ = self.fingerprint  # Computed here and cached: hashing the file blocks.
             return self._model
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
@@ -470,5 +470,5 @@ def one_query(prompt_tokens: int, completion_tokens: int = 0, requests: int = 1)
 
 
 def float32(value: float) -> float:
-    """Return the nearest float32 number, which messages preserve."""
+    """Return the nearest float32 number, which devices receive unchanged."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])

@@ -1,4 +1,4 @@
-"""Cost of requests: the bound that is reserved, and the bill that is charged."""
+"""Cost of requests: an upper bound is reserved before a request, and the bill is charged after."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from fedone_sdk.errors import BackendError, BudgetExhausted
 _log = structlog.get_logger(__name__)
 
 _MARGIN = 2
-"""Later quotes are raised by this multiple of the largest surplus, because bills may grow from
-request to request, and concurrent requests are quoted at the same time."""
+"""Bounds are raised by this multiple of the largest surplus, because a later bill may be higher."""
 
 _MAX = 2**53
 
 
 class Surplus:
-    """Learns from each answer how much a provider bills beyond the adapter's quote.
+    """The largest amount by which a provider has billed more than the backend's `quote`.
 
     Causes are hidden reasoning, a longer chat template, or another tokeniser. The surplus of prompt
-    tokens and money is learnt in proportion to the quote; the surplus of completion tokens is
-    learnt per input.
+    tokens and money is a share of the quote. The surplus of completion tokens is per input.
     """
 
     def __init__(self) -> None:
@@ -39,7 +37,7 @@ class Surplus:
         self._usd = Decimal(0)
 
     def raised(self, quoted: Usage, num_inputs: int) -> Usage:
-        """Return the bound of a request, given its adapter's quote."""
+        """Return the bound on a request's usage: the quote, raised by the surplus."""
         if not (self._prompt or self._completion or self._usd):
             return quoted
         prompt = quoted.prompt_tokens * (1 + _MARGIN * self._prompt)
@@ -53,7 +51,7 @@ class Surplus:
         )
 
     def learn(self, quoted: Usage, billed: Usage, num_inputs: int) -> Usage:
-        """Learn from the bill of a request; return by how much it exceeds the raised quote."""
+        """Update the surplus after a bill; return by how much the bill exceeds the raised quote."""
         excess = billed.beyond(quoted)
         if not (excess.prompt_tokens or excess.completion_tokens or excess.usd):
             self.unsure = False
@@ -76,7 +74,7 @@ class Billing:
         self.surplus = Surplus()
 
     def bound(self, quoted: Usage, num_inputs: int) -> Usage:
-        """Return the upper bound on the cost of a request, given its adapter's quote."""
+        """Return the upper bound on the cost of a request, given the backend's quote."""
         return self._priced(self.surplus.raised(quoted, num_inputs))
 
     async def pay(
@@ -121,11 +119,11 @@ class Billing:
                 answer = await ask()
             except BackendError as exc:
                 if exc.usage is None:
-                    exc.usage = worst  # The leases are charged in full.
+                    exc.usage = worst  # The reservations are charged in full.
                 else:
                     settle(exc.usage)
                 raise
-            except BudgetExhausted:  # An adapter's server may refuse before it calls the model.
+            except BudgetExhausted:  # The backend's server refused before it called a model.
                 settle(NOTHING)
                 raise
             usage = settle(answer.usage, answer.cached_tokens)

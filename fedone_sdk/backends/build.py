@@ -29,7 +29,7 @@ def build_backend(
 ) -> ModelClient:
     """Build the adapter of a spec, and the client that sends queries to it.
 
-    Errors name `key`, the place of the spec in RUN.yaml.
+    `key` is the spec's key in RUN.yaml, for errors; `guard` and `watch` are for `ModelClient`.
     """
     folder = Path(folder)
     with _errors_of(key, "model"):
@@ -60,7 +60,7 @@ def _errors_of(key: str, part: str) -> Iterator[None]:
 async def proposer_of(
     spec: RunSpec, folder: str | Path = ".", backend: LLMBackend | None = None
 ) -> AsyncIterator[LLMBackend | None]:
-    """Open the model of a run's ``prompt.proposer``; None if the run has no such model."""
+    """Open the model that writes new candidates (``prompt.proposer``); None if there is none."""
     proposer = spec.prompt.proposer
     if proposer is None or proposer.backend is None:
         yield None

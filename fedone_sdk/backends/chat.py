@@ -1,9 +1,8 @@
 """Frames of chat templates.
 
 A chat template turns messages into one text. This module applies it once, to placeholders; the text
-around them is the frame. The contents of messages are inserted into the frame, so that neither the
-template nor a tokeniser that parses special tokens reads them: special tokens come from the frame
-only.
+around them is the frame. The contents of messages are inserted into the frame afterwards. Special
+tokens therefore come only from the frame, and never from the contents.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class Message(NamedTuple):
 class ChatFrame(NamedTuple):
     """The parts of a chat template around the contents of messages."""
 
-    pieces: tuple[Rendered, ...]  # Before each content and after the last content.
-    strips: tuple[tuple[bool, bool], ...]  # Whether white space is stripped at a content's ends.
+    pieces: tuple[Rendered, ...]  # The text before each content, and after the last content.
+    strips: tuple[tuple[bool, bool], ...]  # Per content: whether space (before, after) is stripped.
 
 
 def is_chat(parts: Rendered) -> bool:
@@ -91,7 +90,7 @@ def messages_of(parts: Rendered) -> list[Message]:
 
 
 def placeholder_chats(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return two chats of placeholders for `chat_frame`: without and with spaces around them."""
+    """Return two chats of placeholders for `chat_frame`; the second has spaces around them."""
     pairs = [*zip(roles, _placeholders(roles), strict=True)]
     bare = [{"role": role, "content": name} for role, name in pairs]
     return bare, [{"role": role, "content": f" {name} "} for role, name in pairs]
@@ -132,7 +131,7 @@ def _pieces(text: str, names: Sequence[str]) -> list[str]:
 
 
 def unpadded(parts: Rendered, ends: tuple[bool, bool]) -> Rendered:
-    """Return a content without the white space that the template strips at its two ends."""
+    """Return a message's content without the white space that the template strips at its ends."""
     kept = list(parts)
     for is_stripped, indices, strip in (
         (ends[0], range(len(kept)), str.lstrip),

@@ -1,4 +1,4 @@
-"""Label log-probabilities from completions: of shown tokens, written words and several answers."""
+"""Label log-probabilities from shown tokens, from a written word, or from sampled answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_EXCESS = 0.02
 _SAME = 0.01
 
 FIRST = 3
-"""Answers that an input gets first; it gets more if they differ (docs/benchmarks/sampled.md)."""
+"""Number of answers sampled first; more follow if these differ (docs/benchmarks/sampled.md)."""
 
 _SMOOTHING = 0.5
 """Added to each label's count: the estimate of Krichevsky and Trofimov (1981)."""
@@ -37,7 +37,7 @@ Counts = Sequence[float]
 """For each label the number of answers that wrote it, then the number of all answers."""
 
 T = TypeVar("T")
-# Only the first position is read, because servers differ in the form of the others.
+# Only the first token is read, because servers differ in the format of later tokens.
 _First = Annotated[list[T], BeforeValidator(lambda positions: (positions or [])[:1])]
 
 
@@ -72,7 +72,7 @@ class _Message(BaseModel):
 
 
 class Token(NamedTuple):
-    """A shown token and its log-probability, nats."""
+    """A token that the API shows (``top_logprobs``), and its log-probability, nats."""
 
     text: str
     log_prob: float
@@ -167,14 +167,14 @@ class Completion(BaseModel):
 def spelling(text: str) -> str:
     """Return a token or label word in one Unicode form, without leading space.
 
-    It is lower-cased, unless it is one capital letter: the article "a" is not the code A.
+    It is lower-cased, unless it is one capital letter: the article "a" must not match the code A.
     """
     text = unicodedata.normalize("NFKC", text).lstrip(" \t\n\u2581\u0120")
     return text if len(text.rstrip()) == 1 and text.isupper() else text.casefold()
 
 
 def token_spellings(token: str) -> set[str]:
-    """Return the spellings of the label words that a token shows."""
+    """Return the spellings (`spelling`) of a label word that equals this token."""
     return {spelling(token), spelling(token).casefold()}
 
 
@@ -208,7 +208,7 @@ def label_log_probs(
     shown = math.fsum(math.exp(min(token.log_prob, 1.0)) for token in top)
     if shown > 1.0 + _MAX_EXCESS:
         raise ValueError(f"the probabilities of the likeliest tokens add up to {shown:.2f}")
-    # An excess over 1 measures the rounding error. Some servers show one token of probability 1.
+    # An excess over 1 measures the rounding error. `_ROUNDING` avoids the logarithm of 0.
     bound = min(bound, math.log(max(1.0 - shown, 0.0) + max(shown - 1.0, _ROUNDING)))
     row, censored = [], 0
     for word in words:
@@ -225,7 +225,7 @@ def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None
     """Return 0.0 for the written label word and `LOG_ZERO` for others; None for an empty text.
 
     The label word may be in a JSON object, a fence, quotes or bold, at the end of reasoning, after
-    ``Answer:`` or before ``: reasons``. An answer with two label words counts as having none.
+    ``Answer:`` or before ``: reasons``. An answer with two label words has no label.
     """
     text = unicodedata.normalize("NFKC", _REASONING.sub("", written)).casefold().strip()
     if not text:
@@ -267,7 +267,7 @@ async def sampled(
     at_once: Callable[[], int],
     ask: Callable[[Query], Awaitable[Answer]],
 ) -> Answer:
-    """Answer a query for ``labels`` by estimates from sampled answers. The answer has no usage.
+    """Answer a query for ``labels`` by estimates from sampled answers; the result has no usage.
 
     Args:
         query: The query.
@@ -300,8 +300,8 @@ def requests_of(samples: int, at_once: int) -> Iterator[int]:
 def estimated(counts: Counts) -> tuple[float, ...]:
     """Return the labels' log-probabilities, nats; `LOG_ZERO` if no answer wrote a label.
 
-    ``p(c) = (k_c + 1/2) / (n + C/2)``. An answer without a label counts as ``1/C`` of an
-    answer for each of the C labels.
+    ``p(c) = (k_c + 1/2) / (n + C/2)`` if k_c of n answers wrote label c. An answer that wrote no
+    label is split equally: each of the C labels gets 1/C of it.
     """
     *labels, total = counts
     if not any(labels):

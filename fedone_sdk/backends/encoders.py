@@ -1,4 +1,4 @@
-"""Encoders of rendered inputs: token ids, shortened to a model's maximum length."""
+"""Encoders, which turn a rendered input into token ids and shorten it to the model's limit."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Encoding(NamedTuple):
     def spread(cls, text: str, ids: list[int]) -> Encoding:
         """Return an encoding with evenly spread offsets, for a tokeniser that shows no offsets.
 
-        They suffice for `fit_fields`, which checks the length again after each cut.
+        Such offsets suffice for `fit_fields`, which checks the length again after each cut.
         """
         starts = [index * len(text) // len(ids) for index in range(len(ids))]
         return cls(ids, list(zip(starts, [*starts[1:], len(text)], strict=True)))
 
 
 class _Encoder:
-    # Text before a continuation, for tokenisers that tokenise the start of a text differently.
+    # A text before continuations, because some tokenisers treat the start of a text differently.
     _anchor = ""
     # Whether label words may have several tokens, and the advice in the error if they may not.
     _multi_token, _advice = False, ""
@@ -50,7 +50,7 @@ class _Encoder:
     def __init__(self, tokenizer_file: Path, max_length: int) -> None:
         self._tokenizer = load_tokenizer(tokenizer_file)
         self._max_length = max_length
-        self._place_special_tokens(tokenizer_file)
+        self._read_special_tokens(tokenizer_file)
         # "<mask>" in a user's text is plain text.
         self._tokenizer.encode_special_tokens = True
         # This class inserts special tokens by their ids. The post-processor only makes offsets
@@ -59,12 +59,12 @@ class _Encoder:
 
         self._tokenizer.post_processor = ByteLevel(trim_offsets=False)
 
-    def _place_special_tokens(self, tokenizer_file: Path) -> None:
+    def _read_special_tokens(self, tokenizer_file: Path) -> None:
         """Read the special tokens while the tokeniser still inserts them."""
         raise NotImplementedError
 
     def special_names(self, text: str) -> list[str]:
-        """Return the special tokens in a text, or in a piece of a frame."""
+        """Return the special tokens in a text."""
         return special_names(self._tokenizer, text)
 
     def _tokenise(self, text: str) -> Any:
@@ -75,7 +75,7 @@ class _Encoder:
             raise BackendError("an input is not valid Unicode (it has a lone surrogate)") from exc
 
     def _continued(self, text: str) -> Any:
-        """Return the tokens of a text that continues another one."""
+        """Return the tokens of a text that continues another text."""
         if not self._anchor:
             return self._tokenise(text)
         anchor = self._tokenise(self._anchor).ids
@@ -91,11 +91,11 @@ class _Encoder:
         return list(self._continued(text).ids)
 
     def spelled(self, label_words: Sequence[str], before: Rendered) -> tuple[str, ...]:
-        """Return the label words with the spelling that they have after an input or a form."""
+        """Return the label words as they are spelled after the input `before`."""
         return (*label_words,)
 
     def label_ids(self, label_words: Sequence[str], before: Rendered = ()) -> list[list[int]]:
-        """Return the token ids of each label word, with its spelling after an input or a form."""
+        """Return the token ids of each label word, as it is spelled after the input `before`."""
         words = self.spelled(label_words, before)
         labels: list[list[int]] = []
         for word in words:
@@ -110,7 +110,7 @@ class _Encoder:
         return labels
 
     def _fitted(self, parts: Rendered, num_extra: int) -> list[int]:
-        """Return the token ids of a rendered input, shortened to `max_length - num_extra`."""
+        """Return the token ids of an input, shortened to `max_length - num_extra` tokens."""
         special = [index for index, part in enumerate(parts) if part.kind in ("mask", "special")]
         names = [parts[index].text or "<mask>" for index in special]
         special_ids = [int(self._tokenizer.token_to_id(name)) for name in names]
@@ -147,7 +147,7 @@ class ClozeEncoder(_Encoder):
 
     pad_id: int
 
-    def _place_special_tokens(self, tokenizer_file: Path) -> None:
+    def _read_special_tokens(self, tokenizer_file: Path) -> None:
         special = [self._tokenizer.token_to_id(name) for name in ("<s>", "<pad>", "</s>", "<mask>")]
         if None in special:
             raise BackendError(f"{tokenizer_file}: needs the tokens <s>, <pad>, </s> and <mask>")
@@ -169,11 +169,11 @@ class ClozeEncoder(_Encoder):
 class CausalEncoder(_Encoder):
     """Encodes inputs of causal language models, which answer at the end.
 
-    An input begins with the tokeniser's start tokens, if it has any, and is shortened like an input
-    of `ClozeEncoder`. A chat has the frame of the model's chat template instead of start tokens.
+    An input is shortened like an input of `ClozeEncoder`. It begins with the tokeniser's start
+    tokens, if there are any. A chat has a frame instead: the chat template's text around messages.
     """
 
-    frames: dict[tuple[str, ...], chat.ChatFrame]  # By the roles of the messages.
+    frames: dict[tuple[str, ...], chat.ChatFrame]  # The keys are the roles of the messages.
     _advice = "set multi_token_labels: true"
 
     def __init__(
@@ -192,7 +192,7 @@ class CausalEncoder(_Encoder):
         self._apply_template = apply_template
         self.frames = {}
 
-    def _place_special_tokens(self, tokenizer_file: Path) -> None:
+    def _read_special_tokens(self, tokenizer_file: Path) -> None:
         def ids(text: str, *, special: bool = False) -> list[int]:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
@@ -236,7 +236,7 @@ class CausalEncoder(_Encoder):
         return (*framed, *frame.pieces[-1])
 
     def spelled(self, label_words: Sequence[str], before: Rendered) -> tuple[str, ...]:
-        """Return the label words with the spelling that they have after an input or a form."""
+        """Return the label words as they are spelled after the input `before`."""
         if not chat.is_chat(before):
             return (*label_words,)
         return chat.answer_words(label_words, self.framed(before))

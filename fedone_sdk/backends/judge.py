@@ -1,7 +1,7 @@
 """A language model as judge: scores a generated text by a rubric, or compares two texts.
 
 Judges prefer the first of two texts, and longer texts (Zheng et al. 2023, "Judging LLM-as-a-Judge
-with MT-Bench and Chatbot Arena"). A comparison is therefore asked in both orders.
+with MT-Bench and Chatbot Arena"). Each comparison is therefore made twice, in both orders.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fedone_sdk.backends.queries import run_each, score_all, written_query
 from fedone_sdk.budget import BudgetGuard
 from fedone_sdk.errors import BackendError, BackendRefused, SpecError
 from fedone_sdk.imports import load_object
-from fedone_sdk.scores import AT_ONCE, SCORES, object_in, ready_score
+from fedone_sdk.scores import AT_ONCE, SCORES, built_in_score, object_in
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.backends import WriterSpec
 from fedone_sdk.spec.base import Spec
 from fedone_sdk.task import Example, Role, Score, ScoreFunction, TaskSpec
 
 MAX_TOKENS = 256
-"""Maximum tokens of an answer: a sentence, with a margin."""
+"""Maximum tokens of a judge's answer, which is a sentence and a grade."""
 
 _POINTS = 5
 """The best grade; 1 is the worst. Models are more consistent with few points."""
@@ -46,14 +46,14 @@ Ask = Callable[[Sequence[Query]], Awaitable[list[Answer]]]
 
 
 class JudgeSpec(Spec):
-    """The options of the score ``judge``: the model, and what a good answer is."""
+    """The options of the score ``judge``: the model, and the rubric for good answers."""
 
     backend: WriterSpec
     rubric: Annotated[str, Field(min_length=1, max_length=4000)]
 
 
 class Pair(NamedTuple):
-    """Preference for a text over another, in each order: 1 is better, 0.5 a tie, 0 worse."""
+    """Whether a text is better (1), equal (0.5) or worse (0) than another, in both orders."""
 
     shown_first: float
     shown_second: float
@@ -76,7 +76,7 @@ class Judge:
     ask: Ask | None = None
 
     async def __call__(self, generated: str, example: Example) -> Score:
-        """Return the model's grade, from 0 to 1, and its reason; `ValueError` without a grade."""
+        """Return the model's grade, from 0 to 1, and its reason, or raise `ValueError`."""
         (answer,) = await self._answers(self.query(generated, example))
         points = answer.get("score")
         if isinstance(points, bool) or not isinstance(points, (int, float)):
@@ -113,7 +113,7 @@ class Judge:
     async def preferences(
         self, texts: Sequence[str | None], others: Sequence[str | None], examples: Sequence[Example]
     ) -> list[Pair | None]:
-        """Compare the texts on each example (`prefer`); None where a model failed."""
+        """Compare the two texts of each example (`prefer`); None if a model failed on them."""
 
         async def pair(row: tuple[str | None, str | None, Example]) -> Pair | None:
             text, other, example = row
@@ -150,7 +150,7 @@ class Judge:
         shown |= answers
         names = "|".join(map(re.escape, shown))
         tag = re.compile(rf"<(?=\s*/?\s*({names})\s*>)", re.IGNORECASE)
-        # A tag inside a text is escaped, so that a text ends at its own tag only.
+        # A tag inside a text is escaped, so that a text cannot end before its closing tag.
         texts = "\n".join(
             f"<{name}>\n{tag.sub('&lt;', str(text))}\n</{name}>" for name, text in shown.items()
         )
@@ -181,7 +181,7 @@ def judge_of(options: Mapping[str, Any], task: TaskSpec, folder: str | Path = ".
 
 
 def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | None:
-    """Return the score function of a run: a ready function, a judge, or an imported function."""
+    """Return a run's score function: a built-in function, a judge, or an imported function."""
     if task.loss != "score":
         return None
     if task.score is None:
@@ -193,8 +193,8 @@ def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | No
         ((name, options),) = task.score.items()
         if name == "judge":
             return judge_of(options, task, base_dir)
-        return ready_score(name, task.label_field, options)
+        return built_in_score(name, task.label_field, options)
     if task.score in SCORES:
-        return ready_score(task.score, task.label_field, {})
+        return built_in_score(task.score, task.label_field, {})
     function: ScoreFunction = load_object("task.score", task.score, base_dir, group="fedone.scores")
     return function

@@ -1,4 +1,4 @@
-"""Label words: those that a model supports, and those that its answers show."""
+"""Checks of label words: whether a model supports them, and whether its answers show them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FEW = 8  # A warning is logged after this many answers if none of them has a la
 _MAX_SETS = 256  # Callers of a gateway may use different label words.
 _MAX_NAMED = 5
 # An error names a token, or the beginning of a written answer, only if this many answers have it.
-# Then it is how the model often begins, and not a word of one private input.
+# A rarer text could repeat a word of one private input.
 _MIN_REPEATS = 3
 _BEGINNING_WORDS = 3
 
@@ -40,7 +40,7 @@ _BEGINNING_WORDS = 3
 async def check_label_words(
     backend: LLMBackend, words: tuple[str, ...], form: Rendered = ()
 ) -> None:
-    """Check label words and form like `LLMBackend.check`, and report all wrong words."""
+    """Check label words like `LLMBackend.check`, and report all wrong words in one error."""
     try:
         await backend.check(words, form)
     except LabelWordError:
@@ -67,7 +67,7 @@ async def valid_words(
     *,
     apart_from: Sequence[str] = (),
 ) -> list[str]:
-    """Return the supported label words, each in one spelling, without those of `apart_from`."""
+    """Return the supported words, each in one spelling, without words in `apart_from`."""
     taken = {word.strip().casefold() for word in apart_from}
     valid = []
     for word in dict.fromkeys(words):
@@ -83,7 +83,7 @@ async def valid_words(
 
 
 def spellings_of(text: str) -> Iterator[str]:
-    """Yield spellings of a text and of its words, with a leading space and in lower case."""
+    """Yield a text and each of its words with a leading space, in lower case and as written."""
     words = " ".join(re.split(r"[\W_]+", text)).strip()
     for part in (words, *words.split(), text.strip()):
         if part:
@@ -94,9 +94,9 @@ def spellings_of(text: str) -> Iterator[str]:
 async def usable_vocabulary(
     backend: LLMBackend | None, spec: RunSpec, vocabulary: Vocabulary
 ) -> Vocabulary:
-    """Drop built-in sets of label words that a model does not support.
+    """Drop the built-in candidates of the slot ``labels`` that a model does not support.
 
-    User-defined sets are kept; the run rejects invalid ones at its start.
+    User-defined candidates are kept; a run with unsupported ones is refused at its start.
     """
     shipped = any(
         isinstance(source, label_sets.LabelsSource) and not source.sets
@@ -105,7 +105,7 @@ async def usable_vocabulary(
     if backend is None or not shipped:
         return vocabulary
     dropped = []
-    for candidate in vocabulary.candidates_of(LABELS)[1:]:  # The first set is the task's.
+    for candidate in vocabulary.candidates_of(LABELS)[1:]:  # The first set has the task's words.
         try:
             for form in forms_of(spec.task, vocabulary):
                 await backend.check(label_sets.label_words(candidate), form)
@@ -122,9 +122,9 @@ class _Count:
 
     answers: int = 0
     unseen: int = 0  # Answers without any of the label words.
-    beginnings: Counter[str] = field(default_factory=Counter)  # Of these answers.
-    seen: Counter[str] = field(default_factory=Counter)  # By label word.
-    # By label word, answers with a token that is only the beginning of the word.
+    beginnings: Counter[str] = field(default_factory=Counter)  # First words of unseen answers.
+    seen: Counter[str] = field(default_factory=Counter)  # Number of answers with each label word.
+    # Number of answers with a token that is only the beginning of a label word.
     prefixed: Counter[str] = field(default_factory=Counter)
     devices: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
@@ -141,11 +141,11 @@ class _Count:
 class LabelWatch:
     """Counts answers without label words, and refuses queries if most answers have none.
 
-    The first `NUM_WATCHED` answers for each set of label words are counted. As soon as more than
-    half of them are certain to have none of the words, or to show only the beginning of a word that
-    no answer shows as a whole, further queries with these words are refused, until `reset`. Queries
-    with other label words are still sent. With `written`, the answers are written words and not
-    shown tokens.
+    The first `NUM_WATCHED` answers for each set of label words are counted. If over half of this
+    number have none of the words, queries with these words are refused until `reset`. The same
+    happens if over half show only the beginning of a label word, and no answer shows the whole
+    word. Queries with other label words are still sent. If `written` is true, answers are written
+    words; otherwise they are shown tokens.
     """
 
     def __init__(self, *, model: str, url: str, written: bool = False) -> None:
@@ -214,12 +214,12 @@ class LabelWatch:
         named = ", ".join(map(repr, (split or words)[:_MAX_NAMED]))
         named += ", ..." if (split or words)[_MAX_NAMED:] else ""
         answers = f"of the first {count.answers} answers of model {self._model!r}"
-        advice = "ask it for one of these words and nothing else at the end of the template"
+        advice = "ask for one of these words and nothing else at the end of the template"
         if split:
             problem = (
                 f"none {answers} shows the label word {named}, and most show its beginning, so it "
-                "is several tokens: choose label words of one token, such as ' A', ' B' with a "
-                f"slot of candidates: codes, or {SAMPLES_ADVICE}"
+                "has several tokens: choose words of one token, such as ' A' and ' B' (a slot "
+                f"with candidates: codes explains them), or {SAMPLES_ADVICE}"
             )
         elif self._written:
             problem = (
@@ -231,8 +231,8 @@ class LabelWatch:
             problem = (
                 f"{count.unseen} {answers} show none of the label words {named} among the "
                 "likeliest tokens, so their losses are meaningless: choose label words that the "
-                f"model writes, {advice}, ask a base model with api: completions and an instruct "
-                f"model with api: chat, or {SAMPLES_ADVICE}"
+                f"model writes, {advice}, set api: completions for a base model or api: chat for "
+                f"an instruct model, or {SAMPLES_ADVICE}"
             )
         return LabelsNotShown(
             problem,

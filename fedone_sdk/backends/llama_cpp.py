@@ -18,15 +18,15 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.errors import MissingExtraError, SpecError
 
 _CONTEXT_LENGTH = 4096
-"""Default context length in tokens, at most the model's training length."""
+"""Default context length in tokens; less if the model was trained with less."""
 
 _NOT_QUANTISED = (0, 1, 32)  # float32, float16, bfloat16
 
 
 class _Plan(NamedTuple):
     inputs: list[list[int]]  # Token ids.
-    labels: list[tuple[int, ...]]
-    worst: Usage
+    labels: list[tuple[int, ...]]  # Token ids of each label word.
+    worst: Usage  # Exact, except for the length of generated texts.
 
 
 class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
@@ -39,8 +39,8 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
     The constructor reads the file's metadata. A worker thread loads the model on the first call
     that needs it.
 
-    The arguments are keys of ``kind: llama_cpp``; `model` is a file, or a name of
-    ``fedone models``.
+    The arguments are keys of ``kind: llama_cpp``; `model` is a file, or a name that
+    ``fedone models`` lists.
     """
 
     answers = frozenset[base.Want]({"labels", "text"})
@@ -91,7 +91,7 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
     def _load_model(self) -> LlamaEngine:
         """Load the model, by default with one thread per core that a first pass can use.
 
-        On busy cores fewer threads are faster, because they wait for each other in every layer.
+        On busy cores fewer threads are faster, because threads wait for each other in every layer.
         """
 
         def load(threads: int) -> LlamaEngine:

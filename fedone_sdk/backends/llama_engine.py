@@ -25,8 +25,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens local URLs without the environment's proxy."""
 
 _FIRST_PROBS = 256
-"""Number of next tokens in the first request. The engine needs about 10 microseconds per token,
-and nearly all label words are among these."""
+"""How many of the likeliest next tokens the first request returns. One takes 10 microseconds, and
+nearly all label words are among these."""
 
 _TIMED_TOKENS = 32
 
@@ -73,7 +73,7 @@ class LlamaEngine:
         if exact:
             params.flash_attn_type = engine.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
             params.cache_type_k = params.cache_type_v = engine.ggml_type.GGML_TYPE_F32
-        # State of an earlier call must not change an answer.
+        # No cache between calls, because an earlier call must not change an answer.
         params.cache_ram_mib = 0
         # With the full cache a sliding-window model can resume from any earlier token.
         params.swa_full = True
@@ -98,7 +98,7 @@ class LlamaEngine:
         self._bos = str(self._request("/props")["bos_token"])
 
     def used_cores(self) -> float:
-        """Return the mean number of cores that a pass over some tokens used."""
+        """Return the mean number of cores that were busy during a pass over some tokens."""
         for _ in range(2):  # The first pass is a warm-up.
             wall_s, cores_s = time.perf_counter(), time.process_time()
             self._shown([self._sampled] * min(_TIMED_TOKENS, self.context_length // 2), fresh=True)
@@ -107,7 +107,7 @@ class LlamaEngine:
     def next_log_probs(
         self, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]
     ) -> list[dict[int, float]]:
-        """Return the log-probabilities of the `wanted` and other tokens after each prompt, nats."""
+        """Return the log-probabilities of each prompt's next tokens, including all in `wanted`."""
         rows = []
         for number, (prompt, tokens) in enumerate(zip(prompts, wanted, strict=True)):
             shown = self._shown(prompt, fresh=number == 0)
@@ -142,12 +142,12 @@ class LlamaEngine:
     ) -> list[Written]:
         """Generate greedily after each prompt, up to one of the stop texts.
 
-        With a JSON schema, the text is an object that the schema allows, or its beginning.
+        With a JSON schema, the text is an object that the schema allows, unless it is cut off.
         """
         form = {"json_schema": json.loads(schema)} if schema else {}
         written = []
         for prompt in prompts:
-            # No prefix is reused, so that a text does not depend on earlier texts.
+            # No computed prefix is reused, so that a text does not depend on earlier texts.
             choice = self._complete(
                 prompt,
                 fresh=True,
@@ -261,10 +261,10 @@ class GgufEncoder(CausalEncoder):
         self._max_length = engine.context_length
         self._apply_template = engine.apply_template if has_template else None
         self.frames = {}
-        self._place_special_tokens(Path(engine.name))
+        self._read_special_tokens(Path(engine.name))
 
     def special_names(self, text: str) -> list[str]:
-        """Return the special tokens in a text: those whose name, as plain text, is other tokens."""
+        """Return a text's special tokens: as plain text, their names are tokenised differently."""
         return [
             name
             for token, name in dict(self._engine.tokenise(text, special=True)).items()
@@ -272,7 +272,7 @@ class GgufEncoder(CausalEncoder):
         ]
 
 
-# The engine silently substitutes a default for a missing chat template, so the file is read here.
+# The engine uses a default template if the file has none; the code below detects this case.
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 

@@ -1,4 +1,4 @@
-"""The client of a model: cache, split, retries, rate limits and budget of a query."""
+"""The client of a model, which adds a cache, retries, rate limits and budgets to a backend."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class ModelClient(Wrapper):
     not sent. After the answer the actual cost is charged, and the remainder is released. A request
     of unknown cost (a timeout, a cancelled caller) is charged in full. If a provider bills more
     than the quote, the actual cost is charged, and later quotes are higher (`Billing`). A cap may
-    be exceeded by such a surplus. With `retry` only one request can exceed it, because the first
-    request of each kind, and the next request after each surplus, are sent alone.
+    be exceeded by such a surplus. With `retry` only one request can exceed a cap: the first
+    request of each kind is sent alone, and also the next request after each surplus.
 
     Args:
-        inner: The adapter.
+        inner: The adapter: the backend that sends the requests.
         cache: If None, no answers are stored.
         retry: If None, each request is sent once.
         limits: If None, no request is delayed.
@@ -108,7 +108,7 @@ class ModelClient(Wrapper):
 
         Returns:
             The answer. `usage` is the sum over all requests, in money too. `limits` come from the
-            last request. `model` is the first input's model, or the first one that differs.
+            last request. `model` is the first input's model, or the first other model.
 
         Raises:
             BackendBlocked: The breaker is open, a setting, key or quota must change, or the file of
@@ -123,7 +123,7 @@ class ModelClient(Wrapper):
             asked = query.part(part)
             try:
                 answer = await self._answered(asked, sent)
-            except BackendRefused as exc:  # Some input is refused; sending halves finds it.
+            except BackendRefused as exc:  # Each half is sent again, to find the refused inputs.
                 sent.append(failed(asked, exc.usage or NOTHING))
                 half = len(part) // 2
                 return [*await send(part[:half], keep), *await send(part[half:], keep)]
@@ -186,7 +186,7 @@ class ModelClient(Wrapper):
         return (self._retries and self._retries.trouble) or self.inner.trouble
 
     def reset(self) -> None:
-        """Forget recorded failures: the next request is the breaker's probe."""
+        """Forget recorded failures; the next request is then sent even if the breaker is open."""
         if self._retries is not None:
             self._retries.reset()
         self._refusals.reset()
@@ -258,7 +258,7 @@ def _rows(answer: Answer) -> list[Answer]:
             log_probs=(row,),
             texts=answer.texts[place : place + 1],
             usage=NOTHING,
-            # The counts are not known per input, so the first answer has all of them.
+            # These numbers are not known per input, so the first answer gets the totals.
             censored=0 if place else answer.censored,
             cached=0 if place else answer.cached,
         )

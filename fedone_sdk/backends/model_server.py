@@ -36,7 +36,7 @@ _RETRYABLE = frozenset({408, 409, 425, 429})
 # Sent by proxies; the server behind the proxy may have processed the request.
 _OUTCOME_UNKNOWN = frozenset({502, 504, *range(520, 528)})
 _NOT_SENT = ClientConnectorError, aiohttp.ClientHttpProxyError, aiohttp.ConnectionTimeoutError
-# Errors of a connection that broke in use; other TLS errors come from the configuration.
+# TLS errors of a connection that broke; other TLS errors come from the configuration.
 _TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _CONNECT_S = 10.0
 # Headers that select the billed organisation and project of a key, by environment variables.
@@ -53,7 +53,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 """Maximum length of an answer: a list of inputs, each with the log-probabilities of many tokens."""
 _MAX_TOKENS = 2**32
 """Maximum number of tokens that one answer can report, so that sums of reports stay exact."""
-# Runs in linear time: an unclosed script extends to the end of the text, any other tag to the next.
+# Linear time: an unclosed script extends to the end of the text, and other tags have no inner "<".
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?(?:</\1>|\Z)|<[a-z/!][^<>]*>")
 _MESSAGE_FIELDS = (
     *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
@@ -100,7 +100,7 @@ class ModelServer:
 
     Args:
         model: The server's name for the model.
-        base_url: URL with its ``/v1``, or a URL of Azure with its query; None means `OPENAI_URL`.
+        base_url: URL up to ``/v1``, or an Azure URL with its query; None means `OPENAI_URL`.
         api_key_env: Environment variable that contains the key; if None, no key is sent.
         timeout_s: Time limit of a request, in seconds. The connect timeout is half of it, at most
             10 s.
@@ -154,7 +154,7 @@ class ModelServer:
                 # Servers close idle connections after 5 s or more. A request sent at that moment
                 # is lost, at unknown cost, so the client closes idle connections earlier.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
-                # The connect timeout expires first, and proves that nothing was sent.
+                # Expires before `timeout_s`; a connect timeout proves that nothing was sent.
                 timeout=aiohttp.ClientTimeout(connect=min(_CONNECT_S, self.timeout_s / 2)),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -213,7 +213,7 @@ class ModelServer:
         """
         status, message = reply.status, self.message_of(reply)
         facts: dict[str, Any] = {"url": self.url, "said": message, "usage": ONE_REQUEST}
-        if status == 401:  # Servers may repeat the key.
+        if status == 401:  # The message is left out, because it may contain the key.
             change = "set api_key_env" if self._key_env is None else "put a valid one in its place"
             facts |= {"said": "", "key_env": self._key_env}
             return BackendBlocked(f"the key is missing or not valid: {change}", **facts)
@@ -313,7 +313,7 @@ def usage_of(usage: object, quoted: Usage, minimum: Usage) -> Usage:
 
     Args:
         usage: The provider's report.
-        quoted: The request's quote; used for tokens that are not reported.
+        quoted: Upper bound on the usage; used for tokens that are not reported.
         minimum: Lower bound on the tokens that were sent and written. A lower report is ignored.
     """
     prompt = _tokens(usage, "prompt_tokens")
@@ -332,7 +332,7 @@ def usage_of(usage: object, quoted: Usage, minimum: Usage) -> Usage:
 
 
 def cached_tokens(usage: object, prompt_tokens: int) -> int:
-    """Return how many of a request's prompt tokens were in the provider's cache, by its report."""
+    """Return how many of a request's prompt tokens the provider reports as cached."""
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     cached = _tokens(details, "cached_tokens") or _tokens(usage, "prompt_cache_hit_tokens") or 0
     return min(cached, prompt_tokens)
@@ -416,7 +416,7 @@ def _parsed(status: int, content: bytes, headers: Mapping[str, str]) -> Reply:
     first = choices[0] if isinstance(choices, list) and choices else None
     first = first if isinstance(first, dict) else {}
     error = body if body.get("object") == "error" else body.get("error") or first.get("error")
-    # OpenRouter reports "stop" for an answer that its provider broke off.
+    # If a provider breaks off, OpenRouter shows the error only in `native_finish_reason`.
     reasons = str(first.get("finish_reason")), str(first.get("native_finish_reason"))
     failures = [reason for reason in reasons if "error" in reason]
     if not error and not failures:

@@ -27,8 +27,8 @@ _GROUP = 8
 
 class _Plan(NamedTuple):
     clozes: list[Cloze]
-    labels: list[int]
-    worst: Usage
+    labels: list[int]  # The token id of each label word.
+    worst: Usage  # The exact usage.
 
 
 class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
@@ -58,7 +58,7 @@ class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """``onnx:<folder name>:<sha256>``, the first 16 hex digits over model and tokenizer."""
+        """``onnx:<folder name>:<16 hex digits of sha256>`` of the model and the tokeniser."""
         content = self._model_file.read_bytes() + self._tokenizer_file.read_bytes()
         return f"onnx:{self._name}:{sha256(content).hexdigest()[:16]}"
 
@@ -76,7 +76,7 @@ class OnnxBackend(LocalBackend[_Plan, ClozeEncoder, "_MaskedModel"]):
         return _Plan(clozes, labels, one_query(num_tokens))
 
     async def shortened(self, query: Query) -> list[list[int]]:
-        # All token ids: the fingerprint does not determine the maximum length.
+        # The maximum length is not in the fingerprint, so the cache key has all token ids.
         return [cloze.ids for cloze in (await self._prepared(query)).clozes]
 
     def _run(self, query: Query, plan: _Plan) -> Answer:

@@ -1,4 +1,4 @@
-"""Backend for OpenAI's models and servers with its API, chat or completions."""
+"""Backend for OpenAI's models, and for servers with OpenAI's chat or completions API."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MAX_INPUT_TOKENS = 1024
 
 _MAX_BYTES = 4 * 1024 * 1024  # An answer to one input, or the list of models, is shorter.
 _CHOICE_TOKENS = 64  # Enough for a label word inside JSON.
-_COMPLETIONS_OVERHEAD = 4  # The start token, for models that have one.
+_COMPLETIONS_OVERHEAD = 4  # Bound on the start tokens of a prompt.
 _WEIGHTS = ("n_params", "size", "ftype")
-_ADVICE = "use codes, such as ' A', with a slot of candidates: codes"
+_ADVICE = "use codes, such as ' A', and explain them in a slot with candidates: codes"
 
 
 class _Prepared(NamedTuple):
@@ -47,10 +47,10 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     Log-probabilities come from the most likely tokens that the provider shows, up to 20. A label's
     log-probability is the logsumexp over the shown tokens that spell its whole word, ignoring case
     and a leading space; a token that is only the start of the word does not count. A label without
-    a shown token gets an upper bound: the probability of the least likely shown token, or what the
-    shown probabilities leave of 1 if that is less. `Answer.censored` counts these labels.
+    a shown token gets an upper bound: the probability of the least likely shown token, or 1 minus
+    the sum of the shown probabilities if that is less. `Answer.censored` counts these labels.
 
-    The form of requests is adapted to the server's refusals (`RequestForm`).
+    The format of requests is changed after a server's refusal (`RequestForm`).
 
     The arguments are keys of ``kind: openai``. `model` may end with a ``system_fingerprint``, as
     results print it: ``NAME (system_fingerprint fp_1)``. Answers with another fingerprint are then
@@ -143,7 +143,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         """Send one request for a query of one input.
 
         The answer is None if it is filtered by the provider, refused by the model, or empty. If
-        several samples are requested, filtered, refused and empty ones are left out of the counts.
+        several answers are sampled, filtered, refused and empty answers are not counted.
 
         Raises:
             LabelsNotShown: Most of the first answers showed none of the label words.
@@ -236,7 +236,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         self._check_form(parts)
         messages = messages_of(parts) if is_chat(parts) else [Message("user", parts)]
         schema = self._schema(query)
-        # Bound on the tokens of the frames of later messages, and of the JSON schema.
+        # Bound on the tokens that all messages but the first, and the JSON schema, add.
         around = (len(messages) - 1) * tokens.OPENAI_CHAT_OVERHEAD
         around += 0 if schema is None else len(json.dumps(schema).encode())
         texts = [message.parts for message in messages]
@@ -372,7 +372,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             reply = await self._server.send("/models")
         if reply.status == 401:
             raise self._server.error_of(reply)
-        if reply.is_error:  # The key may have access to the model without access to the list.
+        if reply.is_error:  # A key may have access to the model, but not to the list.
             self._list_error = self._server.error_of(reply) if reply.status >= 500 else None
             return None
         entries = reply.body.get("data") if isinstance(reply.body, dict) else reply.body

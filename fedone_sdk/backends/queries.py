@@ -1,4 +1,4 @@
-"""From a task to queries, answers and predictions."""
+"""Makes queries from a task's rows, and predictions from the answers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 CONCURRENCY = 32
-"""Number of concurrent queries. More of them would only wait for the rate limit."""
+"""Number of concurrent queries. More queries would only wait for the rate limit."""
 
 _MAX_STARTS = 8
 """Number of queries that start before the event loop gets control; a start takes up to 0.5 ms."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
-    # Preferred first. By log-probabilities, the likeliest label is what the model would write.
+    # The first supported kind is used. The likeliest label is what the model would write.
     "zero_one": ("labels", "choice"),
     "nll": ("reference",),
     "score": ("text",),
@@ -117,7 +117,8 @@ def texts_of(queries: Sequence[Query], answers: Sequence[Answer]) -> list[str | 
 def _cut_at_stop(query: Query, text: str) -> str:
     """Cut a text at the first stop string, and at the maximum length in a message.
 
-    Not every model stops at a stop string, and the loss must be the same on server and device.
+    Not every model stops at a stop string. The length is cut on the server as in messages to
+    devices, so that both compute the same loss.
     """
     for stop in query.stop:
         text = text.partition(stop)[0]
@@ -125,7 +126,7 @@ def _cut_at_stop(query: Query, text: str) -> str:
 
 
 def check_answer(query: Query, answer: Answer) -> None:
-    """Check that an answer has the form that its query needs. A backend may be user code."""
+    """Check that an answer has the values that its query needs. A backend may be user code."""
     rows = rows_of(query, answer)
     if len(rows) != len(query.inputs):
         raise ValueError(f"{len(rows)} answers were given to {len(query.inputs)} inputs")
@@ -200,8 +201,8 @@ class Prediction:
 
     Attributes:
         task: The task; the metric and the loss apply its label bias.
-        rows: Per example, the log-probabilities without the label bias, or the text's score; None
-            if the model or the score function failed on it.
+        rows: Per example, the log-probabilities without the label bias, or the score of the
+            text; None if the model or the score function failed.
         censored: Number of log-probabilities that are upper bounds.
     """
 

@@ -1,4 +1,4 @@
-"""Rate limiting with fair queueing between payers."""
+"""Rate limits, with fair queueing between payers (the budgets that requests are charged to)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedone_sdk.spec import LimitsSpec
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """The amount of a unit in a sent request; `total` sums the quotes up to this request."""
+    """The requests or tokens of one sent request; `total` includes all requests before it."""
 
     at: float
     amount: int
@@ -25,14 +25,14 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Meter:
-    """Counts a unit against the configured limit and the provider's remaining limit."""
+    """Counts requests or tokens against the configured and the provider's remaining limit."""
 
     per_minute: float | None
     _recent: deque[_Sent] = field(default_factory=deque)
-    _total: int = 0
-    _allowed: int = 0
-    _allowed_by: int = -1
-    _allowed_until: float = 0.0
+    _total: int = 0  # Amount of all sent requests.
+    _allowed: int = 0  # The total up to which the provider allows requests.
+    _allowed_by: int = -1  # The total of the request whose answer reported this.
+    _allowed_until: float = 0.0  # When the provider's limit resets.
 
     def ready_at(self, amount: int, now: float) -> float:
         """Return the time from which an amount may be sent; it may be in the past."""
@@ -82,7 +82,7 @@ class RateLimiter:
     (`BackendUnavailable.retry_after_s`) applies to all requests. Payers take turns (round robin),
     so that a payer with many waiting requests does not delay other payers.
 
-    The quoted number of tokens counts until the answer reports the actual number. A request with
+    The upper bound on tokens counts until the answer reports the actual number. A request with
     more tokens than the limit per minute is sent after a minute without other requests.
 
     Args:
@@ -155,7 +155,7 @@ class RateLimiter:
             raise
 
     def _pump(self) -> None:
-        """Give the next request its turn. One request starts per turn of the event loop."""
+        """Start the next request, if the limits allow it; at most one per event loop iteration."""
         loop = asyncio.get_running_loop()
         self._pumping = None
         if self._under_way >= self._concurrency or (head := self._next()) is None:

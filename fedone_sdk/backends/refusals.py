@@ -1,4 +1,4 @@
-"""Whether a model refuses one input, or every input of a form."""
+"""Decides whether a model refuses one input, or every input of the same form (`Refusals`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedone_sdk.errors import BackendRefused, FormBlocked
 _log = structlog.get_logger(__name__)
 
 _IN_A_ROW = 3
-"""Refusals in a row after which the neutral input is sent; doubled each time it is answered."""
+"""Refusals in a row after which the neutral input is sent (`Refusals`); doubled each time."""
 
 _MAX_IN_A_ROW = {False: 16, True: 128}
-"""Refusals in a row after which a form is refused; the key is whether an input was answered."""
+"""Refusals in a row after which a form is refused, by whether one of its inputs was answered."""
 
 _MAX_FORMS = 256  # Callers of a gateway may use different tasks.
 _NEUTRAL = "text"
@@ -28,8 +28,8 @@ _NEUTRAL = "text"
 @dataclass(slots=True)
 class _Form:
     answered: bool = False
-    refused: int = 0  # In a row.
-    # Devices of these refusals; None for other callers.
+    refused: int = 0  # Refusals in a row.
+    # The devices whose inputs were refused in a row; None for other callers.
     devices: set[tuple[str, ...] | None] = field(default_factory=set)
     probe_at: int = 1  # Number of refusals after which the neutral input is sent.
     is_probing: bool = False
@@ -47,13 +47,13 @@ class _Form:
 
 
 class Refusals:
-    """Decides whether a refusal concerns one input or all inputs of a form.
+    """Tests after a refusal whether the model refuses all inputs of a form.
 
-    The form of an input is all of it except the texts of its fields and its prompt. The neutral
-    input of a form has a fixed word in place of these texts, so that no caller can block the form
-    for others. It is sent after a refusal while no input of the form has been answered, and after
-    `_IN_A_ROW` refusals in a row. If the neutral input is answered, only the refused inputs fail.
-    If it is refused, all requests of this form are refused until `reset`. A form is also refused
+    Inputs have the same form if they differ only in the texts of their fields and prompts. The
+    neutral input, a test, has a fixed word in place of these texts, so that no caller's texts can
+    block others. It is sent after the first refusal if no input of the form has been answered, and
+    otherwise after `_IN_A_ROW` refusals in a row. If it is answered, only the refused inputs fail.
+    If it is refused, all requests of the form are refused until `reset`. They are also refused
     after `_MAX_IN_A_ROW` refusals in a row, unless all come from one device.
 
     Args:
@@ -67,7 +67,7 @@ class Refusals:
 
     @property
     def unsure(self) -> bool:
-        """Whether a form may be refused, so that requests are sent one at a time."""
+        """Whether the model may refuse all inputs of some form; requests are then sent alone."""
         return any(form.unsure for form in self._forms.values())
 
     def admit(self, query: Query) -> None:
@@ -107,7 +107,7 @@ class Refusals:
         self._forms.clear()
 
     async def _decide(self, form: _Form, neutral: Query, refusal: BackendRefused) -> Usage:
-        """Return the usage of the refused request and of the neutral input, if that was sent."""
+        """Send the neutral input if it is due; return its usage plus the refused request's."""
         form.refused += 1
         spent = refusal.usage or NOTHING
         if form.hopeless:

@@ -1,4 +1,4 @@
-"""The form of requests to one server, which is adapted to the server's refusals."""
+"""Builds requests to one server, and changes their format after a refusal."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ CONTINUING: Mapping[str, Mapping[str, Any]] = {
     "llamacpp": {},
     "vllm": {"add_generation_prompt": False, "continue_final_message": True},
 }
-"""Extra fields of a request whose last message is the assistant's, by the `owned_by` of the model;
-other servers do not continue such a message."""
+"""Extra fields for a request that ends with the beginning of the answer, by the `owned_by` that the
+server reports for the model. Other servers do not continue such an answer."""
 
 Contents = Sequence[tuple[str, str]]
 """One input as messages: (role, text) pairs."""
@@ -52,11 +52,11 @@ def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RequestForm:
-    """Builds the requests to a server, and adapts their form to its refusals.
+    """Builds the requests to a server, and changes their format after a refusal.
 
-    A refusal may name the limit of completion tokens, the number of shown tokens, the number of
-    answers, the temperature, the JSON schema, or the form of messages. Then the form is changed in
-    this point, at most once, and `FormChanged` is raised.
+    A refusal may name the field for the maximum length of an answer, the number of shown tokens,
+    the number of answers, the temperature, the JSON schema, or the format of messages. Then later
+    requests are changed in this respect, and `FormChanged` is raised.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RequestForm:
         num_top = self._num_top if query.want == "labels" else None
         body: dict[str, Any] = {"model": self._server.model, "service_tier": self._tier}
         if "temperature" not in self._changes:
-            # At 1 servers do not scale log-probabilities; at 0 a written answer is not random.
+            # Temperature 1 does not scale log-probabilities; at 0 a written answer is not random.
             body["temperature"] = 0 if query.want in ("choice", "text") else 1
         if not self._is_chat:
             body |= {"prompt": contents[0][1], "max_tokens": max_tokens, "logprobs": num_top}
@@ -117,7 +117,7 @@ class RequestForm:
         ]
 
     def adapt(self, reply: Reply, contents: Contents, samples: int) -> None:
-        """Change the form of the next requests in the point that a refusal names.
+        """Change the format of later requests in the respect that a refusal names.
 
         Args:
             reply: The refusal.
@@ -125,7 +125,7 @@ class RequestForm:
             samples: Number of answers that the query asked for.
 
         Raises:
-            FormChanged: The next attempt has another form.
+            FormChanged: The next attempt has another format.
             BackendError: The input does not fit the model, or a setting must change.
         """
         if reply.status not in (400, 403, 422):
@@ -140,7 +140,7 @@ class RequestForm:
         if reply.codes & _TOO_LONG:
             raise BackendRefused(
                 "an input is longer than the model's context: shorten the template or the prompt, "
-                "lower max_input_tokens (a tokenizer counts them exactly), or start the server "
+                "lower max_input_tokens (set tokenizer to count exactly), or start the server "
                 "with a longer context",
                 **facts,
             )
@@ -214,6 +214,6 @@ class RequestForm:
         url = self._server.url
         _log.warning("requests are adapted to the model's server", url=url, change=change)
         return FormChanged(
-            f"the server does not accept this form of request ({change}); the next attempt adapts",
+            f"the server does not accept this request format ({change}); the next attempt adapts",
             usage=ONE_REQUEST,
         )

@@ -28,14 +28,14 @@ class Retries:
     The delay before an attempt is the pause that the provider requests, plus exponential backoff
     with full jitter, and at most `max_wait_s`. The answer's usage is the sum over all attempts.
 
-    The first request of each kind is sent alone, so that a wrong key or setting costs one request.
-    The next request is sent alone too while `alone` returns true.
+    The first request of each kind (`Want`) is sent alone, so that a wrong key or setting costs one
+    request. Further requests are sent one at a time while `alone` returns true.
 
     The breaker opens after `breaker_failures` failed attempts in a row, over all requests, or at
-    the first `BackendBlocked`. While it is open, requests fail with `BackendBlocked`, also those
-    that wait; requests that are already sent complete. After `max_wait_s`, or after `reset`, one
-    request is sent as a probe, and all others wait for its result. `FormBlocked` does not open the
-    breaker, because it concerns one task.
+    the first `BackendBlocked`. While it is open, new and waiting requests fail with
+    `BackendBlocked`; requests that are already sent complete. After `max_wait_s`, or after `reset`,
+    one request is sent as a probe, and all others wait for its result. `FormBlocked` does not open
+    the breaker, because it concerns one task.
 
     Args:
         on_open: Called with the reason when the breaker opens.
@@ -56,9 +56,9 @@ class Retries:
         self._failures = 0  # Failed attempts in a row.
         self._tried: set[Want] = set()  # Kinds of which a request has completed.
         self._refusal: BackendBlocked | None = None  # Reason of the open breaker.
-        self._refuse_until = 0.0
-        self._openings = 0
-        self._probe: asyncio.Future[None] | None = None
+        self._refuse_until = 0.0  # End of the pause of the open breaker.
+        self._openings = 0  # How often the breaker has opened.
+        self._probe: asyncio.Future[None] | None = None  # Set while a request is sent alone.
 
     async def run(self, want: Want, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Return the answer of the first successful attempt."""
@@ -67,7 +67,7 @@ class Retries:
             try:
                 answer = await self._attempt(want, ask)
                 return replace(answer, usage=answer.usage + spent)
-            except errors.FormChanged as exc:  # The loop ends: a form does not change back.
+            except errors.FormChanged as exc:  # This loop is finite: no format is tried twice.
                 spent += exc.usage or NOTHING
                 continue
             except BackendUnavailable as exc:
@@ -96,7 +96,7 @@ class Retries:
         try:
             answer = await ask()
         except errors.FormBlocked:
-            self._answered(want, openings)  # Other tasks may work.
+            self._answered(want, openings)  # Requests of other tasks may succeed.
             raise
         except BackendBlocked as exc:
             if openings == self._openings:
@@ -104,7 +104,7 @@ class Retries:
                 self._open(exc)
             raise
         except errors.FormChanged:
-            raise  # `want` stays untried, so that the next form is sent alone too.
+            raise  # `want` stays untried, so that the next format is tried alone too.
         except BackendUnavailable as exc:
             if openings != self._openings:
                 raise  # The request was sent before the breaker opened.
@@ -130,7 +130,7 @@ class Retries:
                 probe.set_result(None)
 
     async def _admit(self, want: Want) -> asyncio.Future[None] | None:
-        """Wait until a request may be sent; return a future if it is the probe."""
+        """Wait until a request may be sent; return a future if the request is sent alone."""
         while want not in self._tried or self._refusal is not None or self._alone():
             loop = asyncio.get_running_loop()
             if self._probe is not None:
@@ -144,7 +144,7 @@ class Retries:
         return None
 
     def _open(self, reason: BackendBlocked) -> None:
-        # Without the traceback, which contains private texts.
+        # A new error without the traceback, which contains private texts.
         self._refusal = BackendBlocked(reason.summary, usage=NOTHING, **reason.private)
         self._refuse_until = asyncio.get_running_loop().time() + self._spec.max_wait_s
         self._openings += 1

@@ -1,4 +1,4 @@
-"""Tokenisers on this machine, counters of tokens, and the cut of inputs to a number of tokens."""
+"""Tokenisers on this machine, token counters, and the shortening of inputs to a token limit."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from fedone_sdk.files import user_path
 from fedone_sdk.task import Part, Rendered
 
 OPENAI_CHAT_OVERHEAD = 16
-"""Upper bound on OpenAI's tokens for the frame of one user message.
+"""Upper bound on the tokens that OpenAI's chat format adds to one user message.
 
 OpenAI's cookbook counts 7: 3 for a message, 1 for its role, 3 for the start of the answer. The
-margin is for later models, because a quote must not be less than the bill.
+margin is for later models, because the reserved amount must not be less than the bill.
 """
 
 CHAT_OVERHEAD = 128
-"""Upper bound on the tokens for the frame of one user message, on servers other than OpenAI. A chat
-template may add a system message (gpt-oss: 70 tokens)."""
+"""Upper bound on the tokens that a chat template adds to one user message, on other servers. It may
+add a system message (gpt-oss: 70 tokens)."""
 
 CHARS_PER_TOKEN = 16
 """Upper bound on the mean characters per token of a text, except for long runs of a character."""
@@ -47,7 +47,7 @@ _MAX_BYTES_PER_TOKEN = 16
 
 BYTES_PER_TOKEN = 2
 """Assumed bytes per token of an unknown tokeniser: English has about 4, texts in other scripts and
-code at least 2. If a model counts more tokens, `Billing` raises later quotes."""
+code at least 2. If a model counts more tokens, `Billing` raises later bounds."""
 
 _FILE = "tokenizer.json"
 
@@ -77,14 +77,14 @@ def fit_fields(
     chars: int,
     limit: str,
 ) -> tuple[list[Rendered], int]:
-    """Cut fields at their ends, the longest first, until the texts have `max_tokens` tokens.
+    """Cut the ends of fields, the longest first, to at most `max_tokens` tokens in all texts.
 
     Args:
         texts: Each is tokenised as a whole.
         max_tokens: Maximum number of tokens of all texts together.
         offsets: Returns the span of each token of each text.
         chars: Maximum number of characters of a field that are tokenised.
-        limit: Words for the error that explain `max_tokens`.
+        limit: Explains `max_tokens` in the error.
 
     Returns:
         The texts, and their number of tokens.
@@ -154,7 +154,7 @@ class TokenCounter(ABC):
         return len(self.spans(text))
 
     def min_tokens(self, count: int) -> int:
-        """Return a lower bound on the model's tokens of a text, from this counter's `count`."""
+        """Return the least number of model tokens in a text for which this counter has `count`."""
         return count if self.exact else -(-count * BYTES_PER_TOKEN // _MAX_BYTES_PER_TOKEN)
 
     def token_texts(self, text: str) -> list[str]:
@@ -179,7 +179,7 @@ class EstimatedCounter(TokenCounter):
     chars_per_token = BYTES_PER_TOKEN
 
     def spans(self, text: str) -> list[Span]:
-        """Return the characters that each run of `BYTES_PER_TOKEN` bytes belongs to."""
+        """Return the span of the characters of each run of `BYTES_PER_TOKEN` bytes."""
         char_of_byte = [
             index
             for index, character in enumerate(text)
@@ -252,7 +252,7 @@ def find_tokenizer(tokenizer: str | None, model: str) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def fetched_tokenizer(model: str) -> Path | None:
+def download_tokenizer(model: str) -> Path | None:
     """Download the ``tokenizer.json`` of a model on the hub; None if that fails."""
     if model.count("/") != 1 or model.startswith("/"):
         return None
@@ -280,7 +280,7 @@ def token_counter(*, model: str, tokenizer: str | None = None) -> TokenCounter:
         "tokens_estimated",
         model=model,
         reason=reason,
-        effect=f"quotes and max_input_tokens count one token per {BYTES_PER_TOKEN} bytes",
+        effect=f"reserved costs and max_input_tokens assume {BYTES_PER_TOKEN} bytes per token",
         change="set tokenizer",
     )
     return EstimatedCounter()

@@ -47,8 +47,8 @@ class Plan(NamedTuple):
     """The forward passes of a query, planned without the weights."""
 
     sequences: list[list[int]]  # Each is the token ids of one sequence.
-    picks: list[list[list[Pick]]]  # Per input and text to score, one pick per token of the text.
-    worst: Usage
+    picks: list[list[list[Pick]]]  # For each input and text to score: one per token of the text.
+    worst: Usage  # Exact, except for the length of generated texts.
 
 
 class TransformersBackend(LocalBackend[Plan, Encoder, "TorchModel"]):
@@ -142,7 +142,7 @@ def plan_of(encoder: Encoder, query: Query) -> Plan:
         return Plan(sequences, [], one_query(sum(map(len, sequences)), num_written))
     sequences, picks, num_tokens = [], [], 0
     for parts, endings in zip(query.inputs, encoder.endings(query), strict=True):
-        # The last token of a text is only scored: it is not part of the input.
+        # The last token of a text is scored, but is not part of the input.
         reserve = max(map(len, endings)) - 1
         start = encoder.encode(parts, reserve=reserve)
         num_tokens += len(start) + reserve
@@ -153,7 +153,7 @@ def plan_of(encoder: Encoder, query: Query) -> Plan:
 def _add_sequences(
     sequences: list[list[int]], start: list[int], endings: Sequence[list[int]]
 ) -> list[list[Pick]]:
-    """Add the sequences of one input; return the picks of each of its endings."""
+    """Add the sequences of one input; return the picks of each ending, which is a text to score."""
     indices: dict[tuple[int, ...], int] = {}
     picks = []
     for ending in endings:
@@ -175,7 +175,7 @@ class TorchModel:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.encoder, self._device = encoder, device
-        # Padding is masked out, so a causal model may be padded by any token.
+        # Padding is masked out, so a causal model may be padded with any token.
         self._pad_id, self._options = 0, {"use_cache": False}
         auto_class = "AutoModelForCausalLM"
         if isinstance(encoder, ClozeEncoder):
@@ -195,7 +195,7 @@ class TorchModel:
             )
 
     def score(self, plan: Plan) -> Answer:
-        """Return the log-probability of each text of each input."""
+        """Return the log-probability of each text to score, for each input."""
         picks = dict.fromkeys(pick for texts in plan.picks for text in texts for pick in text)
         values: dict[Pick, float] = {}
         for batch in self._batches(plan.sequences):
@@ -252,7 +252,7 @@ class TorchModel:
             if str(self._device).startswith("cuda"):
                 torch.cuda.empty_cache()
             raise BackendError(
-                f"{self._device} is out of memory at {MAX_SEQUENCES} inputs: "
+                f"{self._device} is out of memory for up to {MAX_SEQUENCES} sequences: "
                 "set dtype: bfloat16, or use a smaller model or batch_size"
             ) from exc
         except (RuntimeError, IndexError, ValueError) as exc:  # Raised by torch for a bad input.

@@ -23,7 +23,7 @@ _PROBE = "The film's  cast: 3 naïve\n actors, 1 24 日本 Ω."
 """A text to compare tokenisers, which differ in scripts, numbers, line breaks and spaces."""
 
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Exceptions from reading an answer that has another form than vLLM's."""
+"""Exceptions from reading an answer that has another format than vLLM's answers."""
 
 _T = TypeVar("_T")
 _Rows = tuple[tuple[float, ...], ...]
@@ -50,7 +50,7 @@ class ServedModel:
     probe: list[int]  # The tokens of `_PROBE`, without special tokens.
 
     def __str__(self) -> str:
-        return f"{self.root} of vLLM {self.version} for {self.max_length} tokens"
+        return f"{self.root} on vLLM {self.version} with {self.max_length} tokens"
 
 
 class VllmBackend(ServerBackend[_Request]):
@@ -62,10 +62,10 @@ class VllmBackend(ServerBackend[_Request]):
     Log-probabilities are over the whole vocabulary, independent of the server's sampling settings
     (with ``--logprobs-mode raw_logprobs``, the default). The client tokenises texts, so that names
     of special tokens are plain text, and inputs that are too long are shortened. Without a local
-    ``tokenizer.json`` the client downloads the model's file from the hub.
+    ``tokenizer.json`` the client downloads this file from the Hugging Face hub.
 
-    `check` reads the maximum length, the start tokens and the kind of model from the server, and
-    must precede `fingerprint` and `worst_case`.
+    `check` reads the maximum length, the start tokens and the kind of model from the server. Call
+    it before `fingerprint` and `worst_case`.
 
     The arguments are keys of ``kind: vllm``. With `multi_token_labels` each input is sent once per
     label word.
@@ -260,7 +260,7 @@ class VllmBackend(ServerBackend[_Request]):
                 chat.warn_of_raw_template(self._model)
 
     async def _fetch_frame(self, parts: Rendered) -> None:
-        """Fetch the frame of a chat from the server, unless it is cached."""
+        """Fetch the frame of a chat (the template's text around messages), unless it is cached."""
         encoder = self._encoder
         if not chat.is_chat(parts) or not isinstance(encoder, CausalEncoder):
             return
@@ -348,7 +348,7 @@ class VllmBackend(ServerBackend[_Request]):
     async def _make_encoder(self, served: ServedModel) -> CausalEncoder | ClozeEncoder:
         file = self._tokenizer_file or tokens.find_tokenizer(None, served.root)
         if file is None:
-            file = await asyncio.to_thread(tokens.fetched_tokenizer, self._model)
+            file = await asyncio.to_thread(tokens.download_tokenizer, self._model)
         if file is None:
             raise BackendBlocked(
                 f"the tokeniser of {self._model!r} is neither on this machine nor on the hub: set "

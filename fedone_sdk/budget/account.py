@@ -1,4 +1,7 @@
-"""Caps on usage, and the account of a cap: amounts spent, and amounts reserved by leases."""
+"""Caps on usage (`Budget`), and the amounts spent and reserved under the caps (`Account`).
+
+A lease is an open reservation: an upper bound on the cost of requests that are not settled yet.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class Budget(Frozen):
         return self
 
     def raised(self, caps: Budget) -> Budget:
-        """Return a copy in which the caps that `caps` has are raised to its values."""
+        """Return a copy with the caps in `caps`, each of which must be at least the present cap."""
         higher = caps.model_dump(exclude_none=True)
         for unit, cap in higher.items():
             current = getattr(self, unit)
@@ -57,8 +60,8 @@ class Account:
     """Immutable account of spending and leases under a cap.
 
     The invariant is ``spent + leased <= cap`` in every capped unit: `reserve` refuses amounts that
-    would violate it, and `settle` moves an amount from leased to spent. Only a provider that
-    charges more than the upper bound can violate it (`owe`).
+    would violate it, and `settle` moves an amount from leased to spent. The only exception is a
+    provider that charges more than the upper bound (`owe`).
     """
 
     cap: Budget | None = None
@@ -77,7 +80,7 @@ class Account:
 
     @property
     def remaining(self) -> Budget | None:
-        """The amount below the cap, by capped unit; None without a cap."""
+        """The amount that can still be reserved in each capped unit; None without a cap."""
         if self.cap is None:
             return None
         rest = {unit: max(cap - held, 0) for unit, cap, held in self.cap.pairs(self.held)}
@@ -93,17 +96,17 @@ class Account:
                 yield unit, cap, held, amount
 
     def affordable(self, each: Usage, most: int) -> int:
-        """Return how many times `each` fits under the cap, at most `most`."""
+        """Return how many leases of `each` fit under the cap, but not more than `most`."""
         for _, cap, held, amount in self._amounts(each):
             if amount > 0:
                 most = min(most, int(max(cap - held, 0) // amount))
         return most
 
     def reserve(self, lease_id: str, worst: Usage) -> Account:
-        """Open a lease on an upper bound of a cost.
+        """Open a lease of `worst`, an upper bound on a cost.
 
         Raises:
-            BudgetExhausted: The bound exceeds a cap; nothing was reserved.
+            BudgetExhausted: `worst` does not fit under a cap; nothing was reserved.
             ValueError: The lease id is in use.
         """
         if lease_id in self.leases:
@@ -119,20 +122,42 @@ class Account:
         return replace(self, leases={**self.leases, lease_id: before + worst})
 
     def owe(self, lease_id: str, used: Usage) -> Account:
-        """Raise an open lease to the amount used under it, even above a cap.
+        """Raise an open lease to `used`, even if the account then exceeds a cap.
 
-        A provider may charge more than the upper bound. The lease then shows the whole charge, so
-        that no later lease is granted from it.
+        A provider may charge more than the upper bound. The whole charge must then count against
+        the cap, so that no later lease uses this amount.
         """
         return replace(self, leases={**self.leases, lease_id: self.leases[lease_id].at_least(used)})
 
     def settle(self, lease_id: str, used: Usage) -> Account:
-        """Close a lease: `used` is spent, and the rest is released.
-
-        Raises:
-            UnknownLease: The lease is not open.
-        """
+        """Close a lease, or raise `UnknownLease`: `used` is spent, and the rest is released."""
         if lease_id not in self.leases:
             raise UnknownLease(lease_id)
         open_leases = {key: worst for key, worst in self.leases.items() if key != lease_id}
         return replace(self, spent=self.spent + used, leases=open_leases)
+
+
+class Lease:
+    """An open reservation. The body of `BudgetGuard.reserve` sets the amount used."""
+
+    def __init__(self, lease_id: str, worst: Usage) -> None:
+        self.lease_id = lease_id
+        self.worst = worst
+        self.used: Usage | None = None
+
+    @property
+    def charge(self) -> Usage:
+        """The amount used; the whole reservation if the body has not set an amount."""
+        return self.worst if self.used is None else self.used
+
+    def settle(self, used: Usage) -> None:
+        """Set the amount used, and release the rest of the reservation."""
+        self.used = used
+
+    def release(self) -> None:
+        """Release the whole reservation, because no request was sent."""
+        self.used = NOTHING
+
+    def add(self, used: Usage) -> None:
+        """Add `used` to the amount used; call this before spending a part of the reservation."""
+        self.used = (self.used or NOTHING) + used

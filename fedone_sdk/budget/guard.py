@@ -1,4 +1,4 @@
-"""`BudgetGuard`, which stops spending at a cap, and its ledgers: in memory, or in a SQLite file."""
+"""`BudgetGuard` stops spending at a cap; a ledger (memory or SQLite file) stores the amounts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import ValidationError
 
 from fedone_sdk._values import NOTHING, Usage
-from fedone_sdk.budget.account import Account, Budget
+from fedone_sdk.budget.account import Account, Budget, Lease
 from fedone_sdk.errors import DataError, UnknownLease
 from fedone_sdk.files import transaction, use_wal
 
@@ -36,38 +36,16 @@ _TABLES = (
 )
 
 
-class Lease:
-    """An open reservation, settled by the body of `BudgetGuard.reserve`."""
-
-    def __init__(self, lease_id: str, worst: Usage) -> None:
-        self.lease_id = lease_id
-        self.worst = worst
-        self.used: Usage | None = None
-
-    @property
-    def charge(self) -> Usage:
-        """The amount used; the whole reservation if the body did not settle it."""
-        return self.worst if self.used is None else self.used
-
-    def settle(self, used: Usage) -> None:
-        """Set the amount used, and release the rest of the reservation."""
-        self.used = used
-
-    def release(self) -> None:
-        """Release the whole reservation, because no request was sent."""
-        self.used = NOTHING
-
-
 class Payer(Protocol):
-    """The account that pays for requests: reserved before sending, settled afterwards."""
+    """An account that pays for requests: it reserves their cost first, and settles it later."""
 
     @property
     def name(self) -> str:
-        """Key of fair queuing: payers that wait for one model take turns by name."""
+        """Name for fair queuing: payers with different names take turns at a model's rate limit."""
         ...
 
     def reserve(self, worst: Usage) -> contextlib.AbstractAsyncContextManager[Lease]:
-        """Reserve `worst` while the body runs, then charge the amount that the body settles.
+        """Reserve `worst` while the body runs, then charge the amount that the body has set.
 
         Raises:
             BudgetExhausted: The reservation exceeds a cap; the body does not run.
@@ -86,13 +64,13 @@ class BudgetGuard:
             lease.settle(Usage(requests=1, usd=answer.cost))
         ```
 
-    A body that ends without `Lease.settle` or `Lease.release`, by an error or a cancellation,
-    is charged in full, because its request may have been sent.
+    If the body ends without a call of `Lease.settle` or `Lease.release`, for example by an error,
+    the whole reservation is charged, because the request may have been sent.
 
     Args:
-        budget: The caps; None counts usage without a cap.
-        ledger: Ledger of the account; in memory by default.
-        name: As for `Payer`.
+        budget: The caps; with None, usage is counted but not limited.
+        ledger: Where amounts are stored; in memory by default.
+        name: See `Payer.name`.
     """
 
     def __init__(
@@ -108,7 +86,7 @@ class BudgetGuard:
 
     @contextlib.asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
-        """As `Payer.reserve`."""
+        """See `Payer.reserve`."""
         lease = Lease(uuid.uuid4().hex, worst)
         reserving = self._call(lambda ledger: ledger.reserve(lease.lease_id, worst, self.budget))
         try:
@@ -142,11 +120,11 @@ class BudgetGuard:
         return await self._call(lambda ledger: ledger.account(self.budget))
 
     async def remaining(self) -> Budget | None:
-        """Return what can still be reserved, by capped unit; None without a budget."""
+        """Return the amount that can still be reserved in each capped unit; None without caps."""
         return (await self.account()).remaining
 
     def _call(self, call: Callable[[MemoryLedger], T]) -> asyncio.Future[T]:
-        """Submit a call to the ledger, not as a task: tasks are cancelled when the loop ends."""
+        """Submit a call to the ledger; not as a task, because a loop that ends cancels tasks."""
         if isinstance(self._ledger, SqliteLedger):
             return asyncio.wrap_future(self._ledger.submit(call))
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -166,7 +144,7 @@ class MemoryLedger:
         self._spent = account.spent
         self._leases = dict(account.leases)
         with localcontext(_EXACT):
-            # Running sum, so that the cost of a call does not depend on the number of leases.
+            # A running sum, so that a call does not take longer when there are more leases.
             self._leased = account.leased
 
     def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
@@ -204,7 +182,7 @@ class SqliteLedger:
     concurrent calls share one transaction. A process must not fork during a call.
 
     Raises:
-        DataError: The file cannot be used; also by each call.
+        DataError: The file cannot be used; each method may raise it too.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -218,7 +196,7 @@ class SqliteLedger:
     def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
         """Submit a call for the next transaction, without waiting for it.
 
-        Calls are applied in the order of submission; after an error nothing has changed.
+        Calls are applied in the order of submission. A call that raises an error changes nothing.
         """
         if self._writer.pid != os.getpid():
             # A forked child does not have the parent's thread.
@@ -226,7 +204,7 @@ class SqliteLedger:
         return self._writer.submit(call)
 
     def reserve(self, lease_id: str, worst: Usage, cap: Budget | None) -> None:
-        """As `MemoryLedger.reserve`."""
+        """See `MemoryLedger.reserve`."""
         self.submit(lambda ledger: ledger.reserve(lease_id, worst, cap)).result()
 
     def settle(self, lease_id: str, used: Usage) -> None:
@@ -253,7 +231,7 @@ class _Writer:
         with self._lock:
             self._waiting.append((call, future))
             if not self._running:
-                # Not a daemon: pending calls are written before the process exits.
+                # Not a daemon thread, so that pending calls are written before the process exits.
                 Thread(target=self._run, name="budget-ledger").start()
                 self._running = True
         return future
@@ -320,7 +298,7 @@ def _outcome(
 
 @contextlib.contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Raise errors of SQLite and of damaged rows as errors of the file."""
+    """Turn errors of SQLite and damaged rows into a `DataError` that names the file."""
     try:
         yield
     except (sqlite3.Error, ValidationError) as exc:

@@ -22,7 +22,7 @@ _AnyPrice = TypeVar("_AnyPrice", bound=Frozen)
 
 
 class PriceTier(Frozen):
-    """Prices of all tokens of a request with more than `above` prompt tokens, as in `Price`."""
+    """Prices, as in `Price`, for all tokens of a request with more than `above` prompt tokens."""
 
     above: Annotated[int, Field(ge=1, le=1_000_000_000)]
     prompt: _Usd
@@ -35,9 +35,10 @@ class Price(Frozen):
 
     Attributes:
         cached: Price of prompt tokens that the provider has in its cache; null for no discount.
-        tiers: Prices of long prompts, shortest first. They must not decrease, so that the longest
-            prompt bounds all costs.
-        flex: Prices under ``service_tier: flex``, as a fraction of normal prices; null without it.
+        tiers: Prices for long prompts, in increasing order of `above`. A later tier must not be
+            cheaper, so that the last tier is an upper bound on the price of every prompt.
+        flex: Price under ``service_tier: flex``, as a fraction of the normal price; null if the
+            model does not have this tier.
     """
 
     prompt: _Usd
@@ -49,7 +50,7 @@ class Price(Frozen):
     @model_validator(mode="after")
     def _check_tiers(self) -> Self:
         if any(one.above >= other.above for one, other in pairwise(self.tiers)):
-            raise ValueError("tiers: must be in the order of `above`, each one larger")
+            raise ValueError("tiers: `above` must increase from tier to tier")
         rates = [(self.prompt, self.completion), *((t.prompt, t.completion) for t in self.tiers)]
         if any(a > c or b > d for (a, b), (c, d) in pairwise(rates)):
             raise ValueError("tiers: a longer prompt must not cost less per token")
@@ -60,7 +61,7 @@ class Price(Frozen):
 
     @property
     def units(self) -> frozenset[str]:
-        """The units that cost money."""
+        """The units of `Usage` that cost money."""
         most = self.tiers[-1] if self.tiers else self
         costs = {"prompt_tokens": most.prompt, "completion_tokens": most.completion}
         return frozenset(unit for unit, usd in costs.items() if usd)
@@ -69,7 +70,8 @@ class Price(Frozen):
     def text(self) -> str:
         """The prices of short prompts as text, for people."""
         cached = "" if self.cached is None else f" ({self.cached:f} if cached)"
-        return f"USD {self.prompt:f} per million prompt tokens{cached}, {self.completion:f} written"
+        prompt = f"USD {self.prompt:f} per million prompt tokens{cached}"
+        return f"{prompt}, {self.completion:f} per million completion tokens"
 
     def in_flex(self) -> Price | None:
         """Return the prices of ``service_tier: flex``; None without this tier."""
@@ -79,9 +81,9 @@ class Price(Frozen):
         return _times(self, self.flex).model_copy(update={"tiers": tiers, "flex": None})
 
     def priced(self, usage: Usage, *, cached_tokens: int = 0) -> Usage:
-        """Return usage with its exact cost in `usd`.
+        """Return `usage` with its exact cost in `usd`.
 
-        `cached_tokens` of its prompt tokens were in the provider's cache.
+        `cached_tokens` is the number of its prompt tokens that were in the provider's cache.
         """
         rate: Price | PriceTier = self
         for tier in self.tiers:
@@ -105,8 +107,8 @@ FREE = Price(prompt=Decimal(0), completion=Decimal(0))
 def known_price(model: str) -> Price | None:
     """Return the list price of a model in the SDK's table, by OpenAI's name; None if unknown.
 
-    A dated snapshot (``gpt-4o-mini-2024-07-18``) without its own entry has the price of its model.
-    Other names are not matched: ``gpt-4o-audio-preview`` is not ``gpt-4o``.
+    A dated name (``gpt-4o-mini-2024-07-18``) without its own entry has the price of the name
+    without the date. No other suffix is removed: ``gpt-4o-audio-preview`` is not ``gpt-4o``.
     """
     table = _table()
     return table.get(model) or table.get(_SNAPSHOT.sub("", model))

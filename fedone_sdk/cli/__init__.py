@@ -14,14 +14,14 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line."""
-    # Matrices are small: on busy cores OpenBLAS's threads would mostly wait for each other.
+    # The matrices are small, so several threads of OpenBLAS would mostly wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if isinstance(sys.stdout, TextIOWrapper):
-        # Characters that the encoding of a terminal or a pipe lacks are escaped.
+        # Escape characters that the encoding of stdout cannot represent.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _run()
-    except KeyboardInterrupt:  # Ctrl-C during imports; commands handle later ones themselves.
+    except KeyboardInterrupt:  # Ctrl-C during imports; a running command handles it.
         sys.exit(130)
     except Exception as exc:
         # pydantic raises this error at Ctrl-C while it builds a validator.

@@ -1,4 +1,4 @@
-"""Options that several commands share, help texts from docstrings, and calls of a server."""
+"""Shared options of commands, help texts (read from docstrings), and calls to a server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Function = TypeVar("Function", bound=Callable[..., None])
 
 
 def secret(context: typer.Context, option: typer.CallbackParam, token: str | None) -> str | None:
-    """Return a token, which must come from an environment variable."""
+    """Check that a token comes from an environment variable, and return it."""
     source = context.get_parameter_source(option.name or "")
     if source is not None and source.name == "COMMANDLINE":
         raise ArgumentError(
@@ -63,7 +63,7 @@ OwnRun = Annotated[
     typer.Option(
         "--run",
         metavar="RUN.yaml",
-        help="The run's file, which is required for a custom method: stored runs load no code.",
+        help="The run's RUN.yaml. A custom method needs it, because a store contains no code.",
     ),
 ]
 BackendFile = Annotated[
@@ -92,7 +92,7 @@ Raised = Annotated[
     typer.Option(
         "--raise",
         metavar="UNIT=N",
-        help="Raise a cap of the run and continue it: queries=600, usd=5; repeatable.",
+        help="Raise a cap of the run and continue the run: queries=600, usd=5; repeatable.",
     ),
 ]
 Trackers = Annotated[
@@ -112,8 +112,8 @@ _ARGUMENT = re.compile(r"^    (\w+)(?: \((.+?)\))?: (.+(?:\n {8}.+)*)", re.MULTI
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Function], Function]:
     """Return a decorator that adds a function to a group as a command.
 
-    Its help is the function's docstring. The section ``Args:`` has the help of the parameters, each
-    with the placeholder of its value in parentheses. Shared options have their help in this module.
+    The function's docstring is the command's help. Its section ``Args:`` has the help of each
+    parameter, and in parentheses the placeholder of its value. Shared options are not listed there.
     """
 
     def add(function: Function) -> Function:
@@ -133,7 +133,7 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Function], F
 
 
 def _parameter(parameter: inspect.Parameter, hint: Any) -> tuple[Any, Any]:
-    """Return typer's description of a parameter, and its type; a switch has no negative form."""
+    """Return typer's object for a parameter, and its type; a flag gets no ``--no-...`` form."""
     if typing.get_origin(hint) is Annotated:
         kind, info = typing.get_args(hint)
         return copy.copy(info), kind
@@ -156,7 +156,7 @@ def tracking_of(names: Sequence[str] | None) -> Tracking:
 
 
 def caps_of(option: str, texts: Sequence[str] | None) -> Budget | None:
-    """Return the caps of an option that is repeated for several units, as ``queries=600``."""
+    """Return the caps in the values of an option, such as ``queries=600`` and ``usd=5``."""
     if not texts:
         return None
     pairs = [text.partition("=") for text in texts]

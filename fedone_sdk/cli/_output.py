@@ -31,7 +31,7 @@ def terminal(*, stderr: bool = False) -> Console:
 
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters that control a terminal, which a text from another source may contain."""
+"""Control characters of a terminal. A text from a device or a server may contain them."""
 
 
 def say(text: str) -> None:
@@ -53,9 +53,9 @@ def note(text: str) -> None:
 
 
 class Output:
-    """Prints text for people, and writes the JSON file.
+    """Prints a command's result for people, and writes it to the JSON file.
 
-    Call `write_json` first, so that a closed output pipe loses no paid result.
+    Call `write_json` before printing, so that a closed output pipe loses no paid result.
     """
 
     def __init__(self, json_file: Path | None) -> None:
@@ -82,7 +82,7 @@ class Output:
         self.console.print(Text(text, style="bold"))
 
     def facts(self, facts: Mapping[str, str]) -> None:
-        """Print one ``name  value`` line each."""
+        """Print each fact in one line, as ``name  value``."""
         width = max(map(len, facts))
         for name, value in facts.items():
             shown = printable(value)
@@ -114,8 +114,8 @@ def check_target(option: str, target: Path) -> None:
 def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o666) -> None:
     """Write or replace a file atomically; errors name the option.
 
-    The target of a link is replaced, and the link is kept. Pipes and devices are written directly.
-    The process's umask masks `mode`.
+    A symbolic link is kept, and the file that it names is replaced. Pipes and devices are written
+    directly. The process's umask applies to `mode`.
     """
     content = data.encode() if isinstance(data, str) else data
     path = _resolved(target)
@@ -142,7 +142,7 @@ def printable(text: str) -> str:
 
 
 def money(usage: Usage, *, priced: bool) -> str:
-    """Return a cost in US dollars; ``unknown`` without prices."""
+    """Return a cost in US dollars; ``unknown`` if a price is not known."""
     return f"{usage.usd:.4f}" if priced else "unknown"
 
 
@@ -207,7 +207,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "cheaper prompt": None
         if cheapest is None or cheapest.prompt is None
         else repr(cheapest.prompt.text),
-        # Shown only for runs without the table of a verdict.
+        # Shown only if the verdict has no table of prompts.
         f"{result.metric.name} on dev": None
         if verdict is not None and verdict.standings
         else ", ".join(

@@ -1,4 +1,4 @@
-"""The process of a command: its signals, its log, and its errors, one line per problem."""
+"""Signals, logs and printed errors of a command's process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def stopping(stop: Callable[[], object], *, then_cancel: bool = False) -> Iterator[None]:
     """Call `stop` at the first SIGINT or SIGTERM; a second signal ends the process at once.
 
-    With `then_cancel`, a second SIGINT cancels the main task of `asyncio.run`, which cleans up.
+    With `then_cancel`, a second SIGINT cancels the main task of `asyncio.run`, for its cleanup.
     """
     loop = asyncio.get_running_loop()
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -52,7 +52,7 @@ def stopping(stop: Callable[[], object], *, then_cancel: bool = False) -> Iterat
 
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
-    """Exit with 130 at Ctrl-C or SIGTERM, after the body has cleaned up."""
+    """At Ctrl-C or SIGTERM, let the ``with`` body clean up, print `message`, and exit with 130."""
 
     def interrupt(*_: object) -> None:
         # SIGINT cancels the main task of asyncio.run, and raises KeyboardInterrupt in other code.
@@ -80,14 +80,14 @@ def quiet_logs() -> None:
             ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        # Resolved for each line, because a live display replaces stderr.
+        # stderr is looked up for each line, because a progress display replaces it.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
 
 
 def json_logs(level: str = "info", **fields: str) -> None:
-    """Log one JSON object per line to stdout, each with these fields."""
+    """Log one JSON object per line to stdout; `fields` are added to each object."""
 
     def add(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {**fields, **event}
@@ -109,7 +109,7 @@ def json_logs(level: str = "info", **fields: str) -> None:
 
 
 _EXTRAS = {"alembic", "filelock", "numpy", "onnxruntime", "sqlalchemy", "tokenizers"}
-"""Packages of extras that some modules import at their top."""
+"""Packages from optional extras that some modules import when they are loaded."""
 
 _WRITE_ERRORS = {errno.EFBIG, errno.EIO, errno.ENOSPC}
 
@@ -127,7 +127,7 @@ def reporting_errors() -> Iterator[None]:
         if any(map(_is_write_error, errors)):
             # Python's flush of stdout at exit would print another error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        # Each line is printed once, because several clients may fail for one reason.
+        # Several clients may fail for the same reason: print each line once.
         print(*dict.fromkeys(lines), sep="\n", file=sys.stderr)
         sys.exit(2)
 
@@ -161,7 +161,7 @@ def _is_write_error(error: BaseException) -> TypeGuard[OSError]:
 
 @contextmanager
 def errors_in(source: str) -> Iterator[None]:
-    """Add a file's name to errors about its contents and about the model that it describes."""
+    """Add a file's name to errors about the file's contents, and about the model that it names."""
     try:
         yield
     except SpecError as exc:

@@ -1,4 +1,4 @@
-"""RUN.yaml: its spec, the objects that it describes, and the files in which its run is kept."""
+"""RUN.yaml: its spec, its federation and backend, and the files that store its run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedone_sdk.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
-    """A run's spec and its file."""
+    """A run's spec, and the path of its RUN.yaml."""
 
     path: Path
     spec: RunSpec
@@ -36,7 +36,7 @@ class RunFile:
     ) -> Self:
         """Read a RUN.yaml; arguments that are not None override the file."""
         spec = RunSpec.load(path)
-        # Keys that are not set in the file remain unset (`RunSpec.is_same_run`).
+        # Keys that the file does not set stay unset, so that `RunSpec.is_same_run` is true.
         document: dict[str, Any] = spec.model_dump(exclude_unset=True)
         if seed is not None:
             document["seed"] = seed
@@ -54,16 +54,16 @@ class RunFile:
 
     @property
     def folder(self) -> Path:
-        """Base of the file's relative paths."""
+        """The folder to which paths in the file are relative."""
         return self.path.parent
 
     def federation(self) -> local.Federation:
-        """Return the run with its data."""
+        """Load the run's data, and return its federation."""
         with errors_in(str(self.path)):
             return local.Federation.load(self.spec, self.folder)
 
     def backend(self, *, cache: Path | None = None) -> backends.LLMBackend:
-        """Return the model's client; answers are kept in `cache`, unless the run names a cache."""
+        """Return the run's backend; `cache` stores answers, unless RUN.yaml names a cache."""
         spec = self.spec.backend
         if cache is not None and spec.cache is None:
             spec = spec.model_copy(update={"cache": str(cache.absolute())})
@@ -72,7 +72,7 @@ class RunFile:
 
 
 def backend_of(path: Path | None) -> backends.LLMBackend:
-    """Return the model of a file with a `backend` section; the embedded model without a file."""
+    """Return the backend that a file describes; for None, the embedded model."""
     with errors_in("arguments" if path is None else str(path)):
         spec = BackendSpec() if path is None else load_backend(path)
         return build_backend(spec, Path() if path is None else path.parent)
@@ -100,12 +100,12 @@ def default_store(run_id: str, folder: Path = Path()) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRun:
-    """A stored run before the command continues it.
+    """A stored run, as it was before this command.
 
     Attributes:
-        ended: The status of a run that has ended and cannot continue; None if it can continue.
+        ended: The status of a run that has ended; None if this command can continue the run.
         raised: The caps that this command raises, each as ``queries 300 -> 600``.
-        cache_hits: Answers from the cache so far.
+        cache_hits: Number of answers that the run has read from the cache.
     """
 
     ended: str | None
@@ -116,7 +116,7 @@ class KnownRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """The files of one run. Names never collide, because only the name of a store ends in .db."""
+    """Paths of a run's store, its clients' state, and the model's stored answers."""
 
     store: Path
     clients: Path
@@ -124,7 +124,7 @@ class RunState:
 
     @classmethod
     def of(cls, run_path: Path, name: str, store: Path | None = None) -> Self:
-        """Return the files for ``--store``, by default in ``.fedone`` next to RUN.yaml."""
+        """Return the paths next to the file of ``--store``; for None, in ``.fedone``."""
         if store is not None:
             return cls(
                 store=store,
@@ -158,7 +158,7 @@ class RunState:
     async def find(
         self, spec: RunSpec, vocabulary: Vocabulary, *, fresh: bool, model: str | None = None
     ) -> KnownRun | None:
-        """Return the stored run, if any; check that it can continue."""
+        """Check that the stored run can continue, and return it; None if there is none."""
         if not self.store.exists():
             self._remove_clients()
             return None
@@ -169,7 +169,7 @@ class RunState:
             if fresh:
                 await self._clear(store, spec.name)
             known = await store.run(spec.name)
-            if not await store.tokens():  # The clients' secret belongs to another store.
+            if not await store.tokens():  # This store has not enrolled the clients.
                 self._remove_clients()
         finally:
             await store.close()
@@ -181,7 +181,7 @@ class RunState:
         if model is not None and document["model"] not in (None, model):
             raise SpecError(
                 f"backend: is {model!r}, but the run {spec.name!r} in {self.store} was scored by "
-                f"{document['model']!r}; start over with --fresh, or rename the backend's file"
+                f"{document['model']!r}; use --fresh to start over, or rename the backend file"
             )
         return KnownRun(
             ended=status if status in _FINAL and not raised else None,
@@ -216,7 +216,7 @@ class RunState:
             if all(name.startswith("budget.") for name in differences):
                 changed += "; a cap can only be raised"
         elif not Vocabulary.parse(known.candidates).comes_from(vocabulary):
-            changed = "the candidates, because of prompt or the data"
+            changed = "the candidates, which depend on prompt and on the data"
         else:
             return tuple(name.removeprefix("budget.") for name in differences)
         raise SpecError(
@@ -228,6 +228,6 @@ class RunState:
 
 def _unusable(folder: Path) -> SpecError:
     return ArgumentError(
-        f"{folder}: cannot be written to; --store FILE keeps the run in another place, --no-store "
-        "does not keep it"
+        f"{folder}: cannot be written to; --store FILE keeps the run in FILE, --no-store keeps "
+        "nothing"
     )

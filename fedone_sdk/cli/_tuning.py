@@ -1,4 +1,4 @@
-"""A run in this process, with its progress and Ctrl-C: for tune, quickstart and retune."""
+"""Runs of tune, quickstart and retune in this process, with progress display and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def run_here(
 ) -> RunResult:
     """Run a federation to its end, or to the first Ctrl-C.
 
-    Errors name `source`, the run's file; the options are those of `simulate`.
+    Errors name `source`, the run's file. `options` are passed to `local.simulate`.
     """
     stop = asyncio.Event()
 
@@ -61,7 +61,7 @@ def next_steps(
     known: KnownRun | None,
     run_path: Path,
 ) -> Iterator[str]:
-    """Yield the lines below a result: the store, and the command that continues the run."""
+    """Yield the lines to print below a result: where the run is kept, and how it continues."""
     if state is None:
         if is_resumable(result):
             cache = spec.backend.cache
@@ -71,18 +71,18 @@ def next_steps(
     store = shlex.quote(str(state.store))
     if not result.rounds and result.status == "budget_exhausted":
         yield (
-            "no round was done, because the caps do not suffice for one; "
+            "no round was done, because the caps do not suffice for one round; "
             "`fedone plan` shows the smallest useful cap, and a raised cap continues the run"
         )
     if known is not None and known.ended is None:
         hits = result.cache.hits - known.cache_hits
         yield f"the run continued after round {known.round}; {plural(hits, 'answer')} were cached"
     if known is not None and known.ended is not None:
-        yield f"the run had ended before ({known.ended}); --fresh starts over with the paid answers"
+        yield f"the run had ended before ({known.ended}); --fresh starts over and reuses answers"
     elif is_resumable(result):
         yield f"{result.reason}; continue with: {same_command()}"
     if result.status == "budget_exhausted" and result.rounds:
-        yield "with a higher cap the run continues: set it in the file, or by --raise UNIT=N"
+        yield "a higher cap continues the run: set it in the file, or with --raise UNIT=N"
     run_file = f" --run {shlex.quote(str(run_path))}" if spec.method.name == "own" else ""
     report = f"fedone report {result.run_id} --store {store}{run_file}"
     yield f"the run is kept in {state.store}; a report: {report}"
@@ -132,7 +132,7 @@ def shown(title: str) -> Iterator[Show]:
 
 
 class Progress:
-    """Observer of a run that shows its progress."""
+    """Shows the progress of a run; called with each change of the run."""
 
     def __init__(self, show: Show) -> None:
         self._show = show
@@ -153,7 +153,7 @@ class Progress:
             self._show(text, True)
         if change is None:
             return
-        if change.measured:  # A measurement arrives some rounds late.
+        if change.measured:  # A round's metric arrives some rounds later.
             metrics = (one.metric for one in reversed(run.history) if one.metric is not None)
             self._metric = f", {run.spec.task.metric} {next(metrics, math.nan):.3f}"
         if change.finished is not None:
@@ -183,7 +183,7 @@ class Progress:
 
 
 def _share(run: aggregator.ServedRun) -> float:
-    """Return the share of the rounds or of a cap that is used, whichever is larger."""
+    """Return the largest share that is used: of the rounds, or of any cap."""
     budget = run.state.account.cap
     shares = [run.state.round / run.spec.rounds]
     if budget is not None:

@@ -44,9 +44,9 @@ def create(
     Example: fedone tokens create one-phone --uses 1 --expires-in 7d --server https://fedone.example
 
     Args:
-        run (PATTERN): The runs that devices with this token may see; * matches any text;
+        run (PATTERN): Ids of runs that devices with this token may see; * matches any text;
             repeatable. Default: all runs.
-        uses (N): Maximum number of devices that may enrol with the token.
+        uses (N): Maximum number of devices that may enrol with the token. Default: no limit.
         expires_in (TIME): Lifetime of the token: 90m, 12h, 30d.
     """
     output = Output(json_file)

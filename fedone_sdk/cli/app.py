@@ -1,4 +1,4 @@
-"""The tree of commands. A command imports its dependencies when it runs, so `--help` is fast."""
+"""The tree of commands. Large dependencies are imported when a command runs: `--help` is fast."""
 
 from __future__ import annotations
 

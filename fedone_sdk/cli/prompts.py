@@ -54,17 +54,17 @@ def use(
     any_model: bool = False,
     target: Annotated[Path | None, typer.Option("--output", "-o")] = None,
 ) -> None:
-    """Label texts with a tuned prompt, or print it.
+    """Label texts with a tuned prompt, or print the prompt.
 
-    The output is JSON lines with the label and the log-probability of each label. Without --backend
-    the embedded model is used.
+    Each line of the output is a JSON object with the predicted label, and the log-probability of
+    every label. Without --backend the embedded model is used.
 
     Example: fedone prompt use sst2.prompt.json --backend run.yaml --data texts.jsonl
 
     Args:
         path (ARTEFACT): A prompt artefact, written by `fedone runs export --as prompt`.
         data (FILE): The texts to label: JSONL, CSV ..., or a .txt with one text per line; - is
-            standard input (JSON objects or texts).
+            standard input, with a JSON object or a text per line.
         form: Without --data: print the prompt's exact text (text), the model's input with the
             prompt (template), a program that uses it (python), or the arguments of MLflow's
             register_prompt (mlflow).
@@ -189,7 +189,7 @@ def score(
             --artefact`; RUN.yaml then only provides the model, the dev data and the names of
             functions.
         data (FILE): Labelled examples: a file, or hf:NAME. Default: data.dev of RUN.yaml.
-        bias (B,B): Numbers that are added to the labels' log-probabilities, one per label, nats.
+        bias (B,B): The label bias: per label, a number that is added to its log-probability, nats.
         pairs: Also let the judge of task.score compare each generated text with the text that is
             generated without a prompt, in both orders: two requests per example.
     """
@@ -225,7 +225,7 @@ async def _measure(
     *,
     pairs: bool,
 ) -> tuple[backends.Prediction, Preference | None, tuple[Usage, bool] | None]:
-    """Return the answers, the judge's preference, and the judge's cost and whether it is priced."""
+    """Return the answers, the judge's preference, and (judge's cost, whether it is known)."""
     from fedone_sdk.evaluation.verdict import preference
 
     judge, size = local.load_score(task, run.folder), run.spec.method.batch_size
@@ -300,7 +300,7 @@ def _artefact(
     artefact = reports.load_prompt(path)
     for key, name in artefact.functions.items():
         if name != getattr(run.spec.task, key.removeprefix("task.")):
-            problem = f"{key}: must name {name!r} too, so that the function of {path} is imported"
+            problem = f"{key}: must be {name!r}, as in {path}, to import the function"
             raise SpecError(problem, source=str(run.path))
     return artefact
 

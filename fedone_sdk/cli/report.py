@@ -1,4 +1,4 @@
-"""`fedone report` and `fedone runs export`: a run as an HTML page, JSON lines, or its prompt."""
+"""`fedone report`, and `fedone runs export`, which writes a run or only its prompt to a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.filesize import decimal as size
+from rich.filesize import decimal as size_text
 
 from fedone_sdk import aggregator, reports, stores
 from fedone_sdk.cli._options import OptionalServer, OptionalToken, OwnRun, RunId, RunStore, call
@@ -31,7 +31,7 @@ def report(
     """Write the results and cost of a run as one HTML page that needs no network.
 
     The page has the metric with intervals, curves, the prompt before and after, a confusion matrix,
-    cost, clients, and programs that use the prompt. It contains neither texts of examples nor keys.
+    cost, clients, and programs that use the prompt. It contains no texts of examples and no keys.
 
     Example: fedone report sst2 --store fedone.db -o sst2.html
 
@@ -56,7 +56,7 @@ def report(
 
 
 def check_report(option: str, target: Path) -> None:
-    """Check that a report can be written; called before the run."""
+    """Check that a report can be written; called before the run, which costs money."""
     if target.suffix != ".html":
         raise ArgumentError(f"{option}: {target} must end in .html")
     check_target(option, target)
@@ -93,11 +93,11 @@ def export_run(
     check_target("--output", target)
     data = _exported(run_id, server, token, store)
     write_file("--output", target, data, mode=0o600)
-    typer.echo(f"{target}: run {run_id}, {size(len(data))}")
+    typer.echo(f"{target}: run {run_id}, {size_text(len(data))}")
 
 
 def load_own(run_path: Path | None) -> None:
-    """Load the custom method that a RUN.yaml names, because a stored run loads no code."""
+    """Load the custom method that a RUN.yaml names; a stored run does not contain its code."""
     if run_path is not None:
         RunFile.load(run_path)
 

@@ -36,11 +36,11 @@ def retune(
     fresh: bool = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Move a prompt to another model: tune it there under a cap, and recommend the best of four.
+    """Move a prompt to another model: tune it there under a cap, and compare four prompts.
 
-    The four prompts are compared on the new model and the dev split: no prompt, the old prompt with
-    its old label bias and with a new one, and the new prompt. The run is kept in .fedone next to
-    PROMPT.json, so that the same command continues after a stop or a crash.
+    The best prompt on the new model and the dev split is recommended: no prompt, the old prompt
+    with its old label bias, the old prompt with a new label bias, or the new prompt. The run is
+    kept in .fedone next to PROMPT.json, so the same command continues after a stop or a crash.
 
     Example: fedone retune sst2.prompt.json --backend new.yaml --run run.yaml --cap 200
 
@@ -93,7 +93,7 @@ def retune(
         "run": result,
         "output": None if recommended is None else str(recommended),
     }
-    # These results are paid for, so a failure to write one must not prevent the others.
+    # The results are paid for: if one cannot be written, the others are still written.
     with ExitStack() as last_first:
         if html is not None:
             page = partial(reports.html_report, run, report, recommended, backend_path)
@@ -119,7 +119,7 @@ def _print(output: _output.Output, name: str, report: RetuneReport) -> None:
 
 
 async def _plan(model: RunFile, retuning: Retuning) -> local.RunPlan:
-    """Return the plan; its backend has no cache, so that paid answers are included."""
+    """Return the plan of the whole run, without a cache, so that it includes paid answers."""
     backend = model.spec.backend.model_copy(update={"cache": None})
     spec = model.spec.model_copy(update={"backend": backend})
     async with RunFile(path=model.path, spec=spec).backend() as opened:

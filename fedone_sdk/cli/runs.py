@@ -1,4 +1,4 @@
-"""`fedone runs`: the runs of a server, shown, followed, stopped, resumed and rolled back."""
+"""`fedone runs`: show, follow, stop, resume, roll back and export the runs of a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedone_sdk.messages import ClientInfluence, RunResult, RunSummary
 from fedone_sdk.trackers import TrackedRun, Tracking
 
 app = _options.group(
-    "Look at the runs of a server, and steer them.",
+    "Show and control the runs of a server.",
     example="fedone runs watch sst2 --server https://fedone.example",
 )
 
@@ -37,8 +37,8 @@ def show(
     Example: fedone runs show sst2 --server https://fedone.example
 
     Args:
-        by_client: Show the influence of each client that was judged by a defence, has spent
-            epsilon, or is in quarantine.
+        by_client: Show the influence of each client that a defence has judged, that has spent
+            epsilon, or that is in quarantine.
     """
     if run_id is None and by_client:
         raise ArgumentError("--clients: needs a RUN_ID")

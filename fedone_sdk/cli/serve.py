@@ -48,7 +48,7 @@ def serve(
     CONFIG.yaml: {listen: HOST:PORT, store: FILE or URL, auth: {enrolment_tokens: [...],
     admin_token: ...}, tls: {certificate: FILE, key: FILE}, backend: {kind: onnx} or null, runs:
     [RUN.yaml ...], metrics: {...}, tracing: {...}, log: {...}, drain_s: 20}. A token is text or
-    {env: NAME}. Environment variables override keys: FEDONE_AUTH__ADMIN_TOKEN is
+    {env: NAME}. Environment variables override keys: FEDONE_AUTH__ADMIN_TOKEN sets
     auth.admin_token. Logs are JSON lines on standard output.
 
     Example: fedone serve config.yaml
@@ -81,12 +81,12 @@ def serve(
             measured = f"measured on {len(dev.rows)} rows" if dev.rows else "not measured"
             measured += dev.why and f": {dev.why}"
             typer.echo(f"{run.spec.name}: {measured}; defence: {run.spec.defence.kind}")
-            if not run.spec.defence.judges:
+            if not run.spec.defence.checks_updates:
                 typer.echo(f"warning: {run.path}: {_NO_DEFENCE}", err=True)
 
 
 async def _check(settings: _Settings) -> str:
-    """Run the steps before listening, on a copy of the stored runs; describe the store."""
+    """Do all steps before listening, with a copy of the stored runs; describe the store."""
     config, folder, runs, failures = settings
     config.server_tls(folder)
     store = await config.store.check(folder)
@@ -187,7 +187,7 @@ async def _add_runs(
             raise
         except FedOneError as exc:
             if isinstance(exc.__cause__, errors.BackendUnavailable):
-                raise  # Not a fault of the run: a restart may serve it.
+                raise  # The model is unavailable: after a restart the run may be served.
             failures.append(exc)
 
 
@@ -210,7 +210,7 @@ async def _add_run(
         measure=dev.measure,
         proposer=proposer,
     )
-    if measured and not run.spec.defence.judges:
+    if measured and not run.spec.defence.checks_updates:
         _log.warning("no defence", run_id=run.spec.name, reason=_NO_DEFENCE)
     if dev.rows:
         _log.info("prompts are measured", run_id=run.spec.name, rows=len(dev.rows))
@@ -253,7 +253,7 @@ def _traced(config: aggregator.ServeConfig) -> bool:
 
 
 def _allow_connections() -> None:
-    """Raise the limit of open files, which idle connections of a single caller could exhaust."""
+    """Raise the limit of open files, because one caller's idle connections may reach it."""
     with suppress(ImportError, OSError, ValueError):  # Not on Windows; macOS has a lower maximum.
         import resource
 
@@ -264,8 +264,8 @@ def _allow_connections() -> None:
 def favour_latency() -> None:
     """Set up the interpreter for a process with many connections and some threads.
 
-    A full garbage collection with thousands of connections stops the event loop for 0.1 s. After
-    each socket call the event loop waits for a busy thread, for 5 ms by default.
+    With thousands of connections, a full garbage collection stops the event loop for 0.1 s. If
+    another thread is busy, the event loop waits up to 5 ms (the default) after each socket call.
     """
     sys.setswitchinterval(0.0005)
     gc.collect()
@@ -309,8 +309,8 @@ def upgrade(
 def copy(source: str, target: str) -> None:
     """Copy a store into an empty one, with all runs, clients and tokens.
 
-    First stop every server that uses either store. Then serve only the copy, because two servers
-    would each spend up to the caps.
+    First stop every server that uses either store. Then serve only the copy: servers on both
+    stores would each spend up to the caps.
 
     Example: fedone db copy fedone.db postgresql://fedone@db.example/fedone
 

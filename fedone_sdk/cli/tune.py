@@ -1,4 +1,4 @@
-"""`fedone tune`, `fedone plan`, `fedone quickstart`: a run in this process, its estimated cost."""
+"""`fedone tune` and `fedone quickstart` run in this process; `fedone plan` estimates the cost."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def tune(
     Example: fedone tune run.yaml --cap 500 --report run.html
 
     Args:
-        store (FILE): Keep the run in this SQLite file instead of .fedone/NAME.db next to RUN.yaml,
-            its clients in FILE.fedone-clients, and answers in FILE.fedone-answers unless RUN.yaml
-            names a cache.
+        store (FILE): Keep the run in this SQLite file. Default: .fedone/NAME.db next to RUN.yaml.
+            Clients' state is kept in FILE.fedone-clients, and the model's answers in
+            FILE.fedone-answers unless RUN.yaml names a cache.
         no_store: Keep nothing, so that a stopped run cannot continue.
         fresh: Remove the kept run of this name and start over. Paid answers are kept and reused.
         artefact (FILE): Write the prompt and its provenance, for `fedone prompt use`.
@@ -83,7 +83,7 @@ def tune(
     store_of_run = stores.MemoryStore() if state is None else stores.SqlStore.sqlite(state.store)
     with tracking, abortable(state):
         result = asyncio.run(_tune(run, federation, state, store_of_run, tracking))
-    # These results are paid for, so a failure to write one must not prevent the others.
+    # The results are paid for: if one cannot be written, the others are still written.
     with ExitStack() as last_first:
         last_first.callback(
             _output.print_result, output, result, num_clients=len(federation.shards)
@@ -145,7 +145,7 @@ def plan(
     Example: fedone plan run.yaml
 
     Args:
-        probe: Measure a local model's speed for about 3 seconds; --no-probe does not load it.
+        probe: Measure a local model's speed for about 3 seconds; --no-probe loads no model.
     """
     output = Output(json_file)
     quiet_logs()
@@ -170,7 +170,7 @@ async def _plan(run: RunFile, probe: bool) -> tuple[local.RunPlan, bool]:
                 backend=backend,
                 proposer=proposer,
                 probe=probe,
-                # So far one core was busy with loading modules and data.
+                # The processor time so far, in which modules and data were loaded.
                 startup_s=time.process_time(),
             )
         if key_is_missing:

@@ -1,4 +1,4 @@
-"""The edge client, a device that scores prompts on its own data, and the client of operators."""
+"""`EdgeClient`, a device that scores prompts on its own data; `AdminClient`, for operators."""
 
 from typing import TYPE_CHECKING
 

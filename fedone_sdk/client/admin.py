@@ -36,8 +36,7 @@ class AdminClient:
         ```
 
     Args:
-        token: An admin token.
-        network: Proxy and certificates; `timeout_s` bounds the wait for the next bytes.
+        network: Proxy and certificates; its `timeout_s` is the longest wait for the next bytes.
 
     Raises:
         SpecError: The URL, the token, the proxy or a certificate cannot be used.
@@ -69,8 +68,7 @@ class AdminClient:
     async def create(self, spec: RunSpec) -> messages.RunResult:
         """Create a run on the devices' data and the server's model.
 
-        Args:
-            spec: A run whose candidates need no file of the server.
+        The candidates of `spec` must not need a file of the server.
 
         Raises:
             ProblemError: ``invalid_run``, or ``run_conflict`` if the name is taken.
@@ -98,7 +96,7 @@ class AdminClient:
         return content
 
     async def stop(self, run_id: str) -> messages.RunResult:
-        """End a run; its result is the result so far."""
+        """End a run; return its result so far."""
         return await self._call(messages.RunResult, "POST", _run(run_id, "stop"))
 
     async def resume(self, run_id: str) -> messages.RunResult:
@@ -217,7 +215,7 @@ def _run(run_id: str, *rest: str) -> str:
 async def _server_sent(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:
     """Yield each server-sent event's name and data; the data is one line."""
     name, rest = "", b""
-    # Read in chunks: the last event's line has the whole history, beyond aiohttp's limit of a line.
+    # Not read by line: the last event's line has the whole history, too long for aiohttp's limit.
     async for chunk in stream.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:

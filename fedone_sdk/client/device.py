@@ -1,4 +1,4 @@
-"""The parts of an edge client, its cache of runs, and how it does an assignment."""
+"""The parts of an edge client, its cache of runs, and the handling of one assignment."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _MAX_RUNS = 8
-"""Number of runs at which the cache is cleared."""
+"""Number of cached runs at which the cache is cleared."""
 
 _UNFIT = (BudgetExhausted, LabelWordError, MissingExtraError, SpecError, Unfit)
-"""Failures that other work of the same run would cause again."""
+"""Failures that all other work of the run would cause too; the device is unfit for the run."""
 
 _NOT_DECLINED = (
     "assignment_expired",
@@ -44,7 +44,8 @@ _NOT_DECLINED = (
     "unauthorized",
     "update_conflict",
 )
-"""Refusals after which work is not declined: the server has ended the work or paused its run."""
+"""Refusals by the server after which the device does not decline the work: the server has ended the
+work already, or has paused its run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +54,9 @@ class Device:
 
     Attributes:
         backend: The device's own model; if None, the gateway scores.
-        reflect: As in `WorkPolicy`.
+        reflect: See `WorkPolicy`.
         privacy: What the device requires of runs, and the epsilon that it has spent.
-        logs_fit: Whether to log how the rows fit each new run.
+        logs_fit: Whether to log how many rows fit each new run.
     """
 
     state: DeviceState
@@ -94,10 +95,10 @@ class Device:
 class KnownRuns:
     """Cache of the tasks and candidates of a device's runs.
 
-    New label words are checked against the device's own model.
+    If the device has its own model, a run's label words are checked with it.
 
     Attributes:
-        num_proposals: Per run, the number of candidates that the device has proposed.
+        num_proposals: For each run, the number of candidates that the device has proposed.
     """
 
     def __init__(self, device: Device) -> None:
@@ -111,7 +112,7 @@ class KnownRuns:
         return run_id in self._tasks
 
     async def task(self, run_id: str, version: int = 0) -> RunTask:
-        """Return a run's task, with at least this version of its candidates."""
+        """Return a run's task; fetch it unless the cached one has this version of candidates."""
         known = self._tasks.get(run_id)
         if known is not None and known.vocabulary_version >= version:
             return known
@@ -132,7 +133,7 @@ class KnownRuns:
         return run
 
     async def fit(self, run_id: str, rows: Sequence[Example]) -> RunFit:
-        """Return how the device with these rows fits a run."""
+        """Return how many of these rows fit a run, and why the other rows do not."""
         try:
             run = await self.task(run_id)
             self._device.check(run)
@@ -143,7 +144,7 @@ class KnownRuns:
         return RunFit(run_id=run_id, rows=len(rows), fit=fit, reason=admitted.reason)
 
     async def vocabulary(self, run_id: str, version: int = 0) -> Vocabulary:
-        """Return a run's candidates, in at least this version."""
+        """Return a run's candidates; fetch them unless the cached ones have this version."""
         have, before = self._vocabularies.get(run_id, (0, None))
         if before is not None and have >= version:
             return before
@@ -166,7 +167,7 @@ class KnownRuns:
         return vocabulary
 
     def forget(self) -> None:
-        """Clear the cache: for a new identity, runs with the same names may be other runs."""
+        """Clear the cache; after a new enrolment, other runs may have the same names."""
         self._tasks.clear()
         self._vocabularies.clear()
 
@@ -184,7 +185,7 @@ class Worker:
         self._runs.forget()
 
     def fits_more(self, all_rows: Sequence[Example]) -> bool:
-        """Return whether the examples fit a run that the earlier examples did not fit."""
+        """Return whether the current examples fit a run that the earlier examples did not fit."""
         before, admit = len(self._unfit), self._device.admit
         self._unfit = {id: run for id, run in self._unfit.items() if not admit(run, all_rows).rows}
         return len(self._unfit) < before
@@ -251,10 +252,10 @@ class Worker:
         return unsent
 
     async def _send(self, unsent: Unsent) -> Turn:
-        """Send an update; the server answers a repeated update with the same receipt.
+        """Send an update. If it was sent before, the server gives the same answer again.
 
-        If the update is refused while the assignment is open, the work is declined: without this,
-        the next claim would get the same assignment.
+        If the update is refused while the assignment is open, the work is declined. Otherwise the
+        next claim would get the same assignment.
         """
         session, facts = self._device.session, facts_of(unsent)
         try:
@@ -272,7 +273,7 @@ class Worker:
         """Decline work that failed, unless the server has ended it.
 
         Raises:
-            Exception: The failure, if the work can resume or the server does not know the device.
+            Exception: The failure, if the work can resume, or the device's credential is refused.
         """
         try:
             if _is_kept(failure):
@@ -284,7 +285,7 @@ class Worker:
             return self._refused(work, refusal)
 
     def _refused(self, work: Assignment | Unsent, refusal: errors.ProblemError) -> Turn:
-        """Drop work that the server has ended; keep the work of a paused run."""
+        """Delete work that the server has ended; keep the work of a paused run."""
         facts = facts_of(work)
         _log.warning("work refused", code=refusal.code, detail=refusal.detail, **facts)
         if refusal.code == "model_mismatch":
@@ -297,14 +298,15 @@ class Worker:
     async def _decline(
         self, work: Assignment | Unsent, failure: Exception, *, private: bool
     ) -> Turn:
-        """Decline an assignment, so that the server assigns its seat to another client.
+        """Decline an assignment, so that the server gives its work to another client.
 
         With `private`, the reason stays on the device, because it may depend on rows.
         """
         facts, session, journal = facts_of(work), self._device.session, self._journal(work)
         log = _log.bind(run_id=work.run_id, round=work.round)
         if not isinstance(failure, errors.FedOneError):
-            # A bug, perhaps in the app's model. To raise it would end the client at each restart.
+            # A bug, perhaps in the app's model. If it were raised, the client would end, and would
+            # end again after each restart.
             log.error("the work failed", traceback="".join(traceback.format_exception(failure)))
         log.warning("assignment declined", reason=str(failure))
         reason = reason_of(failure)[:500]
@@ -323,10 +325,10 @@ class Worker:
 
 
 def _is_kept(failure: Exception) -> bool:
-    """Return whether the failed work is not declined, because it can resume or has ended."""
+    """Return whether failed work is not declined: it can resume, or the server has ended it."""
     if not isinstance(failure, errors.ProblemError):
         is_kept = isinstance(failure, (errors.MessageError, Paused, errors.TransportError))
         return is_kept and not isinstance(failure, errors.RefusedBetween)
     if failure.code == "backend_unavailable" and retry_after_s(failure) <= MAX_CALL_WAIT_S:
-        return False  # All attempts have failed: the model may be unavailable for long.
+        return False  # All attempts failed, so the model may be unavailable for a long time.
     return errors.is_retryable(failure) or failure.code in _NOT_DECLINED

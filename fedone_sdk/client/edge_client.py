@@ -37,34 +37,34 @@ class EdgeClient:
             await client.run_forever()
         ```
 
-    Through the gateway (the default) the texts of a mini-batch leave the device, after
-    `Hooks.before_send`. Labels are not sent, but the server can compute them from exact losses.
-    A run with `privacy` hides labels in noise. With a `backend` of the device no text is sent.
+    By default the texts of a mini-batch go to the server's gateway; `Hooks.before_send` filters
+    them first. Labels are not sent, but the server can compute them from exact losses. A run with
+    `privacy` hides labels in noise. If the device has its own `backend`, no text is sent.
 
     The device declines a run that renders a column outside `fields`, that has another label column,
-    or whose labels do not cover the labels of the rows. If the `WorkPolicy` requires privacy, the
-    device sends no reason, and reports that it has one example.
+    or whose labels do not include all labels of the rows. If the `WorkPolicy` requires privacy, the
+    device does not send the reason, and reports 1 as its number of examples.
 
     A client belongs to one event loop at a time; `stop` may be called from any thread.
 
     Args:
-        data: The examples, an iterable; or a callable (plain or async) that returns the current
-            examples before each assignment.
+        data: The examples: an iterable, or a function (plain or async) that is called before each
+            claim and returns the current examples.
         label: The label column, ``label`` by default. It stays on the device.
-        fields: Columns that a run may render; None is every column but the label. If the label is
-            among them, reference texts of loss ``nll`` go to the gateway, after
-            `Hooks.before_send`. Rows that lack one of these columns take part in no run.
-        token: Enrolment token, required until the device has an identity.
+        fields: Columns that a run may put into prompts; None is every column but the label. If the
+            label column is among them, runs with loss ``nll`` may send it to the gateway, filtered
+            by `Hooks.before_send`. Rows that lack one of these columns take part in no run.
+        token: Enrolment token, required until the device has enrolled.
         backend: The device's own model; if None, the gateway scores.
-        state_dir: Folder of identity, unsent updates and paid losses; None keeps them in memory.
-            No other process can use the folder until the end of ``async with``.
+        state_dir: Folder for the device's identity, unsent updates and paid losses; None keeps them
+            in memory. No other process can use the folder until the end of ``async with``.
 
     Raises:
         DataError: `data` is empty, the state folder cannot be created, another process uses it, or
-            its count of epsilon cannot be read.
-        MissingExtraError: `policy` requires privacy without the extra ``privacy``.
-        SpecError: An argument cannot be used, or `policy` requires privacy without `label` and
-            `fields`.
+            the spent epsilon in it cannot be read.
+        MissingExtraError: `policy` requires privacy, and the extra ``privacy`` is not installed.
+        SpecError: An argument cannot be used, or `policy` requires privacy and `label` or `fields`
+            is missing.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class EdgeClient:
         options.check_arguments(name=network.name, run_id=policy.run_id, wait_s=network.wait_s)
         token = token_of(token)
         self._source = Source(data)
-        self._may_fit_more = True  # than at the last claim
+        self._may_fit_more = True  # Whether rows may fit runs that they did not fit before.
         self._has_no_data = False
         self._run_id = policy.run_id
         self._wait_s = network.wait_s
@@ -137,7 +137,7 @@ class EdgeClient:
 
         Raises:
             ProblemError: The aggregator refuses this device or its version.
-            SpecError: There is neither an identity nor a token.
+            SpecError: The device has not enrolled, and has no token.
         """
         with self._stop.scope():
             while not self._stop.is_set():
@@ -149,14 +149,12 @@ class EdgeClient:
     async def run_for(self, seconds: float) -> None:
         """Work for a limited time, such as the time that a mobile system gives to an app.
 
-        At the limit, work in progress is cancelled; the next turn continues it from the state
-        folder. An async function of the app that ignores its cancellation keeps running. A plain
-        function runs in the client's thread, and should return immediately.
+        At the limit, work in progress is cancelled; the next call continues it from the state
+        folder. If an async function of the app ignores its cancellation, it keeps running. A plain
+        function of the app runs in the client's thread, and should return immediately.
 
         Raises:
-            ArgumentError: The time is negative or not a number.
-            ProblemError: The aggregator refuses this device or its version.
-            SpecError: There is neither an identity nor a token.
+            ArgumentError: The time is negative or not a number. Other errors: see `run_forever`.
         """
         if not seconds >= 0:
             raise ArgumentError(f"seconds: must be at least 0, not {seconds!r}")
@@ -173,12 +171,7 @@ class EdgeClient:
         self._stop.set()
 
     async def run_once(self) -> Turn:
-        """Send unsent updates, claim work once, and do the work.
-
-        Raises:
-            ProblemError: The aggregator refuses this device or its version.
-            SpecError: There is neither an identity nor a token.
-        """
+        """Send unsent updates, claim work once, and do the work. Errors: see `run_forever`."""
         with self._stop.scope():
             async with self._turns:
                 try:
@@ -190,8 +183,8 @@ class EdgeClient:
                 finally:
                     if self._device.privacy is not None:
                         self._device.privacy.update()
-                    # Closed between turns, so that all is in one file, and a process with many
-                    # clients has few files open.
+                    # Closed between turns, so that SQLite needs no second file then, and a process
+                    # with many clients has few files open.
                     self._device.state.close()
         if turn.outcome in ("declined", "refused"):
             turn = replace(turn, next_turn_s=self._backoff.next_s())
@@ -200,7 +193,7 @@ class EdgeClient:
         return turn
 
     def _failed(self, exc: errors.FedOneError) -> Turn:
-        """Return the result of a turn that a failed call has ended.
+        """Return the result of a turn that ended with a failed call to the server.
 
         Raises:
             ProblemError: The failure is permanent.
@@ -215,7 +208,7 @@ class EdgeClient:
             self._device.state.clear()
             self._worker.forget()
             return Turn(outcome="idle", next_turn_s=self._backoff.next_s())
-        # The answer of a captive portal means offline, too.
+        # An answer that is not the server's, such as a captive portal's, also means offline.
         self._session.set_offline(exc)
         wait_s = self._backoff.next_s(session.retry_after_s(exc))
         return Turn(outcome="offline", next_turn_s=wait_s)
@@ -273,11 +266,11 @@ class EdgeClient:
         return claimed
 
     async def enrol(self) -> None:
-        """Enrol the device unless it has an identity; turns do this when necessary.
+        """Enrol the device unless it has enrolled; `run_once` does this too.
 
         Raises:
             ProblemError: The token is not valid.
-            SpecError: There is neither an identity nor a token.
+            SpecError: The device has not enrolled, and has no token.
             TransportError: The aggregator cannot be reached.
         """
         async with self._turns:
@@ -295,7 +288,7 @@ class EdgeClient:
             await self._session.rotate()
 
     async def check(self) -> tuple[RunFit, ...]:
-        """Return how this device's rows and its own model fit each running run.
+        """Return how many of this device's rows fit each running run; check its own model, too.
 
         Enrols the device if necessary, but sends no query and claims no work.
 
@@ -309,7 +302,7 @@ class EdgeClient:
             BackendError: The device's own model is not available, or cannot do a run's task.
             DataError: The rows cannot be read.
             ProblemError: The aggregator refuses this device, or there is no such run.
-            SpecError: There is neither an identity nor a token.
+            SpecError: The device has not enrolled, and has no token.
             TransportError: The aggregator cannot be reached.
         """
         async with self._turns:

@@ -1,9 +1,10 @@
-"""The noise on what a device releases, and the epsilon that it has spent.
+"""The noise on what a device sends, and the epsilon that the device has spent.
 
-The discrete Gaussian mechanism on a grid (Canonne, Kamath and Steinke 2020): values are clipped and
-rounded to integers, the noise is added in exact integer arithmetic, and the noised integers are
-scaled back. No parameter makes the noise vanish, and the low bits of a result reveal nothing
-(Mironov 2012). Random bits come from the operating system, because the server knows the run's seed.
+The mechanism is the discrete Gaussian on a grid (Canonne, Kamath and Steinke 2020): values are
+clipped and rounded to integers, noise is added in exact integer arithmetic, and the sums are scaled
+back. So rounding never removes the noise, and the low bits of a result reveal nothing (Mironov
+2012). Random bits come from the operating system, because the server knows the run's seed.
+A release is one noised result, such as the mean losses of an update.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _GRID = 2**30
-"""Grid steps of the width of a clipped value. `fedone_sdk.accountant` relies on it."""
+"""Number of grid steps between a value's bounds. `fedone_sdk.accountant` relies on it."""
 
 _RANDOM = SystemRandom()
 
@@ -46,19 +47,19 @@ def noised_means(
 ) -> tuple[float, ...]:
     """Return means over examples, shape (d,), with noise that protects one example.
 
-    One example changes each of the d sums by at most the width of its bounds. The vector of sums,
-    each divided by its width, changes by at most sqrt(d). A noised mean may be outside its bounds.
+    One example changes each of the d sums by at most its width, the distance between its bounds.
+    With each sum divided by its width, one example changes the vector of the sums by at most
+    sqrt(d) in L2 norm. A noised mean may be outside its bounds.
 
     Args:
         values: Shape (d, b), one row per mean, the same examples in each.
         bounds: Lowest and highest value of each row; the values are clipped to them.
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
         random: Source of uniform integers.
-        sensitivity: A bound below sqrt(d), for values that depend on each other. Rounding to the
-            grid may add one grid step in each number.
+        sensitivity: A smaller bound than sqrt(d), for values that depend on each other.
     """
     square = float(len(values) * _GRID * _GRID)
-    if sensitivity is not None:
+    if sensitivity is not None:  # Rounding to the grid may add one grid step to each sum.
         square = (sensitivity * _GRID + math.sqrt(len(values))) ** 2
     variance = math.ceil(noise_multiplier * noise_multiplier * square)
     noise = discrete_gaussian(len(values), variance, random)
@@ -74,12 +75,9 @@ def noised_means(
 def private_losses(
     losses: Sequence[Sequence[float]], privacy: PrivacySpec, random: Random = _RANDOM
 ) -> tuple[float, ...]:
-    """Return noised mean losses, shape (I,), with each example's loss clipped to [0, C].
+    """Return a noised mean loss for each prompt; losses are clipped to [0, `privacy.clip`].
 
-    Args:
-        losses: Shape (I, b), one row per prompt, the same examples in each.
-        privacy: With the clip C.
-        random: Source of uniform integers.
+    `losses` has a row for each prompt, and the same examples in each row.
     """
     bounds = [(0.0, privacy.clip)] * len(losses)
     return noised_means(losses, bounds, privacy.noise_multiplier, random)
@@ -93,12 +91,12 @@ def private_terms(
 ) -> tuple[float, ...]:
     """Return I mean losses, I x C mean label probabilities and C counts of labels, with noise.
 
-    The `sensitivity` is larger than for losses alone: the noise of the losses grows by 12 %.
+    The `sensitivity` is larger than for losses alone, so the losses have 12 % more noise.
 
     Args:
         terms: `loss_terms`, shape (I, b, 2 + C).
         targets: The true labels, shape (b,); -1 for an example without a loss, whose terms are 0.
-        privacy: With the clip C of a loss.
+        privacy: `PrivacySpec.clip` is the maximum loss of an example.
         random: Source of uniform integers.
     """
     count, size, labels = len(terms), len(targets), len(terms[0][0]) - 2
@@ -106,7 +104,7 @@ def private_terms(
     values: list[Sequence[float]] = [rows[0] for rows in columns]
     values += [column for rows in columns for column in rows[2:]]
     values += [[float(target == label) for target in targets] for label in range(labels)]
-    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # a count of 1 is not clipped
+    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # an example's 1 is not clipped
     bounds = [(0.0, privacy.clip)] * count
     bounds += [(0.0, PROBABILITY_WIDTH)] * (count * labels) + [(0.0, share)] * labels
     means = noised_means(
@@ -123,7 +121,8 @@ def private_step(
 ) -> NDArray[np.float64]:
     """Return alpha after a clipped and noised step, shape (n, N); the caller projects it.
 
-    Two steps of L2 norm C differ by at most 2 C. The projection costs no privacy.
+    The sensitivity is 2 C, because two steps of L2 norm C differ by at most 2 C. The projection
+    costs no privacy, because it reads only the noised step.
     """
     import numpy as np
 
@@ -131,7 +130,7 @@ def private_step(
     step = np.nan_to_num(after - start, posinf=0.0, neginf=0.0)
     scale = _GRID / max(float(np.linalg.norm(step)), privacy.clip)
     units = np.trunc(step * scale).astype(np.int64)
-    while int(np.sum(units * units)) > _GRID**2:  # rounding may exceed the norm
+    while int(np.sum(units * units)) > _GRID**2:  # the rounded norm may be too large
         units -= np.sign(units)
     variance = math.ceil((2.0 * privacy.noise_multiplier * _GRID) ** 2)
     noise = np.array(discrete_gaussian(units.size, variance, random), dtype=np.int64)
@@ -142,9 +141,9 @@ def private_step(
 def discrete_gaussian(count: int, variance: int, random: Random = _RANDOM) -> list[int]:
     """Draw integers k, each with probability proportional to ``exp(-k**2 / (2 * variance))``.
 
-    Exact, by rejection from a discrete Laplace distribution of a similar scale.
+    The method is rejection sampling from a discrete Laplace distribution, and is exact.
     """
-    scale = int(math.sqrt(variance)) + 1  # any scale is exact
+    scale = int(math.sqrt(variance)) + 1  # Any scale gives the same distribution.
     accepted: list[int] = []
     while len(accepted) < count:
         drawn = _discrete_laplace(scale, random)
@@ -192,12 +191,12 @@ class PrivacyAccount:
     Raises:
         DataError: The count cannot be read.
         MissingExtraError: dp-accounting is not installed.
-        SpecError: There is no folder, or the gateway would see the protected data.
+        SpecError: There is no state folder, or the gateway would see the protected data.
     """
 
     def __init__(self, required: RequiredPrivacy, state: DeviceState, *, own_model: bool) -> None:
         if state.file is None:
-            raise ArgumentError("policy.privacy: needs state_dir, which keeps the count of epsilon")
+            raise ArgumentError("policy.privacy: needs state_dir, to store the spent epsilon")
         if required.unit != "label" and not own_model:
             raise ArgumentError(
                 f"policy.privacy: unit {required.unit!r} needs a backend of the device's own, "
@@ -219,8 +218,8 @@ class PrivacyAccount:
         privacy = self.check_run(run)
         steps = len(assignment.steps) if isinstance(assignment, AlphaAssignment) else 1
         if not self._own_model and privacy.target == "alpha" and steps > 1:
-            # The prompts of a second step would reveal the alpha after the first, without noise.
-            raise Unfit("the client's labels are private: one local step at most")
+            # The prompts of a second step would reveal alpha after the first step, without noise.
+            raise Unfit("the client's labels are private, so it does at most one local step")
         total = steps if privacy.target == "losses" else 1
         self._afford(privacy, max(total - journal.releases, 0))
 
@@ -242,7 +241,7 @@ class PrivacyAccount:
         return privacy
 
     def charge(self, privacy: PrivacySpec) -> Precision:
-        """Return the precision of one release, to be stored with it.
+        """Return the precision of one release, 1 / noise_multiplier**2, to be stored with it.
 
         Raises:
             Declining: The count cannot be read.
@@ -252,7 +251,7 @@ class PrivacyAccount:
         return privacy.target, privacy.noise_multiplier**-2
 
     def update(self) -> None:
-        """Read the count, and log a change of `epsilon`."""
+        """Read the stored count of releases, and log a change of `epsilon`."""
         try:
             precisions = self._state.precisions()
         except DataError as exc:
@@ -265,8 +264,8 @@ class PrivacyAccount:
     def shown(self, usage: Usage) -> Usage:
         """Return the usage that the server may see: one request per query.
 
-        The number of tokens depends on the texts, and the number of repeated requests on the rows
-        that the model refuses.
+        The exact usage would reveal something about the rows: the number of tokens depends on the
+        texts, and the number of repeated requests on the model's refusals.
         """
         if not self._own_model:
             return usage
@@ -284,7 +283,7 @@ class PrivacyAccount:
         max_epsilon = self.required.max_epsilon
         if epsilon > max_epsilon:
             raise Unfit(
-                _SPENT,  # The figures depend on runs of other servers.
+                _SPENT,  # The server does not get the figures: they include other servers' runs.
                 shown=f"{_SPENT}: at most {max_epsilon:g} at delta {self.required.delta:g}, "
                 f"{self.epsilon:.4g} is spent, and it would be {epsilon:.4g}",
             )

@@ -1,4 +1,4 @@
-"""Options that an app sets, and what it receives: events, results, how many rows fit a run."""
+"""Options that an app sets; and what the app receives: events, results, how many rows fit a run."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class ClientEvent:
     """One event of a client, without texts and secrets.
 
     Attributes:
-        round: From 0.
-        done: Number of prompts with losses.
+        round: Index of the round, from 0.
+        done: Number of prompts that have been scored.
         total: Number of prompts of the assignment.
         retry_after_s: Seconds until the next claim.
     """
@@ -83,8 +83,8 @@ class EventSink:
 Outcome = Literal["worked", "declined", "refused", "idle", "paused", "offline", "ended"]
 """How a turn (one claim, and the work that it got) ended.
 
-``worked``: an update was accepted. ``declined``: the device returned the work undone. ``refused``:
-the update was late or did not fit, or the run scores with another model than the device's.
+``worked``: an update was accepted. ``declined``: the device declined the work. ``refused``: the
+server refused the update, which was late or invalid, or came from another model than the run's.
 ``idle``: there was no work, or the device has no examples. ``paused``: `only_when` is false.
 ``offline``: the aggregator could not be reached, or the answer was not an aggregator's. ``ended``:
 there will be no more work."""
@@ -97,7 +97,7 @@ class Turn:
     Attributes:
         next_turn_s: Seconds to wait before the next turn: the server's ``Retry-After`` or the
             backoff after a failure; 0 after accepted work.
-        round: From 0.
+        round: Index of the round, from 0.
         reason: Why the work was declined or refused, as a text.
     """
 
@@ -116,12 +116,12 @@ class Hooks:
     Attributes:
         before_send: Gets every text before it is scored. Returns the text, a redacted form of it,
             or None to hold the example back; an exception holds the example back, too.
-        only_when: Whether the device may work now, for instance while it charges. Called before
-            each claim and each request for scores; an exception counts as False. Work in progress
-            waits while its lease can be renewed, and is declined afterwards.
+        only_when: Returns whether the device may work now, for instance while it charges. Called
+            before each claim and each request for scores; an exception counts as False. Work in
+            progress waits as long as the server renews its deadline; then it is declined.
         on_event: A plain function that receives each `ClientEvent`, in the client's thread; it
             should return immediately. Its exceptions are logged.
-        score: ``score(generated, example)`` from 0 to 1, for runs with loss ``score``.
+        score: ``score(generated, example)`` returns a score from 0 to 1, for loss ``score``.
         before_propose: Gets a candidate that a model wrote from the device's rows, before it is
             scored and sent. The candidate is dropped unless the function returns it unchanged.
     """
@@ -140,14 +140,14 @@ class WorkPolicy:
     Attributes:
         run_id: Accepts work of this run only; None accepts work of any run.
         privacy: Declines work with less noise than this requires, and work that would exceed
-            `max_epsilon`. The client's `state_dir` keeps the epsilon spent. Needs ``pip install
-            fedone-sdk[privacy]``. None accepts work without noise.
-        budget: Caps of all work of the device, for all runs and servers together; work beyond them
-            is declined. The client's `state_dir` keeps the count. Without a `backend` only
-            `queries` can be capped. None is no cap.
-        labels: Values of the label column, which a run has to cover; rows with another value take
-            part in no run. If None, these are the values in the rows; from a declined run the
-            server can then infer that a row has another label.
+            `max_epsilon`. The spent epsilon is stored in the client's `state_dir`. Needs ``pip
+            install fedone-sdk[privacy]``. None accepts work without noise.
+        budget: Caps on all work of the device, for all runs and servers together; work that would
+            exceed them is declined. The usage is stored in the client's `state_dir`. Without a
+            `backend` only `queries` can be capped. None is no cap.
+        labels: Values of the label column that a run's labels must include; rows with another
+            value take part in no run. If None, these are the values in the rows; from a declined
+            run the server can then infer that a row has another label.
         reflect: The model that may write candidates from rows that a prompt answered wrongly: a
             model on the device (its text is filtered, but has no differential privacy); or
             ``gateway``, the run's model, which reads the rows with their labels. None is no model.
@@ -194,11 +194,11 @@ def check_arguments(*, name: str | None, run_id: str | None, wait_s: float) -> N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFit:
-    """How a device fits a run.
+    """How many rows of a device fit a run.
 
     Attributes:
         rows: Number of rows of the device.
-        fit: Number of rows that fit the run; 0 if the device itself does not fit the run.
+        fit: Number of rows that fit the run; 0 if the device cannot work for the run at all.
         reason: Why not all rows fit, for the device's owner; None if all rows fit.
     """
 

@@ -1,4 +1,4 @@
-"""Scores of prompts by a device's own model, and proposals that a model writes from its rows."""
+"""Scores of prompts by a device's own model; new candidates that a model writes from its rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import structlog
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.model_client import ModelClient
 from fedone_sdk.backends.queries import check_answer, query_for, rows_of, score_all, written_query
-from fedone_sdk.budget import BudgetGuard, Usage
+from fedone_sdk.budget import BudgetGuard, Lease, Usage
 from fedone_sdk.candidates import prompt_of, reflection
 from fedone_sdk.client.rows import Declining, Unfit, passed, reason_of
 from fedone_sdk.errors import BackendError, BudgetError, BudgetExhausted, ProblemError
@@ -28,28 +28,31 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _NUM_WORST, _NUM_BEST = 4, 2
-"""Number of examples of a reflection with the highest and the lowest losses."""
+"""How many examples with the highest and with the lowest losses a reflection uses."""
 
 _MAX_TOKENS = 512
 
 
-async def ask(step: Step, missing: Sequence[int]) -> None:
-    """Score prompts with the device's model; the journal gets answers as they arrive.
+async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
+    """Score the prompts at the positions `missing`; each answer is stored as soon as it arrives.
 
-    A prompt that occurs twice is sent once, and counts as two queries.
+    A prompt that occurs twice is sent once, and counts as two queries. The queries are added to
+    `lease`, a reservation of the device's budget, when they are sent.
     """
     device, batch = step.work.device, step.batch
     backend = device.backend
     assert backend is not None
     model = backend.fingerprint
-    if not batch.texts:  # All were held back, which the number of queries must not reveal.
+    # If `before_send` held all texts back, the reported number of queries does not reveal it.
+    if not batch.texts:
+        lease.add(Usage(queries=len(missing)))
         await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
         return
-    if not backend.metered:  # `ModelClient` adds the cost of failed attempts.
+    if not backend.metered:  # `ModelClient` also counts the cost of failed attempts.
         backend = ModelClient(backend)
     payer = device.budget or BudgetGuard(None, name="client")
     queries = await _queries(step, missing, backend, payer)
-    recorded = _Recorded(backend, step, queries, payer)
+    recorded = _Recorded(backend, step, queries, payer, lease)
     await recorded.begin()
     try:
         await score_all(recorded, queries)
@@ -86,17 +89,22 @@ async def _queries(
 
 
 class _Recorded(Wrapper):
-    """Waits for the app's condition before each query; stores the query's answer and cost.
+    """A backend that waits for `only_when` before a query, and stores the query's answer and cost.
 
     Queries that may have been sent when the process ends count as spent. While these queries run,
     nothing else charges the device's budget.
     """
 
     def __init__(
-        self, inner: LLMBackend, step: Step, queries: Mapping[Query, list[int]], payer: BudgetGuard
+        self,
+        inner: LLMBackend,
+        step: Step,
+        queries: Mapping[Query, list[int]],
+        payer: BudgetGuard,
+        lease: Lease,
     ) -> None:
         super().__init__(inner)
-        self._step, self._queries, self._payer = step, queries, payer
+        self._step, self._queries, self._payer, self._lease = step, queries, payer, lease
         self._journal = step.work.journal
         num_queries = Usage(queries=len(step.keys))
         self._before = self._journal.spent(step.number).without_queries() + num_queries
@@ -112,6 +120,7 @@ class _Recorded(Wrapper):
 
     async def score(self, query: Query) -> Answer:
         await self._step.work.device.condition.wait()
+        self._lease.add(Usage(queries=len(self._queries[query])))
         try:
             answer = await self.inner.score(query)
             check_answer(query, answer)
@@ -129,10 +138,10 @@ class _Recorded(Wrapper):
 
 
 async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:
-    """Write a candidate from a scored mini-batch, and score it on the same rows.
+    """Let a model write a candidate from a scored mini-batch, and score it on the same rows.
 
-    The parent is the prompt with the lowest loss on the mini-batch: different groups of clients
-    improve different parents.
+    The parent, which the candidate is to improve, is the prompt with the lowest loss on the
+    mini-batch. So different groups of clients improve different prompts.
 
     Returns:
         The candidate, if its loss is lower than its parent's. None if the loss is not lower, if the
@@ -142,7 +151,7 @@ async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:
     reflection, num_proposals = work.run.reflection, work.runs.num_proposals
     if reflection is None or (work.device.reflect == "gateway" and not reflection.gateway):
         return None
-    if num_proposals[work.assignment.run_id] >= MAX_PROPOSALS:  # Whatever the server asks for.
+    if num_proposals[work.assignment.run_id] >= MAX_PROPOSALS:  # A limit of the device itself.
         return None
     try:
         parent = min(range(len(losses)), key=losses.__getitem__)
@@ -195,7 +204,7 @@ async def _write(work: Work, slot: str, current: str, parent: int, cases: Sequen
 
 
 def _cases(step: Step, parent: int) -> list[Judged]:
-    """Return the examples with the parent's highest and lowest losses; empty if all were right.
+    """Return the examples with the parent's highest and lowest losses; none if all are right.
 
     Examples with generated texts are left out after a restart, because the texts are not stored.
     """
@@ -225,7 +234,7 @@ def _is_right(task: TaskSpec, answer: Score | LogProbs, example: Example) -> boo
 
 
 async def _may_leave(text: str, work: Work, vocabulary: Vocabulary) -> bool:
-    """Return whether a text quotes no row of the device, and passes the app's check."""
+    """Return whether a text quotes no row of the device, and `before_propose` accepts it."""
     rows = (value for row in work.all_rows for value in row.values() if isinstance(value, str))
     public = [*chain.from_iterable(slot.candidates for slot in vocabulary.slots)]
     public += [template for _, template in work.run.task.messages]

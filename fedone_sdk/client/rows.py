@@ -1,7 +1,8 @@
 """The rows of a device: which take part in a run, and which of their texts may leave the device.
 
-The columns that the app names decide which rows take part. A task must be able to use all these
-rows, or the run does not fit. So no task can select rows, or count rows with some property.
+A row takes part if it has the columns that the app names. A run whose task cannot use all these
+rows is declined. Otherwise a server could write tasks that select rows, or count rows with some
+property.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ class Source:
 
 
 class Declining(FedOneError):
-    """The work is declined.
+    """Raised to decline work.
 
     Attributes:
-        reason: The reason for the server; the exception's text is for the device's owner.
+        reason: The reason that the server gets; the exception's text is for the device's owner.
     """
 
     def __init__(self, reason: str, *, shown: str | None = None) -> None:
@@ -78,7 +79,7 @@ class Declining(FedOneError):
 
 
 class Unfit(Declining):
-    """The device does not fit the run, with any mini-batch."""
+    """The device cannot do any work of the run, whatever the mini-batch."""
 
 
 _KINDS: dict[type[Exception], str] = {
@@ -88,7 +89,7 @@ _KINDS: dict[type[Exception], str] = {
     errors.BackendError: "the client's model failed",
     errors.BudgetError: "the client's budget has nothing left for this",
 }
-"""Reasons for the server, by error type; the first match counts."""
+"""Reasons that the server gets, by error type; the first matching type applies."""
 
 
 def reason_of(failure: Exception) -> str:
@@ -105,7 +106,7 @@ def reason_of(failure: Exception) -> str:
 
 
 WITHHELD = "the run does not fit this device"
-"""The reason that a private device sends."""
+"""The reason that a device with privacy requirements sends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +114,8 @@ class Admitted:
     """The rows of a device that take part in a run.
 
     Attributes:
-        reason: Why some rows do not take part, for the rows' owner; None if all rows do.
-        refusal: Why no row takes part, for the server, without values of rows; None if one does.
+        reason: Why some rows do not take part, for the device's owner; None if all rows do.
+        refusal: Why no row takes part, for the server, without values of rows; None if some do.
     """
 
     rows: tuple[Example, ...]
@@ -128,10 +129,10 @@ class Consent:
 
     Attributes:
         label: The label column.
-        fields: Columns that may be rendered; None is every column but the label. If the label is
-            among them, the gateway gets it as the reference text of loss ``nll``.
-        labels: Values of the label column, which a run has to cover; rows with another value are
-            left out. If None, these are the values of the rows.
+        fields: Columns that may be put into prompts; None is every column but the label. If the
+            label column is among them, loss ``nll`` may send it to the gateway.
+        labels: Values of the label column that the run's labels must include; rows with another
+            value are left out. If None, these are the values in the rows.
         private: Whether the device requires privacy.
     """
 
@@ -149,7 +150,7 @@ class Consent:
         *,
         private: bool,
     ) -> Self:
-        """Return the consent of an app's arguments."""
+        """Return the consent that the arguments of `EdgeClient` express."""
         if private and (label is None or fields is None):
             raise ArgumentError(
                 "label, fields: policy.privacy needs both: the label column, and the columns "
@@ -166,7 +167,7 @@ class Consent:
         )
 
     def admit(self, run: RunTask, all_rows: Sequence[Example], *, gateway: bool) -> Admitted:
-        """Return the rows that take part in a run; with `gateway`, the gateway scores them."""
+        """Return the rows that take part in a run; `gateway` says whether the gateway scores."""
         task = run.task
         if refusal := self._refused(task, gateway=gateway):
             return Admitted(rows=(), reason=refusal, refusal=refusal)
@@ -189,23 +190,23 @@ class Consent:
         """Return why a task has no consent, independent of the rows; None if it has consent."""
         if task.loss != "score" and task.label_field != self.label:
             return (
-                f"the run's label column is {task.label_field!r}, which is not the device's: name "
-                "it by label (fedone client --label)"
+                f"the run's label column is {task.label_field!r}, and the device has another one: "
+                "set label (fedone client --label)"
             )
         for name in task.fields:
             if name == self.label or (self.fields is not None and name not in self.fields):
-                return f"the run renders column {name!r}, and the device does not let it out"
+                return f"the run renders column {name!r}, which the device does not share"
         if task.loss == "nll" and gateway and self.label not in (self.fields or ()):
-            return "loss nll sends the label column, and the device does not let it out"
+            return "loss nll sends the label column, which the device does not share"
         labels = self.labels if task.labels else None
         if labels and any(label_index(task, label) is None for label in labels):
-            return "the run's labels do not cover the device's"
+            return "the run's labels do not include all labels of the device"
         return None
 
     def _incomplete(
         self, task: TaskSpec, row: Example, named: Sequence[str]
     ) -> row_checks.RowProblem | None:
-        """Return why a row does not take part in runs with these columns; None if it does."""
+        """Return why a row does not take part if it needs these columns; None if it takes part."""
         for name in named:
             if problem := row_checks.field_problem(row, name, MAX_TEXT_CHARS):
                 return problem
@@ -215,7 +216,7 @@ class Consent:
 
 
 BeforeSend = Callable[[str], "str | Awaitable[str | None] | None"]
-"""Gets every text before it leaves the device; returns the text, a redacted form of it, or None to
+"""Gets every text before it is scored. Returns the text, a redacted form of the text, or None to
 hold the example back."""
 
 
@@ -224,10 +225,10 @@ class Minibatch:
     """The examples of one step that may leave the device.
 
     Attributes:
-        texts: Text fields of each example, after the hook.
-        references: Reference texts after the hook, for loss ``nll``; otherwise empty.
+        texts: Text fields of each example, filtered by the hook `before_send`.
+        references: Reference texts, also filtered, for loss ``nll``; otherwise empty.
         examples: The same examples with all fields.
-        vetoed: Number of examples that the hook held back, or left without a sendable text.
+        vetoed: Number of examples that the hook held back, or left without a text to send.
         private: Whether the update hides which examples were scored.
     """
 
@@ -268,16 +269,16 @@ class Minibatch:
 
     @property
     def sha256(self) -> str:
-        """Digest of texts and labels, for the keys of losses in the journal."""
+        """Digest of texts and labels, part of the keys of stored losses (`Journal`)."""
         content = [self.texts, self.examples]
         try:
             text = json.dumps(content, sort_keys=True, default=repr, ensure_ascii=False)
-        except (TypeError, ValueError):  # Keys of csv.DictReader, or a row that contains itself.
+        except (TypeError, ValueError):  # A key None (csv.DictReader), or a row contains itself.
             text = repr(content)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def check(self, failed: frozenset[int]) -> Scored:
-        """Return the counts of scored, failed and vetoed examples; if `private`, all as scored.
+        """Return the counts of scored, failed and vetoed examples; if `private`, all are scored.
 
         Raises:
             Declining: Too few examples were scored.

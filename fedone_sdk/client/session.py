@@ -1,4 +1,7 @@
-"""Authenticated calls to one aggregator, and their waits: retries, leases, the app's condition."""
+"""Authenticated calls to an aggregator, with retries; an assignment's lease; the app's condition.
+
+A lease is the time for which the server reserves an assignment for this device.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ T = TypeVar("T")
 
 
 class StopSignal:
-    """Stop signal for the tasks inside `scope`, cleared once all of them have exited.
+    """Stop signal for the tasks inside `scope`; it is cleared once all of them have exited.
 
     If no task is inside, the signal stops the next task that enters, because that task may have
     been created before the signal.
@@ -57,7 +60,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Enter a task that the signal stops; the last task to exit clears the signal."""
+        """Context of a task that the signal stops; the last task to exit clears the signal."""
         self._num_inside += 1
         self._loop = asyncio.get_running_loop()
         try:
@@ -89,7 +92,7 @@ class StopSignal:
 _ATTEMPTS = 5
 
 _ANSWER_S = 900.0
-"""The longest wait for an answer, seconds; `HttpTransport` has a shorter limit."""
+"""The longest wait for any transport's answer, seconds; `HttpTransport` has a shorter limit."""
 
 MAX_WAIT_S = 3600.0
 """The longest ``Retry-After`` that is honoured, seconds."""
@@ -102,7 +105,7 @@ P = ParamSpec("P")
 
 
 class Backoff:
-    """Exponential waits with a cap and full jitter, which spreads devices evenly over the wait.
+    """Exponential backoff with a cap and full jitter: each wait is random, from 0 to the backoff.
 
     Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
@@ -124,8 +127,8 @@ class Backoff:
 class Session:
     """One device's calls to its aggregator: credential, retries, and whether it is online.
 
-    A call is retried a few times within seconds, unless the client is stopped. During longer
-    outages each turn of the client makes a new call.
+    A call is retried a few times within seconds, unless the client is stopped. During a longer
+    outage, each `EdgeClient.run_once` makes a new call.
 
     Attributes:
         offline_since: Start of an outage, seconds since the epoch; None while online.
@@ -178,7 +181,7 @@ class Session:
                     raise
                 raise ArgumentError(
                     f"server: {self._state.server} is not the base URL of an aggregator: "
-                    f"{exc.detail}; it must be http(s)://HOST[:PORT] and the path of a proxy"
+                    f"{exc.detail}; it must be http(s)://HOST[:PORT], with a proxy's path if needed"
                 ) from exc
             self._state.identity = Identity(**dict(enrolled))
             self._events.emit("enrolled")
@@ -236,15 +239,16 @@ def _hour(at: float) -> str:
 
 
 _RETRY_S, _RETRY_SHARE = 3.0, 0.1
-"""Wait after a failed renewal: seconds, and share of the deadline; the shorter one applies."""
+"""Wait after a failed renewal, in seconds and as a share of the deadline; the shorter applies."""
 
 _MIN_WAIT_S = 0.2
 
 
 class Lease:
-    """An assignment's deadline, renewed in the background while the work takes longer.
+    """An assignment's deadline, which a background task renews until the work has ended.
 
-    The deadline is relative and measured by the event loop's clock: the wall clock may be wrong.
+    The server sends the deadline as a number of seconds. It is measured by the event loop's clock,
+    because the device's wall clock may be wrong.
     """
 
     def __init__(self, deadline_s: float, renew: Callable[[], Awaitable[Renewal]]) -> None:
@@ -263,7 +267,7 @@ class Lease:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the seat passes to another client, without another renewal."""
+        """Seconds until the server gives the work to another client, if it is not renewed."""
         return self._until - asyncio.get_running_loop().time()
 
     @property
@@ -272,10 +276,10 @@ class Lease:
         return not self._renewing.done()
 
     async def bounded(self, work: Awaitable[T]) -> T:
-        """Return the result of the work; cancel the work at the last deadline.
+        """Return the result of the work; cancel the work at a deadline that cannot be renewed.
 
         Raises:
-            Declining: The deadline comes first.
+            Declining: The work was cancelled.
         """
         working = asyncio.ensure_future(work)
         try:
@@ -297,7 +301,7 @@ class Lease:
                 renewed = await self._renew()
             except (ProblemError, TransportError, MessageError) as exc:
                 if isinstance(exc, ProblemError) and not errors.is_retryable(exc):
-                    return  # the run allows no more renewals, or the seat is lost
+                    return  # the run allows no more renewals, or another client has the work
                 wait_s = max(min(_RETRY_S, self._deadline_s * _RETRY_SHARE), retry_after_s(exc))
             else:
                 self._deadline_s = renewed.deadline_s
@@ -312,13 +316,14 @@ _MARGIN_S = 2.0
 
 
 class Paused(errors.FedOneError):
-    """The client stops while the app's condition is false; the journal keeps the work."""
+    """The client stops while the app's condition is false; the work stays in the device's state."""
 
 
 class Condition:
-    """The app's condition; the events ``paused`` and ``resumed`` report its changes.
+    """The app's condition `Hooks.only_when`: whether the device may work now.
 
-    While it is false, work in progress waits, until the last deadline of the work.
+    The events ``paused`` and ``resumed`` report its changes. While it is false, work in progress
+    waits until its deadline cannot be renewed any more.
     """
 
     def __init__(self, only_when: OnlyWhen | None, events: EventSink, stop: StopSignal) -> None:

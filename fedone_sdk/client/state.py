@@ -1,8 +1,8 @@
-"""What a device keeps, in memory and in one SQLite file: identity, count of noise, open work.
+"""What a device stores in one SQLite file: identity, epsilon spent, open work (the journal).
 
-After ``kill -9`` at any point, no paid answer of an open assignment is paid twice, and no noise is
-drawn twice. With write-ahead logging a transaction costs one sync instead of three. With
-``synchronous=EXTRA`` the transaction is on disk when it returns, even where WAL is not supported.
+After ``kill -9`` at any point, no answer of an open assignment is paid twice, and no noise is drawn
+twice. Write-ahead logging (WAL) needs one disk sync per transaction instead of three. With
+``synchronous=EXTRA`` a transaction is on disk when it returns, even where WAL is not supported.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ T = TypeVar("T")
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 Key = tuple[str, str, str]
-"""An entry's assignment (its id, or empty), kind and name."""
+"""Key of an entry: an assignment's id (or empty), the entry's kind and its name."""
 
 Precision = tuple[str, float]
-"""The target of a noised release, and 1 / (its noise multiplier)**2."""
+"""The target of a release (one noised result), and 1 / (its noise multiplier)**2."""
 
 Row = tuple[LogProbs | float | None, ...]
-"""What the model answered to one prompt, per example of its mini-batch: label log-probabilities, or
-the loss of a written text; None if the model failed."""
+"""The model's answers to one prompt, one for each example of the mini-batch: log-probabilities of
+the labels, or the loss of a written text; None if the model failed."""
 
 _ANSWERS: Any = tuple[tuple[tuple[FiniteFloat, ...] | FiniteFloat | None, ...], str]
 
 _FILE = "state.sqlite3"
 _TIMEOUT_S = 5.0
 
-# The count of releases, `privacy`, includes all servers.
+# The table `privacy` counts the releases to all servers; `entries` are separate for each server.
 _SCHEMA = """
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS entries (
@@ -95,15 +95,15 @@ class _DamagedError(sqlite3.DatabaseError):
 
 
 class DeviceState:
-    """The entries of one server, in memory and in a file that all servers of the device share.
+    """A device's entries (keys and values) for one server, in memory and in a file.
 
-    Without a folder the entries are in memory only. If the disk fails, the device goes on there and
-    logs one warning; the next write that succeeds also stores what is missing. A damaged file gets
-    the suffix ``.damaged``, and a new file is started. A missing folder is created, readable by its
-    owner only.
+    The file has the entries for all servers. Without a folder there is no file. If the file cannot
+    be written, the device continues in memory and logs one warning; the next successful write also
+    stores the earlier changes. A damaged file gets the suffix ``.damaged``, and a new file is
+    started. A missing folder is created, readable by its owner only.
 
     Args:
-        locks: Whether other processes cannot use the folder until `release`.
+        locks: Whether to lock the folder against other processes until `release`.
 
     Attributes:
         file: The database; None without a folder.
@@ -113,7 +113,7 @@ class DeviceState:
     """
 
     _locks: ClassVar[dict[Path, tuple[int, int]]] = {}
-    """Per file the descriptor of its lock, and how many states of this process use it."""
+    """For each file, the descriptor of its lock, and how many objects of this process use it."""
 
     def __init__(self, folder: str | Path | None, server: str, *, locks: bool = False) -> None:
         self.server = server
@@ -128,16 +128,16 @@ class DeviceState:
         folder = self.file.parent
         with system_errors(DataError, f"{folder}: cannot be used as a state folder"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(OSError):  # A disk that fails is reported with the file.
-            sync_path(folder.parent)  # the folder's name
+        with suppress(OSError):  # An error of the disk is reported when the file is used.
+            sync_path(folder.parent)  # writes the folder's name to the disk
         self.acquire()
 
     def acquire(self) -> None:
-        """Lock the file and read its entries, unless the file is locked by this object."""
+        """Lock the file and read its entries, unless this was done since the last `release`."""
         if self.file is None or self._has_read:
             return
         if self._locks_file:
-            with suppress(OSError):  # A disk that fails is reported with the entries.
+            with suppress(OSError):  # An error of the disk is reported when the entries are read.
                 self._lock(self.file)
         self._has_read = True
         query = (
@@ -208,13 +208,13 @@ class DeviceState:
         durable: bool = False,
         erases: bool = False,
     ) -> bool:
-        """Set entries in one transaction, and return whether they are stored (or need no file).
+        """Set entries in one transaction; return whether they are stored, or there is no file.
 
         Args:
             entries: Values by key; None deletes an entry.
             counted: A release to count in the same transaction.
-            durable: If the file cannot be written, whether memory stays unchanged, too.
-            erases: Whether deleted entries are erased from the file's log, too.
+            durable: Whether memory also stays unchanged if the file cannot be written.
+            erases: Whether to erase deleted entries from SQLite's log (WAL), too.
         """
         changes = {**self._missing, **self._evicted(entries), **entries}
         is_stored = self._store(changes, counted, erases)
@@ -240,7 +240,7 @@ class DeviceState:
 
     def _evicted(self, entries: Mapping[Key, str | None]) -> dict[Key, str | None]:
         """Return changes that delete the oldest entries, if `entries` add an assignment."""
-        # Starts with the latest entries: most often they are of the same assignment.
+        # From the latest entry on, because that is most often of the same assignment.
         owners = {owner for owner, *_ in entries if owner}
         if all(any(owner == key[0] for key in reversed(self._entries)) for owner in owners):
             return {}
@@ -266,8 +266,8 @@ class DeviceState:
         damaged = self.file.with_name(f"{_FILE}.damaged")
         if not is_sound or damaged.exists():
             raise DataError(
-                f"{damaged if is_sound else self.file}: the count of epsilon cannot be read; "
-                "without it the privacy that the device has spent is not known"
+                f"{damaged if is_sound else self.file}: the count of epsilon cannot be read, so "
+                "the epsilon that the device has spent is unknown"
             )
         return counted
 
@@ -332,20 +332,20 @@ class DeviceState:
 
 
 def _open(file: Path) -> sqlite3.Connection:
-    """Open the database, for reading only if nothing can be written."""
+    """Open the database; for reading only, if it cannot be opened for writing."""
     try:
         return _open_for_writing(file)
     except sqlite3.OperationalError:
         log = file.with_name(f"{file.name}-wal")
         if log.exists() and log.stat().st_size:
-            raise  # The file alone lacks the transactions of its log.
+            raise  # Without its log the file would lack transactions.
         uri = f"{file.absolute().as_uri()}?immutable=1"
         return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
 
 
 def _open_for_writing(file: Path) -> sqlite3.Connection:
     with suppress(FileExistsError):
-        # SQLite itself would let others read the file. It gives the log the mode of the file.
+        # SQLite would create the file readable by other users. The log gets the file's mode.
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     # A client may be created in one thread and run in another.
     db = sqlite3.connect(file, timeout=_TIMEOUT_S, isolation_level=None, check_same_thread=False)
@@ -358,12 +358,12 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
             raise _DamagedError(checked)
         if db.execute("PRAGMA user_version").fetchone() == (0,):
             db.executescript(_SCHEMA)
-        # Transactions of a process that was killed may be in the machine's cache only. This writes
-        # them to the disk before the process relies on them.
+        # The last transactions of a killed process may be in the machine's cache only. This writes
+        # them to the disk before this process relies on them.
         try:
             erase_log(db)
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # If full, the log is synced.
+            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # Then the log is synced all the same.
                 raise
     except BaseException:
         db.close()
@@ -380,7 +380,8 @@ class Unsent(Message):
     """An update that the server has not accepted yet.
 
     Attributes:
-        memory: The method's memory, stored when the update is accepted; may be empty.
+        memory: The method's state on this device (such as AdamW's moments), or empty. It is stored
+            when the update is accepted.
     """
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -409,7 +410,7 @@ class Journal:
     def keep(
         self, rows: Mapping[str, Row], model: str, spent: tuple[int, Usage] | None = None
     ) -> None:
-        """Add answers of one model, by key, and what a step has spent so far."""
+        """Add answers of one model, by key; `spent` is a step's number and its cost so far."""
         entries = {self._key("answers", key): json.dumps((row, model)) for key, row in rows.items()}
         if spent is not None:
             entries |= self._spent(*spent)
@@ -420,7 +421,7 @@ class Journal:
         return self._get(Usage, "spent", str(step)) or NOTHING
 
     def charge(self, step: int, spent: Usage) -> None:
-        """Set what a step has cost so far, including the bound of queries in progress."""
+        """Set what a step has cost so far, including the upper bound of queries in progress."""
         self._state.write(self._spent(step, spent))
 
     @property
@@ -442,7 +443,7 @@ class Journal:
 
     @property
     def releases(self) -> int:
-        """Number of releases whose noise is drawn."""
+        """Number of releases whose noise has been drawn."""
         return len(self._state.keys(self.assignment_id, "released"))
 
     def check(self) -> None:
@@ -456,10 +457,10 @@ class Journal:
         draw: Callable[[], Sequence[float]],
         charge: Callable[[], Precision] | None = None,
     ) -> tuple[float, ...]:
-        """Return numbers with noise; after a restart, with the noise that was drawn before.
+        """Return the numbers of `draw`, which have noise; after a restart, the stored numbers.
 
-        If the same numbers were noised several times, a server could average the noise away. One
-        transaction stores the noised numbers and counts the release.
+        If a device sent the same numbers with different noise, a server could average the noise
+        away. One transaction stores the noised numbers and counts the release.
         """
         name = key_of(*keys)
         released = self._get(tuple[FiniteFloat, ...], "released", name)
@@ -477,12 +478,12 @@ class Journal:
         return self._get(Unsent, "unsent")
 
     def finish(self, unsent: Unsent) -> None:
-        """Replace answers and spending by the update."""
+        """Replace the stored answers and spending by the finished update."""
         update = {self._key("unsent"): encode(unsent).decode()}
         self._state.write({**self._deleted("answers", "spent", "written"), **update})
 
     def delete(self, accepted: Unsent | None = None) -> None:
-        """Delete the entries; keep the memory of an accepted update."""
+        """Delete the entries; store the `Unsent.memory` of an accepted update."""
         entries = self._deleted("answers", "spent", "written", "released", "unsent")
         entries[self._noised] = None
         if accepted is not None and accepted.memory:

@@ -50,14 +50,13 @@ class Network:
     """How a device reaches its server, and how it identifies itself there.
 
     Attributes:
-        proxy: ``http://[user:password@]host:port`` for all requests.
-            None applies ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``, or the
-            system's settings.
+        proxy: ``http://[user:password@]host:port``. None applies ``HTTPS_PROXY``, ``HTTP_PROXY``,
+            ``ALL_PROXY`` and ``NO_PROXY``, or the system's settings.
         ca_file: Certificate authorities to trust instead of the system's, a PEM file.
         cert_file: The device's certificate for a server that requires one (mTLS), a PEM file.
         key_file: Private key of `cert_file`, unencrypted; None if `cert_file` contains it.
         ssl_context: TLS settings that replace the three files.
-        timeout_s: Longest wait for an answer, seconds, in addition to `wait_s`.
+        timeout_s: Longest wait for an answer, seconds; a claim also waits `wait_s`.
         wait_s: How long a claim may wait at the server for work, seconds, from 0 to 60.
         name: Display name that the device enrols with, 1 to 200 characters.
         transport: Replaces HTTP, for tests and other protocols; proxy, files, `ssl_context` and
@@ -75,10 +74,10 @@ class Network:
     transport: Transport | None = None
 
     def options(self, server: URL) -> dict[str, Any]:
-        """Return aiohttp's options of requests to a server: proxy and certificates.
+        """Return aiohttp's options for requests to a server: proxy and certificates.
 
         Raises:
-            SpecError: A file is missing or malformed, or the proxy is not a proxy's URL.
+            SpecError: A file is missing or malformed, or the proxy's URL is malformed.
         """
         context = self.context()
         options: dict[str, Any] = {} if context is None else {"ssl": context}
@@ -156,12 +155,12 @@ class Connection:
         timeout: aiohttp.ClientTimeout,
         params: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request to a quoted path; yield a success, whose body is not read yet.
+        """Send a request to a URL-quoted path; yield the response, whose body is not read yet.
 
         Raises:
             MessageError: The answer is not an aggregator's.
             ProblemError: The server refuses.
-            TransportError: The server cannot be reached, also while the body is read.
+            TransportError: The server cannot be reached, or the connection breaks in the body.
         """
         if self._session is None:
             # Created here, not in __init__: a session belongs to the loop that uses it.
@@ -172,7 +171,7 @@ class Connection:
         headers = {
             "Authorization": f"Bearer {token}",
             "Accept": "application/json",
-            # No compression, so that the limits on sizes bound what is read.
+            # No compression, so that the limits on sizes also apply to the content.
             "Accept-Encoding": "identity",
             messages.PROTOCOL_HEADER: str(messages.PROTOCOL_VERSION),
         }
@@ -216,7 +215,7 @@ _MAX_SHORT_BYTES = 1024 * 1024
 _MAX_PROBLEM_BYTES = 64 * 1024
 _MAX_RETRY_AFTER_S = 3600.0
 _SCORE_S = 600.0
-"""Additional wait for the model, seconds; the assignment's deadline is shorter."""
+"""Additional wait for a model's answer, seconds; the assignment's deadline is shorter."""
 
 
 class Idle(messages.Message):
@@ -374,7 +373,7 @@ def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) ->
     try:
         error = messages.Problem.model_validate_json(body).error()
     except ValidationError:
-        # A proxy has answered, and not an aggregator.
+        # A proxy has answered in place of the aggregator.
         if status >= 500 or status in _TRANSIENT:
             return errors.TransportError(f"{path}: answered {status}", retry_after_s=wait_s)
         kind = errors.RefusedBetween if status >= 400 else errors.MessageError

@@ -14,7 +14,7 @@ import structlog
 from pydantic import ValidationError
 
 from fedone_sdk import errors, messages
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import NOTHING, Lease, Usage
 from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.client.rows import Declining, Minibatch, reason_of
 from fedone_sdk.client.state import Journal, Row, Unsent, key_of, memory_of
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _PAIRS = 512
-"""(prompt, example) pairs of one request to the gateway. A device that is restarted repeats at most
-one request; smaller requests cost more traffic, because each contains the texts."""
+"""Number of (prompt, example) pairs of one request to the gateway. A device that is restarted
+repeats at most one request. Smaller requests cost more traffic, because each contains the texts."""
 
 Answers = tuple[LogProbs | Score | float | None, ...]
-"""A model's answers to one prompt, per example: label log-probabilities; the score of a written
-text, or after a restart its loss, because texts are not stored; None if the model failed."""
+"""A model's answers to one prompt, one for each example: label log-probabilities, or the score of a
+written text. After a restart, the text's loss is in place of its score. None: the model failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Step:
         number: Index of the step in the assignment, from 0.
         prompts: Shape (P, n), candidate indices.
         biases: The label bias of each prompt, shape (P, C); None without label calibration.
-        proposal: A proposed text, in place of the prompt's candidate in the slot for proposals.
+        proposal: A text to try: it replaces the candidate of its slot in the only prompt.
     """
 
     work: Work
@@ -64,7 +64,7 @@ class Step:
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """The prompts' keys in the journal, which depend on the mini-batch."""
+        """The prompts' keys in the journal (stored entries), which depend on the mini-batch."""
         step = self.number, self.batch.sha256, self.proposal and self.proposal.text
         return tuple(key_of(*step, *numbered) for numbered in enumerate(self.prompts.rows()))
 
@@ -87,8 +87,8 @@ class Step:
         """Add the model's answers to the journal; of a written text only its loss is stored.
 
         Args:
-            answers: Pairs: the positions at which one prompt occurs, and the model's answers to it
-                per example; None for an example that failed.
+            answers: For each prompt, the positions at which it occurs, and the model's answers, one
+                for each example; None for an example that failed.
             model: Fingerprint of the model.
             spent: What the step has cost the device so far.
 
@@ -107,13 +107,13 @@ class Step:
             self.work.report(len(rows))
 
     def losses(self, place: int) -> list[float | None]:
-        """Return a scored prompt's loss on each example, at the prompt's bias; None if failed."""
+        """Return a scored prompt's losses, one for each example; None if the model failed on it."""
         task, (answers, _) = self.task_at(place), self.answered(place) or ((), "")
         losses = list[float | None]()
         for answer, example in zip(answers, self.batch.examples, strict=True):
             if answer is not None and not isinstance(answer, float):
-                # A hostile gateway could send a huge number for one label. The mean loss would then
-                # show whether an example has that label.
+                # Clipped, because a hostile gateway could send a huge number for one label. The
+                # mean loss would then show whether an example has that label.
                 loss = example_loss(task, answer, example)
                 answer = min(max(loss, -messages.MAX_LOSS), messages.MAX_LOSS)
             losses.append(answer)
@@ -149,7 +149,7 @@ class Work:
     Attributes:
         rows: The rows that take part.
         all_rows: All rows of the device.
-        memory: The method's memory on this device, before and after the work.
+        memory: The method's state on this device (such as AdamW's moments); `update` changes it.
     """
 
     device: Device
@@ -187,7 +187,7 @@ class Work:
     def release(
         self, keys: Sequence[str], draw: Callable[[], Sequence[float]]
     ) -> tuple[float, ...]:
-        """Return numbers with noise, after charging them to the device's privacy account."""
+        """Return the noised numbers of `draw`; charge them to the device's privacy account."""
         account, privacy = self.device.privacy, self.run.privacy
         charge = None if account is None or privacy is None else partial(account.charge, privacy)
         return self.journal.release(keys, draw, charge)
@@ -197,7 +197,7 @@ class Work:
         run, assignment, biases = self.run, self.assignment, None
         shape = run.prompt_len, run.vocab_size
         if isinstance(assignment, messages.AlphaAssignment):
-            fits = run.method.exchange == "alpha"  # a search would run on the server
+            fits = run.method.exchange == "alpha"  # other methods run on the server
             fits &= (assignment.alpha.dtype, assignment.alpha.shape) == ("float32", shape)
         else:
             prompts, biases = assignment.prompts, assignment.biases
@@ -213,7 +213,8 @@ class Work:
             )
         is_losses = isinstance(assignment, messages.LossesAssignment)
         if is_losses and run.privacy and not self._noise:
-            raise Declining("the run's privacy does not fit its exchange")  # noise on alpha only
+            # The privacy's target is alpha, which this exchange does not have.
+            raise Declining("the run's privacy does not fit its exchange")
         if biases is not None:
             form = run.task.loss, biases.dtype, biases.shape
             fits = form == ("cross_entropy", "float32", (num_prompts, len(run.task.labels)))
@@ -233,7 +234,7 @@ class Work:
         assignment = self.assignment
         if isinstance(assignment, messages.AlphaAssignment):
             return await self._alpha_update(assignment)
-        self.memory = b""  # In this exchange the server keeps it.
+        self.memory = b""  # In this exchange the server has the method's state.
         seed, prompts = assignment.minibatch_seed, assignment.prompts
         step = await self._step(0, seed, prompts, assignment.biases)
         update = await self._losses_update(step)
@@ -277,7 +278,7 @@ class Work:
             draw = partial(private_step, before, alpha, run.privacy)
             noised = self.release(("alpha",), lambda: draw().ravel().tolist())
             alpha = method.project(np.array(noised).reshape(before.shape))
-            mean_loss = 0.0  # the mean of the losses would be a release without noise
+            mean_loss = 0.0  # The real mean loss would have no noise.
         self.memory = dump_memory(state.memory) if state.memory else b""
         return messages.AlphaUpdate(
             num_examples=self._num_examples,
@@ -316,7 +317,7 @@ class Work:
         return Step(work=self, number=number, batch=batch, prompts=prompts, biases=biases)
 
     async def _losses_update(self, step: Step) -> messages.LossesUpdate:
-        """Score the prompts that the journal lacks, and return the losses of all."""
+        """Score the prompts without stored answers, and return the losses of all prompts."""
         missing = step.missing
         self.report(len(step.keys) - len(missing))
         if missing:
@@ -326,7 +327,7 @@ class Work:
         if len(models) != 1:
             raise Declining("the model changed during the work")
         rows = [row for row, _ in answered]
-        # An example counts for all prompts or for none: prompts are compared on the same examples.
+        # An example that failed for one prompt is omitted for all, because prompts are compared.
         failed = frozenset(index for row in rows for index, each in enumerate(row) if each is None)
         kept = [index for index in range(len(step.batch.examples)) if index not in failed]
         counts = step.batch.check(failed)
@@ -362,12 +363,12 @@ class Work:
     def _by_class(
         self, step: Step, rows: Sequence[Answers], kept: Sequence[int], scored: int
     ) -> tuple[tuple[float, ...], dict[str, Any]]:
-        """Return the mean losses, and the numbers that label biases are fitted from."""
+        """Return the mean losses, and the numbers from which the server fits label biases."""
         task, examples = self.run.task, step.batch.examples
         targets = [int(target_of(task, examples[index])) for index in kept]
         labels, terms = len(task.labels), []
         for place, row in enumerate(rows):
-            # A run with label biases has label log-probabilities only.
+            # In a run with label biases, every answer is label log-probabilities.
             biased, answers = step.task_at(place), cast(Any, [row[index] for index in kept])
             terms.append([loss_terms(biased, *pair) for pair in zip(answers, targets, strict=True)])
         groups = num_groups(labels, private=self._noise is not None)
@@ -379,7 +380,7 @@ class Work:
             draw = partial(private_terms, terms, targets, self._noise)
             numbers = self.release(step.keys, draw)
             values, rest = numbers[: len(terms)], iter(numbers[len(terms) :])
-            # The trace is unknown under privacy; its largest value, 1, is sent.
+            # The second number (see `LossesUpdate.by_class`) is 1, its maximum, under privacy.
             means = [[[loss, 1.0, *itertools.islice(rest, labels)]] for loss in values]
             counts = tuple(rest)
         else:
@@ -391,21 +392,24 @@ class Work:
         return values, {"by_class": by_class, "class_counts": counts}
 
     async def ask(self, step: Step, missing: Sequence[int]) -> None:
-        """Score the prompts at some positions; the journal gets answers as they arrive."""
+        """Score the prompts at the positions `missing`; store each answer when it arrives."""
         ask, budget = self._ask_gateway, self.device.budget
         if self.device.backend is not None:
             from fedone_sdk.client.own_model import ask
-        async with nullcontext() if budget is None else budget.reserve(Usage(queries=len(missing))):
-            await ask(step, missing)
+        worst = Usage(queries=len(missing))
+        paid = nullcontext(Lease("", worst)) if budget is None else budget.reserve(worst)
+        async with paid as lease:
+            lease.release()  # `ask` adds what it sends, because it may end early.
+            await ask(step, missing, lease)
 
-    async def _ask_gateway(self, step: Step, missing: Sequence[int]) -> None:
+    async def _ask_gateway(self, step: Step, missing: Sequence[int], lease: Lease) -> None:
         """Send to the gateway the requests that contain these prompts.
 
-        After a restart a request is equal to the earlier one, and the server counts it once.
+        After a restart a request is the same as before, so that the server charges it only once.
         """
         session, wanted = self.device.session, set(missing)
         requests = request_ranges(len(step.keys), len(step.batch.texts))
-        # A single request for all prompts of an assignment omits them, as the server knows them.
+        # If one request has all prompts of the assignment, it omits them: the server knows them.
         is_known = isinstance(self.assignment, messages.LossesAssignment) and len(requests) == 1
         for part in requests:
             if wanted.isdisjoint(part):
@@ -420,8 +424,9 @@ class Work:
                     proposal=step.proposal,
                 )
             except ValidationError as exc:
-                # Not chained: the cause quotes private text.
+                # Without the cause, which quotes private text.
                 raise Declining(f"the step cannot be sent: {messages.first_error(exc)}") from None
+            lease.add(Usage(queries=len(wanted.intersection(part))))
             scores = await session.call(session.transport.score, request)
             shape = (len(part), len(step.batch.texts), max(len(self.run.task.labels), 1))
             answers = zip(part, _answers(scores, shape), strict=True)
@@ -455,7 +460,7 @@ def request_ranges(num_prompts: int, num_examples: int) -> list[range]:
 def _answers(
     scores: messages.Scores, shape: tuple[int, int, int]
 ) -> list[list[LogProbs | str | None]]:
-    """Return the model's answer per prompt and example; None if it failed."""
+    """Return the model's answers, by prompt and example; None where the model failed."""
     num_prompts, num_examples, _ = shape
     rows: list[list[LogProbs | str | None]] = [list(row) for row in scores.texts]
     if scores.log_probs is not None:

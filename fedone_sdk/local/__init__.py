@@ -1,4 +1,4 @@
-"""Federations in one process, without sockets."""
+"""Runs of a federation in one process: aggregator and clients, without sockets."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Comparison of methods: the entrants, and their trials. A trial is a federation in one process."""
+"""Comparison of methods. A trial runs an entrant (a method or a baseline) with one seed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ METHODS = tuple(_MODELS)
 
 
 def default_names(spec: RunSpec) -> tuple[str, ...]:
-    """Return the method of RUN.yaml, its peers, and the baselines that the task allows."""
+    """Return the names of RUN.yaml's method, of its peers, and of the task's baselines."""
     names = [spec.method.name, *_PEERS, *BASELINES]
     if spec.against_bias():
         names.remove("no-prompt-bias")
@@ -57,8 +57,8 @@ def default_names(spec: RunSpec) -> tuple[str, ...]:
 def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]) -> list[Entrant]:
     """Return one entrant per method or baseline.
 
-    A method shares the settings that it has in common with the method of RUN.yaml. A method that
-    cannot find a label bias has the default ``calibration``, and its notes say so.
+    Another method gets those settings of RUN.yaml's method that it also has. If it cannot find a
+    label bias, ``calibration`` has its default value, and the entrant's notes say so.
     """
     if not names or len(set(names)) < len(names):
         raise ArgumentError("--methods: each name may occur only once")
@@ -81,14 +81,14 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
         "seed": base.seed,
         "budget": base.budget and base.budget.model_dump(),
     }
-    if not _MODELS[name].pools:  # Only a method with a pool of answers finds a bias.
+    if not _MODELS[name].pools:  # Only a method that keeps all answers finds a bias.
         changed.pop("calibration", None)
     try:
         spec = validate_spec(RunSpec, changed, source="arguments")
     except SpecError as exc:
         problem = "; ".join(exc.problems)
         raise ArgumentError(
-            f"--methods: {name} cannot run RUN.yaml ({problem}); remove it"
+            f"--methods: {name} cannot run RUN.yaml ({problem}); omit {name}"
         ) from None
     differences = base.differences(spec)
     notes = tuple(note for note in differences if not note.startswith(("method", "seed")))
@@ -113,11 +113,11 @@ _BIAS_QUERIES = 10
 _DIGITS = 32
 
 _IGNORED_FIELDS = {"backend", "gateway", "name"}
-"""Fields of a run that do not affect results; the fingerprint identifies the model."""
+"""Fields of a run that do not affect results; the model is identified by its fingerprint."""
 
 _UNEQUAL = (
-    "budget: caps on requests, tokens and usd are not equal for all trials, because answers in the "
-    "cache are free for later trials; a cap on queries is equal for all"
+    "budget: a cap on requests, tokens or usd lets later trials ask more, because answers in the "
+    "cache are free; a cap on queries is equal for all trials"
 )
 
 
@@ -156,7 +156,7 @@ class Contest:
         return min(queries, training_queries(spec))
 
     def trial(self, model: str) -> Trial:
-        """Return the trial on a model with this fingerprint."""
+        """Return the trial; `model` is the fingerprint of its model."""
         federation = self.federation
         data = json.dumps(
             [federation.shards, federation.dev, federation.vocabulary.dump()],
@@ -182,8 +182,8 @@ def contests(
     """Yield all contests, seed by seed.
 
     Contests with the same seed have the same clients, rows and candidates. If their settings agree,
-    they also have the same clients per round and the same mini-batches: the draws depend on the
-    run's seed, not on the method.
+    each round also has the same clients and mini-batches, because these draws depend on the run's
+    seed, but not on the method.
     """
     for seed in seeds:
         federations: dict[str, Federation] = {}  # Equal data is loaded once.
@@ -203,7 +203,7 @@ def contests(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The total cost of some trials.
+    """The planned total cost of some trials.
 
     Attributes:
         expected: Sum of the trials' expected usage. The actual usage may be less, because trials
@@ -267,7 +267,7 @@ async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
 
 
 class _SharedGuard(BudgetGuard):
-    """The account of the caps on all trials; keeps the first refusal."""
+    """Applies the caps on all trials together, and stores the first refusal."""
 
     refusal: BudgetExhausted | None = None
 

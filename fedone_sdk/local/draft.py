@@ -1,4 +1,7 @@
-"""The task and the slots of a new run, derived from public rows by the run's model."""
+"""The task and the slots of a new run (`fedone init`), derived from public rows with a model.
+
+A form is a chat or template of ``draft.toml``. The opening is the form's text before the answer.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ _PENALTY = 1000.0
 """Nats by which a word of the label's name is preferred to any other word."""
 
 _MAX_PERMUTED = 3
-"""Maximum number of labels for which shipped words are tried in every order."""
+"""Maximum number of labels for which the SDK's label words are tried in every order."""
 
 _DEMONSTRATION_CHARS = 1000
 """Maximum length of a block of demonstrations."""
@@ -46,7 +49,7 @@ _DEMONSTRATION_CHARS = 1000
 _MULTI_TOKEN_KINDS = ("llama_cpp", "transformers")
 
 _ANY_LABELS = {"0": " a", "1": " b"}
-"""Placeholders for the labels of a form, until the label words are known."""
+"""Labels of a form until the label words are known."""
 
 _Floats = NDArray[np.float64]
 
@@ -66,15 +69,15 @@ class Draft:
     """The task and the slots of a new run.
 
     Attributes:
-        task: The section ``task`` without metric; its form does not cut texts.
+        task: The section ``task`` without metric; it does not cut texts.
         slots: The candidates of each slot.
-        several: Whether label words have several tokens.
-        char_s: Seconds of the model per character of text; None if not measured.
+        multi_token: Whether label words have several tokens.
+        char_s: Seconds that the model needs per character of text; None if not measured.
     """
 
     task: dict[str, Any]
     slots: dict[str, Any]
-    several: bool
+    multi_token: bool
     char_s: float | None
 
 
@@ -91,13 +94,13 @@ async def draft(
 ) -> Draft:
     """Derive a task and its slots.
 
-    A model in this process scores words after the public rows. A word is chosen for a label if it
-    is much more likely after texts with this label than after others. Only free requests are sent
-    to a model behind an API.
+    A model in this process returns the probabilities of words after the public rows. A word is
+    chosen for a label if it is much more likely after texts with this label than after other texts.
+    A model behind an API gets only free requests.
 
-    `rows` are public and have the keys ``text`` and ``label``; `columns` are the original names of
-    these keys, and `public` is the file of the rows. `text` and `aspect` are nouns for a text and
-    for the meaning of the labels. Values that are None are derived.
+    `rows` are the public rows, with the keys ``text`` and ``label``; `columns` are the original
+    names of these keys, and `public` is the rows' file. `text` and `aspect` are nouns for a text
+    and for the meaning of the labels. Values that are None are derived.
     """
     reader = _Reader(model, rows)
     await reader.find_form()
@@ -107,7 +110,7 @@ async def draft(
     reader.opening = f" {opening}" if reader.form == "cloze" else opening
     chosen = await _words(reader, words, kind)
     about = about or _aspect_of(chosen.main)
-    blank = not chosen.several and await reader.accepts(chosen.main.values(), "")
+    blank = not chosen.multi_token and await reader.accepts(chosen.main.values(), "")
     sets = [[*words_of.values()] for words_of in chosen.others]
     if blank:
         sets = [label_set for label_set in sets if await reader.accepts(label_set, "")]
@@ -131,7 +134,7 @@ async def draft(
         slots["codes"] = [*instructions.code_candidates(meanings)]
         form = json.loads(json.dumps(form).replace("{text}", "{codes}{text}"))
     task = {**form, "description": {"text": noun, "aspect": about}, "labels": chosen.main}
-    return Draft(task=task, slots=slots, several=chosen.several, char_s=reader.char_s)
+    return Draft(task=task, slots=slots, multi_token=chosen.multi_token, char_s=reader.char_s)
 
 
 def _noun_of(column: str) -> str | None:
@@ -155,11 +158,11 @@ class _Reader:
         self.targets = np.array([self.labels.index(row["label"]) for row in rows])
         self.form = ""  # The key of the task's form in draft.toml.
         self.opening = "Answer:"  # The text before the answer.
-        self.coded = False  # Whether the label words are codes.
+        self.coded = False  # Whether the label words are letters.
         self.char_s: float | None = None  # Seconds per character of the last query.
 
     async def find_form(self) -> None:
-        """Find a form that the model accepts; raise its error if there is no such form."""
+        """Find a form that the model accepts; raise the model's error if it accepts none."""
         for self.form in _shipped()["forms"]:
             if await self.accepts(()):
                 return
@@ -170,7 +173,7 @@ class _Reader:
         return await valid_words(self.model, [*words], self._input("", self.opening))
 
     async def accepts(self, words: Iterable[str], opening: str | None = None) -> bool:
-        """Return whether the model can score words after an opening, by default the reader's."""
+        """Return whether the model can score words after an opening; None: the reader's opening."""
         form = self._input("", self.opening if opening is None else opening)
         try:
             await self.model.check(tuple(words), form)
@@ -186,7 +189,7 @@ class _Reader:
         inputs = tuple(self._input(text, self.opening) for text in texts)
         answer = await self.model.score(Query(inputs=inputs, label_words=tuple(words)))
         chars = sum(len(text[:_SCREEN_CHARS]) + FRAME_CHARS for text in texts)
-        # The smaller time: processor time, if other programs delay the model.
+        # Processor time is the smaller one if other programs delay the model.
         seconds = min(time.perf_counter() - began, time.process_time() - cpu_began)
         self.char_s = seconds / chars
         return np.array(answer.log_probs)
@@ -215,15 +218,15 @@ class _Reader:
 class _Words(NamedTuple):
     main: dict[str, str]
     others: Sequence[dict[str, str]] = ()
-    several: bool = False
+    multi_token: bool = False
 
 
 async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) -> _Words:
     """Return the task's label words, and alternative sets.
 
-    The word of a label is the word of its name that its texts make most likely. If the names have
-    no such words, the first possible set is used: the whole names, if the model scores words of
-    several tokens; shipped words that fit the rows; words that the rows make likely; letters.
+    A label's word is the word of its name that is most likely after its texts. If the names have no
+    usable words, the first possible set is used: the whole names (if the model scores words of
+    several tokens), words of the SDK that fit the rows, words that the rows make likely, letters.
     """
     labels, names = reader.labels, given or {label: label for label in reader.labels}
     if not reader.model.local:
@@ -247,17 +250,17 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     fitting = sorted(filter(scores.covers, _orders(labels, main)), key=scores.loss)
     full_names = {label: " " + " ".join(re.findall(r"[^\W_]+", names[label])) for label in labels}
     distinct = has_names and len(set(full_names.values())) == len(labels)
-    several = not main and distinct and kind in _MULTI_TOKEN_KINDS
-    if several:
+    multi_token = not main and distinct and kind in _MULTI_TOKEN_KINDS
+    if multi_token:
         main = full_names
     elif not main:
         main = fitting[0] if fitting and not has_names else derived or await _codes(reader)
     start = main if scores.covers(main) else derived
     others = [*fitting, _improved(scores, start)] if start else fitting
-    # A set that is worse on the public rows would only cost queries.
+    # A set with a higher loss on the public rows would only cost queries.
     worst = scores.loss(start) if start == main else np.inf
     others = [words for words in others if words != main and scores.loss(words) <= worst]
-    return _Words(main, sorted(others, key=scores.loss)[: _MAX_SETS - 1], several)
+    return _Words(main, sorted(others, key=scores.loss)[: _MAX_SETS - 1], multi_token)
 
 
 async def _hosted_words(reader: _Reader, names: Mapping[str, str]) -> dict[str, str]:
@@ -292,8 +295,8 @@ class _WordScores:
     """Log-probabilities of words after the public rows.
 
     Attributes:
-        lifts: By label and word, the mean log-probability after texts with this label, minus its
-            mean over all labels, nats.
+        lifts: By label and word: how much higher the word's mean log-probability is after texts
+            with this label than on average over the labels, nats.
     """
 
     def __init__(self, reader: _Reader, words: Sequence[str], log_probs: _Floats) -> None:
@@ -317,7 +320,7 @@ class _WordScores:
         return self._of_word.keys() >= {*words.values()}
 
     def loss(self, words: Mapping[str, str]) -> float:
-        """Return the cross-entropy of a set, after the mean of each word is subtracted."""
+        """Return the cross-entropy of a set, with each word's log-probabilities centred."""
         scores = np.array([self._of_word[words[label]] for label in self.lifts]).T
         scores -= scores.mean(axis=0)
         scores -= np.logaddexp.reduce(scores, axis=1, keepdims=True)
@@ -351,7 +354,7 @@ def _shipped_sets() -> list[list[str]]:
 
 
 def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str, str]]:
-    """Return the shipped sets with the words of `main`; if it is empty, all sets of this size."""
+    """Return the SDK's sets with the words of `main`; without words, all sets of this size."""
     sets: Iterable[Sequence[str]] = label_sets.shipped_label_sets(main)
     if not main and len(labels) <= _MAX_PERMUTED:
         fitting = (words for words in _shipped_sets() if len(words) == len(labels))
@@ -372,7 +375,7 @@ def _frequent(reader: _Reader) -> list[str]:
 
 
 def _shots(rows: Sequence[Mapping[str, str]]) -> list[int]:
-    """Return numbers of shots: none; and each label once or twice, if a block has room."""
+    """Return numbers of shots: 0, and one or two per label if a block of shots has room."""
     labels = Counter(row["label"] for row in rows)
     chars = min(median_high(len(row["text"]) for row in rows), _SCREEN_CHARS) + 20
     limit = min(_DEMONSTRATION_CHARS // chars, len(labels) * min(labels.values()))

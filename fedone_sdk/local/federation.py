@@ -1,4 +1,4 @@
-"""A federation in one process: data spread over clients, an aggregator, and its run."""
+"""A federation in one process: the clients' data, the clients, an aggregator, and its run."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def load_measure(task: TaskSpec, base_dir: str | Path = ".") -> MetricFunction |
 
 @contextmanager
 def _prefixed_errors(key: str) -> Iterator[None]:
-    """Prefix data errors with the key of the run that caused them."""
+    """Prefix data errors with the key of RUN.yaml that caused them."""
     try:
         yield
     except DataError as exc:
@@ -167,8 +167,8 @@ async def running(
         backend: The model behind the gateway; the caller closes it.
         store: The aggregator's store, by default in memory. A run in the store is resumed, even
             after a stop.
-        state_dir: Folder of the clients' state, with which a stored run resumes with the same
-            clients. If set, leaving early keeps the open work of the round.
+        state_dir: Folder of the clients' state, so that a stored run resumes with the same clients.
+            If it is set and the block is left early, the round's open work is kept.
         watch: Called with the run and its changes.
         first: Called before the run starts or resumes; its queries count against the run's caps.
         between: Wraps a client's transport, for example to inject a fault or an attack.
@@ -214,7 +214,7 @@ async def running(
             between=between,
         )
         await stack.enter_async_context(population)
-        # Clients enrol first, because `add_run` with dev rows starts an evaluation.
+        # The clients are enrolled before the second `add_run`, which starts the evaluation.
         await population.enrol()
         options: dict[str, Any] = {"dev": federation.dev, "score": score, "measure": measure}
         await service.add_run(spec, federation.vocabulary, proposer=proposer, **options)

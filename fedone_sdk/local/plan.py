@@ -1,4 +1,8 @@
-"""Estimates of the cost and the duration of a run, from its rows, prices and a short timing."""
+"""Estimates of a run's cost and duration, from its rows, prices and a short timing.
+
+A step is one local step of a client: the prompts of one `ask`, on one mini-batch. A quote is
+the usage of a query, counted from its texts, if the cache has none of the query's rows.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +42,18 @@ _MAX_STEPS = 1000
 """Maximum number of steps from which the share of repeated rows is estimated."""
 
 _QUOTED = 128
-"""Maximum number of queries whose tokens are counted, of the steps and of each measurement."""
+"""Maximum number of queries to quote, for the steps and for each measurement."""
 
 
 class RunPlan(Message):
-    """The plan of a run. Expected values come from a sample; the others are bounds.
+    """The plan of a run. Expected values come from a sample; all other costs are bounds.
 
     Attributes:
-        clients: K.
-        vocab_size: N, the number of candidates.
-        queries_per_round: K* x I x E.
-        rounds_planned: T; for a search method, the number of rounds that the cap on queries
-            allows.
+        clients: Number of clients, K.
+        vocab_size: Number of candidates, N.
+        queries_per_round: Clients per round x prompts per step x local steps (K* x I x E).
+        rounds_planned: T of RUN.yaml; for a method that keeps all answers, the rounds that the cap
+            on queries allows.
         rounds_affordable: Full rounds that the caps cover at worst-case cost, at most T.
         rounds_expected: Full rounds that the caps cover at expected cost, at most T.
         distinct_share: Expected share of the (prompt, row) pairs of training that are sent to the
@@ -60,7 +64,7 @@ class RunPlan(Message):
         judge: The part of `expected` for the judge of ``task.score``; null without one.
         per_query: Expected usage of a training query.
         expected: Expected usage of the whole run, which asks for each (prompt, row) pair once.
-        most: Worst-case usage of the whole run, as leases reserve it.
+        most: Worst-case usage of the whole run: the sum of all reservations.
         smallest_cap: The smallest caps that cover one round and evaluation.
         duration: The estimated duration; null without a probe or a rate limit.
         sufficient: Whether the caps cover all planned rounds in the worst case.
@@ -101,7 +105,7 @@ class RunPlan(Message):
 
 
 def queries_per_round(spec: RunSpec) -> int:
-    """Return the training queries of a round: K* x I x E."""
+    """Return the training queries of a round: clients x prompts x local steps."""
     method = spec.method
     return spec.participation.clients_per_round * method.num_samples * method.local_steps
 
@@ -155,7 +159,6 @@ class _Planner:
         self.problems = list[str]()  # Problems with the models, reported as warnings.
         self.per_round = queries_per_round(self.spec)
         self.training = training_queries(self.spec)
-        # The last round may be shorter.
         self.rounds = math.ceil(self.training / self.per_round)
         every = self.spec.evaluation.every
         self.points = self.rounds // every if every else 0
@@ -297,7 +300,7 @@ class _Planner:
         return (3 + seeks_cheapest(self.spec)) * whole + self.points * part
 
     async def _costs(self, steps: Sequence[Sequence[Query]]) -> tuple[Usage, Usage, Usage]:
-        """Return the lease and the expected usage of a query, and the usage of evaluation."""
+        """Return a query's reservation and expected usage, and the usage of evaluation."""
         task, vocabulary, dev = self.task, self.federation.vocabulary, self._dev
         untrained = prompt_of(task, vocabulary, self.method.prompt(self.method.init()).tolist())
         sample = [query for step in steps for query in step[: _QUOTED // _STEPS]]
@@ -311,12 +314,12 @@ class _Planner:
         except BackendError:
             if not self.problems:
                 raise
-            # The known problem of the model also prevents counting.
+            # The problem that is already in the list also prevents counting.
             self.problems.append("backend: tokens and costs cannot be counted without this model")
             return _UNKNOWN, _UNKNOWN, NOTHING
 
     async def _quoted(self, queries: Sequence[Query], count: int) -> Usage:
-        """Return the quote of `count` queries, extrapolated from a sample."""
+        """Return the quote of `count` queries, extrapolated from `queries`."""
         total = sum([await self.backend.quote(query) for query in queries], NOTHING)
         return _share(total, Fraction(count, len(queries))) if queries else NOTHING
 
@@ -390,12 +393,12 @@ class _Planner:
 
     @property
     def _dev_rows(self) -> int:
-        """Number of rows of all measurements, without the measurement of a cheaper prompt."""
+        """Number of rows in all measurements, except the measurement of a cheaper prompt."""
         dev = len(self._dev)
         return 3 * dev + self.points * min(self.spec.evaluation.examples, dev)
 
     async def _probed(self, draws: _Draws, startup_s: float) -> Duration:
-        """Return the duration, from a timing of the model without cache and budget."""
+        """Return the duration. The model is timed without cache and budget."""
         bare, dev_rows = no_prompt(self.task, self.federation.vocabulary), self._dev_rows
         return await timed(
             self.adapter,
@@ -467,7 +470,7 @@ class _Proposals:
 
 
 def _new(query: Usage, count: int, requests: Fraction, rows: Fraction) -> Usage:
-    """Return the usage of queries, given the shares of requests and rows that are new."""
+    """Return the usage of queries if only these shares of their requests and rows are sent."""
     return _share((query * count).without_queries(), rows, requests)
 
 

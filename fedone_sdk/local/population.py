@@ -37,7 +37,7 @@ _BATCH = 128
 
 
 def population_secret(state_dir: Path | None) -> bytes:
-    """Return the secret of which the clients' token and nonces are hashes; `state_dir` keeps it."""
+    """Return the secret behind the clients' token and nonces; `state_dir` stores it."""
     if state_dir is None:
         return secrets.token_bytes(32)
     file = state_dir / _SECRET
@@ -131,12 +131,12 @@ class MemoryTransport(Transport):
 
 @dataclass(slots=True)
 class _Member:
-    number: int
+    number: int  # The index of its shard.
     nonce: str
-    index: int | None = None
-    enrolled: messages.Enrolled | None = None
+    index: int | None = None  # The enrolment index.
+    enrolled: messages.Enrolled | None = None  # For the first `enrol` of its `EdgeClient`.
     client: EdgeClient | None = None
-    awake: bool = False
+    awake: bool = False  # Whether its `EdgeClient` works.
 
 
 class _MemberTransport(MemoryTransport):
@@ -158,8 +158,8 @@ class Population:
     """The clients of a federation, one per shard.
 
     All clients are enrolled and wait in the aggregator's pool, without an open request. When the
-    server offers a client a seat, its `EdgeClient` is created and works as on a device: it claims
-    the assignment, scores, and sends the update. The `EdgeClient` is kept for the next seat.
+    server offers a client a seat (a place in a round), an `EdgeClient` is created for the client.
+    It works as on a device: it claims, scores and sends the update. It is kept for later seats.
 
     Attributes:
         secret: With the same secret, a client enrols again as the same client.
@@ -192,7 +192,7 @@ class Population:
         await self._created.aclose()
 
     async def enrol(self) -> None:
-        """Enrol all clients in the order of their shards: the enrolment index seeds their draws."""
+        """Enrol all clients in the order of their shards, because the order seeds their draws."""
         if self.between is not None:
             for member in self._members:
                 await (await self._client(member)).enrol()
@@ -230,7 +230,7 @@ class Population:
             )
             try:
                 for run in self.service.runs.values():
-                    self._wake_seated(run)  # They may have had seats before a restart.
+                    self._wake_seated(run)  # Clients may have had seats before a restart.
                 yield
             finally:
                 self.service.listeners.remove(self._on_change)
@@ -299,6 +299,6 @@ class Population:
             fields=(*self.task.fields, self.task.label_field),
             state_dir=folder,
             hooks=Hooks(score=self.score),
-            policy=WorkPolicy(reflect="gateway"),  # All rows are the user's.
+            policy=WorkPolicy(reflect="gateway"),  # The user's rows may be sent to the gateway.
             network=Network(transport=transport),
         )

@@ -35,8 +35,8 @@ _START_SHARE = 0.8
 _MAX_NAME_CHARS = 64
 
 _BIAS_EXAMPLES = 128
-"""Training examples that a bias is fitted on. On the companion feedback the fit has a standard
-deviation of 0.2 nats, which costs 0.005 nats and no measurable accuracy."""
+"""Number of training examples to which a bias is fitted. On the companion feedback the bias has a
+standard deviation of 0.2 nats. This raises the loss by 0.005 nats, and changes no accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class Retuning:
     async def find_biases(self, backend: LLMBackend, ask: Ask) -> None:
         """Fit the label biases of the old prompt and of "no prompt" on the new model."""
         for prompt, queries in self._bias_queries(backend).items():
-            # Cached answers are read without the budget, which may be spent.
+            # Cached answers are read without the budget, which may be exhausted.
             unknown = [query for query in queries if not await backends.is_known(backend, query)]
             paid = dict(zip(unknown, await ask(unknown), strict=True)) if unknown else {}
             rows = [
@@ -172,7 +172,7 @@ def _differences(artefact: PromptArtefact, run: RunSpec) -> list[str]:
 # The comparison of the old prompt with the new one
 
 Which = Literal["no_prompt", "old_prompt", "old_prompt_biased", "new_prompt"]
-"""A compared prompt. Of several with the best value the first one is recommended."""
+"""A compared prompt. If several have the best value, the first of them is recommended."""
 
 _NAMES: Mapping[Which, str] = {
     "no_prompt": "no prompt",
@@ -188,8 +188,8 @@ class MeasuredPrompt(Message):
     Attributes:
         prompt: The prompt with the label bias of the measurement.
         interval: Its 95 % interval; null for a user-defined metric.
-        behind: The recommended prompt minus this one, paired by example; null without a
-            recommendation or intervals.
+        behind: The metric of the recommended prompt minus this prompt's metric, paired by example;
+            null without a recommendation or intervals.
     """
 
     prompt: PromptReport
@@ -203,7 +203,7 @@ class RetuneReport(Message):
 
     Attributes:
         prompts: The prompts on the new model; ``old_prompt_biased`` only with label calibration.
-        change: The old prompt as it is, new model minus old model; null without intervals.
+        change: The old prompt's metric: new model minus old model; null without intervals.
         recommended: The best prompt; null before the run has ended, or if nothing is measured.
         text: The conclusions from the intervals, in sentences.
     """
@@ -300,7 +300,7 @@ def _measurements(
 ) -> dict[Which, tuple[PromptReport, Outcomes | None]]:
     task, old = run.spec.task, artefact.prompt
     bare = _bare_prompt(task, run.vocabulary)
-    # The run starts from the old prompt, unless a token is missing in its vocabulary.
+    # The run starts from the old prompt, unless the run's vocabulary lacks one of its tokens.
     before = run.outcomes.get("before") if run.untrained.prompt == old.prompt else None
 
     def biased(
@@ -327,10 +327,10 @@ def _bare_prompt(task: TaskSpec, vocabulary: Vocabulary) -> PromptReport:
 
 
 def _change_of_model(metric: str, new: MeasuredPrompt, artefact: PromptArtefact) -> Spread | None:
-    """Return the difference of the unpaired measurements on both models.
+    """Return the old prompt's metric on the new model minus its metric on the old model.
 
-    The interval combines both intervals (MOVER, Zou and Donner 2008). For measurements on the same
-    dev split it is conservative.
+    The interval combines the intervals of both metrics (MOVER, Zou and Donner 2008). It is too wide
+    if both were measured on the same dev split.
     """
     old, ends = artefact.evaluation.metric.after, artefact.evaluation.interval
     if new.value is None or old is None or new.interval is None or ends is None:
@@ -357,7 +357,7 @@ def _sentences(report: RetuneReport, *, finished: bool) -> Iterator[str]:
             if change.high < 0
             else "it is better on the new model"
             if change.low > 0
-            else f"a loss of up to {-change.low:.3f} is possible"
+            else f"it may be worse by up to {-change.low:.3f}"
         )
         yield f"The old prompt as it is, new model minus old model: {_text(change)}; {conclusion}."
     if not finished:

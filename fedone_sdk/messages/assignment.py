@@ -21,8 +21,8 @@ class Claim(Message):
         wait_s: Maximal time for which the server may hold the request, seconds.
         run_id: The only run to work for; null is any.
         own_model: Whether the client queries a model of its own, even if the server has one.
-        changed: Whether the client's data or settings may have changed since it declined work as
-            unfit. If so, the client can be drawn for the run again.
+        changed: Whether the client's data or settings may have changed since it declined a run's
+            work as unfit. If so, it can get work of this run again.
     """
 
     num_examples: Annotated[int, Field(ge=1, le=2**31)]
@@ -63,11 +63,12 @@ class AlphaAssignment(_Assignment):
     """Work in the ``alpha`` exchange: run the local steps and return the new alpha.
 
     Attributes:
-        deadline_s: Seconds until the seat passes to another client.
+        deadline_s: Seconds until the server gives the work to another client.
         leased_queries: Number of queries reserved for this work.
         vocabulary_version: Number of candidates added since the run started. A client with an older
             version fetches the task and the missing candidates.
-        alpha: Float32, shape (n, N), positive; 0 for candidates that a position does not have.
+        alpha: Parameters of the distribution over prompts: float32, shape (n, N), positive; 0 for
+            candidates that a position does not have.
     """
 
     exchange: Literal["alpha"] = "alpha"
@@ -76,14 +77,14 @@ class AlphaAssignment(_Assignment):
 
 
 class LossesAssignment(_Assignment):
-    """Work in the ``losses`` exchange: score prompts and return one loss each.
+    """Work in the ``losses`` exchange: score prompts and return one loss for each prompt.
 
     Attributes:
-        prompts: Shape (I, n), candidate indices into the run's vocabulary.
+        prompts: Shape (I, n), indices of candidates in the run's vocabulary.
         biases: With label calibration, float32, shape (I, C): the label bias of each prompt, which
             is added to the label words' log-probabilities, nats.
-        reflect: Whether the client may propose a candidate; if so, the lease includes one query to
-            try the candidate.
+        reflect: Whether the client may propose a candidate. If so, one of the reserved queries is
+            for scoring this candidate.
     """
 
     exchange: Literal["losses"] = "losses"
@@ -99,11 +100,7 @@ Assignment = Annotated[
 
 
 class Renewal(Message):
-    """Response to ``POST /v1/assignments/{id}/renew``.
-
-    Attributes:
-        deadline_s: Seconds until the seat passes to another client.
-    """
+    """Response to ``POST /v1/assignments/{id}/renew``: the new deadline, in seconds from now."""
 
     deadline_s: Annotated[float, Field(gt=0)]
 
@@ -126,17 +123,17 @@ class RunTask(Message):
     Attributes:
         prompt_len: n, number of positions of a prompt.
         vocab_size: N, number of candidates of a position.
-        blank: Index of the blank candidate, if all positions share one.
+        blank: Index of the blank, the empty candidate, if it is the same at all positions.
         layout: For a prompt of slots: each slot's number of positions, number of candidates (at
-            most N) and index of its blank candidate.
+            most N) and index of its blank.
         task_crc32: `TaskSpec.crc32`; a client that computes another number declines the work.
-        vocabulary_sha256: Digest of the vocabulary, whose texts are a separate resource.
+        vocabulary_sha256: Digest of the vocabulary, which is fetched separately.
         gateway: Whether the server scores prompts for clients (``POST /v1/score``).
-        model: Fingerprint of the run's model. A client with another model of its own declines as
-            unfit.
+        model: Fingerprint of the run's model. A client whose own model has another fingerprint
+            declines the work as unfit.
         loss_clip: In the ``alpha`` exchange the client clips its mean losses to [0, `loss_clip`].
-        calibration: With ``labels`` the client returns losses by class at the assignment's label
-            biases, in the ``losses`` exchange. Other kinds do not affect the client.
+        calibration: With ``labels`` and the ``losses`` exchange, the client's updates also contain
+            `LossesUpdate.by_class`. Other kinds do not affect the client.
         reflection: How devices propose candidates; null if they may not.
     """
 
@@ -159,7 +156,7 @@ class RunTask(Message):
     @model_validator(mode="after")
     def _check_reading(self) -> Self:
         if self.task_crc32 != self.task.crc32:
-            raise ValueError(f"task_crc32: must be {self.task.crc32}, as of the task that was read")
+            raise ValueError(f"task_crc32: must be {self.task.crc32}, the CRC-32 of `task`")
         return self
 
 
@@ -184,7 +181,7 @@ class VocabularyList(Message):
         """Return the vocabulary of the message.
 
         Args:
-            known: The vocabulary of the requested version; None if all were requested.
+            known: The vocabulary of the version in the request; None if the request had none.
 
         Raises:
             ValueError: The message is not a valid vocabulary.

@@ -1,4 +1,4 @@
-"""Reports of prompts: a text with its label bias, its measurements, and the verdict on tuning."""
+"""Reports of prompts: a prompt's text and label bias, its measurements, the verdict on tuning."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class SlotText(Message):
 
 
 class PromptReport(Message):
-    """A prompt with its label bias, by default the deployable one.
+    """A prompt with its label bias; usually the deployable prompt, the best choice so far.
 
     Attributes:
         text: The prompt's text; for a prompt of slots, the texts of the slots in order.
         tokens: The prompt's candidates, by position.
-        bias: Number per label to add to the label words' log-probabilities, nats
+        bias: One number per label, which is added to the log-probability of the label word, nats
             (`TaskSpec.bias`); null without a label bias.
         slots: Text of each slot in order, with label words in place of their placeholders; absent
             without slots.
-        labels: Label words by label, if the prompt chooses them; otherwise absent.
+        labels: Label word of each label, if a slot selects the label words; otherwise absent.
     """
 
     text: str
@@ -73,9 +73,9 @@ class PromptReport(Message):
 
 
 Compared = Literal["chance", "no_prompt", "no_prompt_biased", "untrained", "cheapest", "tuned"]
-"""The compared prompts: the best constant answer, "no prompt", "no prompt" with a label bias fitted
-to it, the untrained prompt, the shortest prompt within the interval of the deployable one, and the
-deployable prompt."""
+"""The compared prompts: the best constant answer; "no prompt"; "no prompt" with a label bias fitted
+to it; the untrained prompt; the shortest prompt whose metric is within the 95 % interval of the
+deployable prompt; and the deployable prompt."""
 
 COMPARED: Mapping[Compared, str] = {
     "chance": "One answer for everything",
@@ -95,10 +95,10 @@ Conclusion = Literal[
 - ``worth_keeping``: both intervals are above 0.
 - ``unclear``: one of these two intervals contains 0.
 - ``worse``: the interval of the difference to the best baseline is below 0.
-- ``guessing``: not above chance.
+- ``guessing``: the metric is not above that of a constant answer.
 - ``no_prompt``: the deployable prompt is "no prompt", perhaps with a label bias.
-- ``unknown``: without intervals, because the metric is a user function.
-- ``not_measured``: without a measurement on dev rows.
+- ``unknown``: there are no intervals, because the metric is a user function.
+- ``not_measured``: there is no measurement on dev rows.
 """
 
 
@@ -126,7 +126,7 @@ class Standing(Message):
         interval: Bounds of the metric's 95 % interval; null if not known.
         gain: Metric of the tuned prompt minus the metric of this prompt, paired by example; null
             without an interval.
-        tokens: Tokens that the prompt adds to each call, 4 characters each.
+        tokens: Tokens that the prompt adds to each call; 4 characters count as one.
         usd: Price of these tokens for a million calls; absent if not known.
         prompt: The ``cheapest`` prompt; absent for others.
     """
@@ -141,17 +141,18 @@ class Standing(Message):
 
 
 class Preference(Message):
-    """A judge's comparison of texts of the tuned prompt and of no prompt, shown in both orders.
+    """A judge's comparison of the texts that two prompts give: the tuned prompt, and no prompt.
 
     Attributes:
         rows: Number of compared rows.
-        asked: Number of rows with different texts; equal texts are a tie.
+        asked: Number of rows with different texts, which the judge sees in both orders. Equal texts
+            are a tie.
         wins: Share of the answers that prefer the tuned prompt's text; a tie counts half.
         low: Lower bound of the 95 % interval of `wins` over the rows; `high` is the upper bound.
         balanced: `wins` with equal weights for rows where the tuned prompt's text is longer and
             rows where it is shorter; null without rows of both kinds.
-        agreement: Share of the `asked` rows with the same answer in both orders; null if none was
-            asked.
+        agreement: Share of the `asked` rows with the same answer in both orders; null without such
+            rows.
         first: Share of the answers that prefer the text shown first, without ties; null if all
             are ties.
     """
@@ -169,13 +170,12 @@ class Preference(Message):
     def text(self) -> str:
         """The comparison in one line."""
         even = "" if self.balanced is None else f", {self.balanced:.1%} with lengths balanced"
-        first = (
-            "" if self.first is None else f", and prefer the text shown first in {self.first:.1%}"
-        )
+        first = "" if self.first is None else f"; the text shown first wins in {self.first:.1%}"
         orders = (
             "all texts are equal"
             if self.agreement is None
-            else f"the two orders agree on {self.agreement:.1%} of {self.asked} that differ"
+            else f"in {self.agreement:.1%} of {self.asked} rows with different texts, the judge "
+            "gives the same answer in both orders"
         )
         return (
             f"tuned preferred to no prompt in {self.wins:.1%} of {self.rows} rows (95 % "
@@ -192,12 +192,13 @@ class Verdict(Message):
         standings: The measurements, chance first and the tuned prompt last.
         against: The best baseline: the better of "no prompt" with and without a label bias; for the
             conclusion ``no_prompt``, "no prompt" without a label bias.
-        bias: The label bias of ``no_prompt_biased``, nats; null without one, or with one per fold.
+        bias: The label bias of ``no_prompt_biased``, nats. Null if there is no bias, or a bias for
+            each fold.
         bias_from: Data on which the bias of ``no_prompt_biased`` was fitted: ``training``, the
             run's losses; ``dev``, the other folds of the dev rows.
-        needed_examples: For ``unclear``, about how many rows show a gain of this size with 80 %
-            power; null if the gain is within one standard error.
-        preference: What the judge of ``task.score`` prefers; absent without a judge.
+        needed_examples: For ``unclear``, the approximate number of dev rows that would show a gain
+            of this size with 80 % power; null if the gain is within one standard error.
+        preference: Comparison by the judge of ``task.score``; absent without a judge.
     """
 
     conclusion: Conclusion

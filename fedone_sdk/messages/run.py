@@ -17,7 +17,7 @@ RunStatus = Literal["running", "completed", "budget_exhausted", "stopped", "fail
 _ACCOUNTS = ("spent", "leased", "evaluation")
 _COUNTS = ("queries", "requests", "prompt_tokens", "completion_tokens")
 
-# Not a separate model: pydantic 2.14 cannot build a message with several fields of it.
+# Not a model: pydantic 2.14 cannot build a message with several fields of such a model.
 Bill = Annotated[
     dict[str, int | float | None],
     WithJsonSchema(
@@ -32,7 +32,7 @@ Bill = Annotated[
         }
     ),
 ]
-"""An amount in the five units as JSON; `usd` is null if a price is unknown."""
+"""An amount in the five units of `Usage`, as JSON; `usd` is null if a price is unknown."""
 
 
 def bill(usage: Usage, *, priced: bool) -> Bill:
@@ -58,7 +58,7 @@ class Billed(Message):
         bills = {name: b for name in _ACCOUNTS if isinstance(b := document.get(name), dict)}
         if all(amounts.get("usd", 0) is not None for amounts in bills.values()):
             return document
-        # As in what is written: one unknown price makes all sums of the message unknown.
+        # If one price is unknown, all sums of the message are unknown, as in `_bill`.
         unknown = {name: {**amounts, "usd": 0} for name, amounts in bills.items()}
         return {**document, **unknown, "priced": False}
 
@@ -84,7 +84,7 @@ class Cap(Message):
 
 
 class Traffic(Message):
-    """Sizes of HTTP bodies on the wire, from the clients' view.
+    """Sizes of HTTP bodies on the wire. An upload goes from a client to the server.
 
     Attributes:
         upload_bytes: Total size of request bodies.
@@ -120,8 +120,8 @@ class CensoringReport(Message):
     """Label log-probabilities that the provider's API did not return.
 
     Attributes:
-        values: Number of scored log-probabilities.
-        censored: Number of scored log-probabilities that are only upper bounds.
+        values: Number of label log-probabilities in all answers.
+        censored: How many of them are only upper bounds, because the API did not return them.
     """
 
     values: int = 0
@@ -145,7 +145,7 @@ class MetricReport(Message):
 
     @property
     def standings(self) -> tuple[Standing, ...]:
-        """The measurements without intervals."""
+        """The metrics as measurements without intervals."""
         values: dict[Compared, float | None] = {"no_prompt": self.no_prompt}
         if self.no_prompt_biased is not None:
             values["no_prompt_biased"] = self.no_prompt_biased
@@ -178,12 +178,12 @@ class RoundReport(Message):
 
 
 class PrivacyReport(Message):
-    """Privacy loss of the device with the most releases.
+    """Privacy loss of the device with the most releases. A release is one noised result.
 
     Attributes:
         target: The noised values: ``losses`` or ``alpha``.
         unit: Protected unit: one ``example``, or all data of a ``device``.
-        epsilon: Epsilon of the device with the most releases, over all of them in this run.
+        epsilon: Epsilon of this device in the run, over all its releases.
         clients: Number of devices with releases.
         spent_up: Number of devices that have reached ``max_epsilon``.
     """
@@ -202,10 +202,11 @@ class ClientInfluence(Message):
 
     Attributes:
         rounds: Number of the client's updates that the defences examined.
-        movement: Sum of the norms of the client's admitted steps.
-        share: Share of the movement of all clients.
+        movement: Sum of the norms of the client's accepted steps of alpha.
+        share: The client's share of the movement of all clients.
         outliers: Number of the client's updates that were rejected as outliers.
-        score: Mean agreement with the run in robust standard deviations; negative is disagreement.
+        score: Mean agreement of the client's updates with the run, minus the median agreement, in
+            robust standard deviations. Near 0 is normal; -3 is suspicious.
         loss_residual: Mean difference of the client's losses from the run's median.
         epsilon: Epsilon of the client; null in runs without noise.
     """
@@ -242,7 +243,7 @@ class ProposerReport(Message):
     spent: Usage = NOTHING
 
     def and_then(self, *, spent: Usage = NOTHING, failure: str | None = None, **more: int) -> Self:
-        """Return the sum with further numbers."""
+        """Return this report with further numbers added."""
         numbers = {name: getattr(self, name) + number for name, number in more.items()}
         return self.model_copy(
             update={**numbers, "spent": self.spent + spent, "failure": failure or self.failure}
@@ -260,9 +261,9 @@ class RunDevices(Message):
     """The devices available to a run.
 
     Attributes:
-        connected: Number of devices that wait or work and may work for the run.
-        fit: Number of connected devices that have not declined as unfit.
-        unfit: Reasons of the devices that are not fit, most frequent first; for operators only.
+        connected: Number of devices that may access the run, and wait for work or are working.
+        fit: Number of connected devices that have not declined the run's work as unfit.
+        unfit: Why connected devices are unfit, most frequent reason first; for operators only.
     """
 
     connected: int
@@ -279,7 +280,7 @@ class Written(Message):
         depth: Number of written candidates among its ancestors, following first parents.
         gain: Mean loss of the best parent minus the mean loss of this candidate, each over the
             scored prompts that contain it; None if one of them has no loss yet.
-        won: Whether the deployable prompt contains it.
+        won: Whether the deployable prompt contains the candidate.
     """
 
     text: str
@@ -291,7 +292,7 @@ class Written(Message):
 
     @property
     def cells(self) -> tuple[str, str, str, str, str]:
-        """The text below its parent, its author, gain, whether it won, and its parents."""
+        """Cells of a table: text (indented by depth), author, gain, whether it won, parents."""
         return (
             f"{2 * self.depth * ' '}{self.text}",
             "merged" if self.client is None else str(self.client),
@@ -307,16 +308,15 @@ class RunResult(Billed):
     Attributes:
         status: ``running``, or how the run ended.
         reason: Reason for the status; texts of providers and devices are for operators only.
-        spent: Usage of training and evaluation (`queries`: training only), including requests of
-            open work so far.
+        spent: Usage of training and evaluation (`queries`: training only), including the requests
+            that open work has sent so far.
         leased: Additional usage that is reserved for open work.
-        censoring: Label log-probabilities that the provider's API did not return.
         evaluation: Usage of evaluation; its `queries` are not part of `spent`.
         proposer: Calls of ``prompt.proposer``; absent before the first one.
         lineage: The candidates that devices wrote or the run's model merged, each below its first
             parent.
         judge: The part of `evaluation` for the judge of ``task.score``; absent without a judge.
-        communication: Traffic of federated messages.
+        communication: Traffic of all requests except calls of the gateway (`gateway`).
         verdict: Whether tuning improved the metric; absent while the run is running.
         model: Fingerprint of the model that scored, once known.
         models: Model names that the provider reported.
@@ -362,7 +362,7 @@ class RunResult(Billed):
 
 
 RunEvent = RoundReport | RunResult
-"""An event of a run: a finished round, sent again once its metric is known; finally the result."""
+"""An event of a run: a finished round, which is sent again with its metric; or the final result."""
 
 
 Reason = Annotated[str, Field(min_length=1, max_length=500), ONE_LINE]
@@ -431,7 +431,6 @@ class Removal(Message):
     """``DELETE /v1/runs/{id}``: the deleted run, or the run that would be deleted.
 
     Attributes:
-        status: How the run ended.
         spent: Usage of training and evaluation (`queries`: training only).
         deleted: False for a dry run.
     """

@@ -26,7 +26,7 @@ _Written = Annotated[str, Field(max_length=MAX_WRITTEN_CHARS)]
 
 
 class Proposal(Message):
-    """A candidate that a device wrote for the slot in which devices may propose candidates.
+    """A candidate that a device proposes, for the slot of the run's proposer.
 
     Attributes:
         parent: Index of the prompt that the candidate improves, among the assignment's prompts.
@@ -38,14 +38,14 @@ class Proposal(Message):
 
 
 class Judged(Message):
-    """The text fields of an example; the expected and the given answer with its loss."""
+    """The text fields of an example; `feedback` has the expected and given answer and the loss."""
 
     example: Annotated[dict[str, _Text], Field(max_length=16)]
     feedback: _Text
 
 
 class Reflect(Message):
-    """``POST /v1/reflect``: let the run's model write a candidate from cases, once per assignment.
+    """``POST /v1/reflect``: the run's model writes a candidate from cases, once per assignment.
 
     Attributes:
         parent: Index of the prompt to improve, among the assignment's prompts.
@@ -64,14 +64,14 @@ class Reflected(Message):
 
 
 class Score(Message):
-    """``POST /v1/score``: score every prompt on every text, under an assignment's lease.
+    """``POST /v1/score``: score every prompt on every example.
 
     Attributes:
-        assignment_id: The assignment whose lease pays.
-        prompts: Shape (P, n), candidate indices; absent for the assignment's own prompts.
+        assignment_id: The assignment whose reserved queries pay for the scores.
+        prompts: Shape (P, n), candidate indices; absent if they are the assignment's prompts.
         examples: Text fields of the B examples of the mini-batch, without labels.
         references: The B reference texts for loss ``nll``; otherwise empty.
-        proposal: Instead of `prompts`: one prompt is scored, the parent with the text in its slot.
+        proposal: Scores one prompt instead of `prompts`: the parent with the proposed text.
     """
 
     assignment_id: Id

@@ -118,7 +118,7 @@ class Tensor(Message):
         return elements
 
     def rows(self) -> list[Any]:
-        """Return the elements as lists, nested as the shape says."""
+        """Return the elements as nested lists of the array's shape."""
         nested: list[Any] = self.values().tolist()
         for size in reversed(self.shape[1:]):
             nested = [nested[at : at + size] for at in range(0, len(nested), size)] if size else []

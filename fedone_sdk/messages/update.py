@@ -70,7 +70,6 @@ class AlphaUpdate(_Update):
 
     Attributes:
         num_examples: Number of the client's examples, its weight in the aggregation.
-        scored: Counts of the mini-batch's examples.
         usage: Usage of the client's own backend; zero through the gateway.
         mean_loss: Mean loss over all scored prompts, for the run's history.
     """
@@ -84,16 +83,17 @@ class LossesUpdate(_Update):
     """The update of the ``losses`` exchange.
 
     Attributes:
-        losses: The mean loss of each prompt of the assignment, at the prompt's label bias if the
+        losses: The mean loss of each prompt of the assignment, with the prompt's label bias if the
             assignment has `biases`.
         by_class: In runs with label calibration: float32, shape (I, K, 2 + C). The scored examples
             are in K groups: one per class (K = C, for at most 4 labels), or one for all (K = 1, for
-            more labels or under privacy). Per prompt and group: the mean loss, the mean of 1 minus
-            the sum of squared label probabilities, and the mean probability of each label, all at
-            the prompt's label bias; 0 for a group without scored examples.
-        class_counts: Number of scored examples of each class, shape (C,), under privacy with noise;
-            empty without `by_class`.
-        proposal: The candidate that the device wrote, for an assignment with `reflect`.
+            more labels or under privacy). Each prompt has 2 + C numbers for each group: the mean
+            loss, the mean of 1 minus the sum of squared label probabilities, and the mean
+            probability of each label. They include the prompt's label bias, and are 0 for a group
+            without scored examples.
+        class_counts: Number of scored examples of each class, shape (C,), to which a run with
+            `privacy` adds noise; empty without `by_class`.
+        proposal: A new candidate, if the assignment has `reflect` and the device proposes one.
     """
 
     exchange: Literal["losses"] = "losses"
@@ -110,7 +110,7 @@ UPDATE: TypeAdapter[AlphaUpdate | LossesUpdate] = TypeAdapter(
 
 
 class Receipt(Message):
-    """Response to an accepted update; the same body again gets the same receipt."""
+    """Response to an accepted update. If the update is sent again, the response is the same."""
 
     assignment_id: Id
     round: int

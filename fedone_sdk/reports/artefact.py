@@ -1,4 +1,4 @@
-"""The prompt artefact: a tuned prompt with its provenance, in one JSON file, and its use."""
+"""The prompt artefact: a JSON file with a tuned prompt and its provenance, and its use."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ArtefactEvaluation(Frozen):
     """The measurement of the prompt.
 
     Attributes:
-        interval: The metric's 95 % bootstrap interval over the examples; null without intervals.
+        interval: The metric's 95 % bootstrap interval over the examples; null for a custom metric.
         batch_size: Examples per query. It slightly affects the answers of quantised models.
     """
 
@@ -60,9 +60,9 @@ class PromptArtefact(Frozen):
     """A tuned prompt and its provenance. The same run gives the same artefact.
 
     Attributes:
-        calibration: Whether the run fitted the label bias to labels.
+        calibration: ``labels`` if the run fitted the label bias to the clients' labels.
         models: Model versions that the provider reported.
-        alpha_sha256: Digest of alpha's bytes.
+        alpha_sha256: Digest of alpha, the method's parameters.
         sha256: Digest of all other keys, as canonical JSON.
     """
 
@@ -129,7 +129,7 @@ class PromptArtefact(Frozen):
 
     @property
     def functions(self) -> dict[str, Any]:
-        """Names of the user's functions, by key; imported only if a RUN.yaml names them too."""
+        """Names of the user's functions, by key of RUN.yaml. This class does not import them."""
         metric, score = self.task.metric, self.task.score
         scores = {score} if isinstance(score, str) else {*(score or ())}
         functions: dict[str, Any] = {}

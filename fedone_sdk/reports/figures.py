@@ -191,7 +191,7 @@ def _both_modes(text: str) -> str:
 
 
 def _metric_panel(run: ReportedRun) -> Panel:
-    """Return the panel of the metric, on the rows on which the curve is measured."""
+    """Return the panel of the metric; all its values are for the rows of the curve."""
     metric, queries = run.result.metric, run.queries
     points = {
         spent: entry.metric
@@ -234,7 +234,7 @@ def _on_rows(
     *,
     biased: bool = False,
 ) -> tuple[float | None, tuple[float, float] | None]:
-    """Return the metric of a prompt on some rows, and its interval; `default` without outcomes."""
+    """Return a prompt's metric on some rows with its interval; without outcomes, `default`."""
     outcomes, task, verdict = run.outcomes.get(which), run.spec.task, run.result.verdict
     if outcomes is not None and biased:
         plain = no_prompt_biased(task, outcomes, None if verdict is None else verdict.bias)

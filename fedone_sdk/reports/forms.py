@@ -1,4 +1,4 @@
-"""Forms of a prompt: the model's input, a Python program, and MLflow's registry."""
+"""Forms of a tuned prompt: the model's input, a Python program, and MLflow's arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TOP = 20
 def _messages(
     task: TaskSpec, prompt: TextPrompt, escape: Callable[[str], str], field: str
 ) -> list[dict[str, str]]:
-    """Return the messages; `escape` changes fixed text, `field` formats a field's placeholder."""
+    """Return the messages; `escape` changes fixed text, and `field` is a field's placeholder."""
     texts = placed(task, prompt)
 
     def fill(template: str) -> str:
@@ -58,7 +58,7 @@ def _ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
 
 
 def ready_text(task: TaskSpec, prompt: TextPrompt) -> str:
-    """Return the task's template with the prompt, for ``str.format``; a chat as JSON messages."""
+    """Return the task's template with the prompt, for ``str.format``; for a chat, JSON messages."""
     messages = _ready_messages(task, prompt)
     if task.template is not None:
         return messages[0]["content"]
@@ -119,7 +119,7 @@ def program_of(
 
     For a server with OpenAI's API the program uses the `openai` client, for other models the SDK.
     The program's requests equal those of the run, but the `openai` client does not truncate texts
-    that are too long for the model. If there is no program, the note says why.
+    that are too long for the model. If there is no program, the note is the reason.
     """
     if prompt.labels is not None:
         task = task.with_labels(prompt.labels)

@@ -44,9 +44,6 @@ def _page(template: str, figures: Sequence[str] = (), **values: object) -> str:
     return environment.get_template(template).render(values)
 
 
-# The report of a run
-
-
 def html_report(
     run: ReportedRun,
     retune: RetuneReport | None = None,
@@ -133,7 +130,7 @@ def costs_of(run: ReportedRun) -> list[tuple[str, str, str]]:
         ("of them evaluation", evaluation.requests, None),
         ("Prompt tokens", spent.prompt_tokens, caps.prompt_tokens),
         ("Completion tokens", spent.completion_tokens, caps.completion_tokens),
-        ("Tokens together", spent.prompt_tokens + spent.completion_tokens, caps.tokens),
+        ("Tokens in all", spent.prompt_tokens + spent.completion_tokens, caps.tokens),
         ("Cached answers", result.cache.hits, None),
         ("Federated traffic, up, B", result.communication.upload_bytes, None),
         ("Federated traffic, down, B", result.communication.download_bytes, None),
@@ -152,7 +149,7 @@ def costs_of(run: ReportedRun) -> list[tuple[str, str, str]]:
     ]
     if result.leased != Usage():
         reserved = f"{result.leased.queries:,} queries"
-        texts.append(("Reserved, not settled", reserved, "counts as spent"))
+        texts.append(("Reserved for open work", reserved, "counts as spent"))
     return texts
 
 
@@ -169,8 +166,6 @@ def clients_of(run: ReportedRun) -> list[tuple[str, int, float, float]]:
     ]
     return sorted(clients, key=lambda client: (-client[1], client[0]))
 
-
-# The report of a comparison
 
 _COLOURS = ("#2563a8", "#c2571a", "#1b7f5c", "#8a3ffc", "#b0245b", "#6b7280", "#8a6d00", "#0f7c90")
 _MARKERS = "osD^vPX*"
@@ -210,7 +205,7 @@ def _lines(results: Results) -> Iterator[Line]:
         ]
         for x, y in curves:
             yield Line(x=x, y=y, color=colour, faint=True)
-        # Each seed is interpolated linearly, over the range that all seeds cover.
+        # Each seed's curve is interpolated linearly, in the range that all curves cover.
         end = min(x[-1] for x, _ in curves)
         grid = sorted({at for x, _ in curves for at in x if at <= end})
         means = np.mean([np.interp(grid, x, y) for x, y in curves], axis=0).tolist()

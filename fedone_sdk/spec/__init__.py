@@ -1,4 +1,4 @@
-"""Strict models of RUN.yaml."""
+"""The keys of RUN.yaml as pydantic models, which refuse unknown keys."""
 
 from __future__ import annotations
 

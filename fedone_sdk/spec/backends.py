@@ -1,4 +1,4 @@
-"""Language models in RUN.yaml, without secrets: keys are in environment variables."""
+"""The section `backend` of RUN.yaml. API keys are not in it, but in environment variables."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class LimitsSpec(Spec):
     """Rate limits of the model.
 
     Attributes:
-        requests_per_minute: Maximum requests; null applies only the limits in the provider's
-            headers.
-        tokens_per_minute: Maximum prompt and completion tokens; null as for `requests_per_minute`.
+        requests_per_minute: Maximum requests; with null, only the limits that the provider states
+            in response headers apply.
+        tokens_per_minute: Maximum prompt and completion tokens together; null as above.
         concurrency: Maximum concurrent requests.
     """
 
@@ -49,9 +49,9 @@ class PricesSpec(Spec):
     """Prices of a model, US dollars.
 
     Attributes:
-        prompt: Per million prompt tokens; a second number is the price of tokens in the provider's
-            cache.
-        completion: Per million completion tokens.
+        prompt: Price per million prompt tokens, or a list of two prices: the second is for tokens
+            in the provider's cache.
+        completion: Price per million completion tokens.
     """
 
     prompt: _Usd | tuple[_Usd, _Usd]
@@ -87,38 +87,38 @@ class BackendSpec(Spec):
     """A language model.
 
     Attributes:
-        kind: ``onnx`` and ``llama_cpp`` (a GGUF file) run in this process, ``transformers`` with
-            torch; ``vllm`` and ``openai`` are servers; ``own`` is your own `LLMBackend`.
+        kind: ``onnx``, ``llama_cpp`` (a GGUF file) and ``transformers`` (needs torch) run in this
+            process; ``vllm`` and ``openai`` call a server; ``own`` is your own `LLMBackend`.
         model: ``onnx``: folder with ``model.int8.onnx`` or ``model.onnx`` and ``tokenizer.json``;
-            null is the built-in model. ``llama_cpp``: the file, or the name of a fetched model
-            (`fedone models`). ``transformers``: folder, or name on the hub. ``vllm`` and
-            ``openai``: the server's name for the model.
-        cache: SQLite file of paid answers, which later runs use; null caches in memory only.
-        threads: CPU threads; null is one per free core; with ``onnx``, one per core up to 4.
+            null is the built-in model. ``llama_cpp``: a GGUF file, or a name from `fedone models`.
+            ``transformers``: folder, or name on the Hugging Face hub. ``vllm`` and ``openai``: the
+            server's name for the model.
+        cache: SQLite file that stores paid answers for later runs; null caches in memory only.
+        threads: CPU threads. With null, ``llama_cpp`` uses one per free core, and ``onnx`` one per
+            core but at most 4.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; ``auto`` is CUDA if available, else the CPU.
         dtype: Type of weights and arithmetic; log-probabilities are always float32.
-        multi_token_labels: Allows label words of several tokens for a causal model, each scored by
-            the sum of its tokens' log-probabilities.
+        multi_token_labels: Whether a causal model may have label words of several tokens. The score
+            of such a word is the sum of its tokens' log-probabilities.
         base_url: URL of the server; null is OpenAI's.
-        api_key_env: Environment variable of the key; null sends no key.
-        tokenizer: ``tokenizer.json`` or its folder; null finds one by the model's name. Without a
-            tokenizer ``vllm`` asks the server, which is slower, and ``openai`` counts with
-            tiktoken, or by bytes, which is an upper bound.
+        api_key_env: Environment variable of the API key; null sends no key.
+        tokenizer: ``tokenizer.json`` or its folder; null looks for one by the model's name. Without
+            a tokenizer, the server counts tokens for ``vllm``, which is slower; ``openai`` counts
+            with tiktoken, or takes the number of bytes as an upper bound.
         api: ``chat``, or ``completions`` for older servers.
         log_probs: Whether the model returns log-probabilities; ``{samples: 8}`` estimates them from
             up to 8 answers to each input. If false, the task's loss must be ``zero_one``.
         reasoning_effort: Sent if set; newer models return log-probabilities only with ``none``.
-        service_tier: ``flex`` costs half at OpenAI and may take minutes; the default of `timeout_s`
-            is 900 with ``flex``.
+        service_tier: ``flex`` costs half at OpenAI. An answer may take minutes, so the default of
+            `timeout_s` is then 900.
         max_input_tokens: Maximum tokens per input. ``openai``: text fields of longer inputs are
-            truncated, to bound the cost of a request; tokens that frame a message do not count.
-            ``llama_cpp``: null is the model's training length, at most 4096.
+            truncated, to bound the cost of a request; tokens that the chat format adds are not
+            counted. ``llama_cpp``: null is the model's training length, but at most 4096.
         timeout_s: Time limit of a request, seconds.
-        prices: US dollars per million tokens. If null, prices of OpenAI's models are from the SDK's
-            price table, prices of ``vllm`` are 0, and prices of other models are unknown.
-        object: The class or function that makes your backend: ``package.module:object``, also from
-            a module next to the file, or the name of an entry point of the group
-            ``fedone.backends``.
+        prices: US dollars per million tokens. If null, OpenAI's models have the prices of the SDK's
+            price table, ``vllm`` has the price 0, and other models have unknown prices.
+        object: The class or function that makes your backend: ``package.module:object`` (the module
+            may be next to the file), or the name of an entry point of ``fedone.backends``.
         options: Keyword arguments of `object`.
     """
 
@@ -184,7 +184,7 @@ class BackendSpec(Spec):
 
     @property
     def adapter_options(self) -> dict[str, Any]:
-        """The keyword arguments of the kind's adapter."""
+        """The keyword arguments of the class that implements this kind."""
         names = _KEYS[self.kind] - {"retry", "limits", "prices"}
         return {name: getattr(self, name) for name in sorted(names)}
 
@@ -196,5 +196,5 @@ def _long_inputs(value: object) -> object:
 
 
 WriterSpec = Annotated[BackendSpec, BeforeValidator(_long_inputs)]
-"""A model that writes candidates or grades. Its inputs are long, as they hold several candidates or
-rows; with ``openai`` the default of `max_input_tokens` is therefore 8192."""
+"""A model that writes candidates or grades texts. With ``openai`` its `max_input_tokens` is 8192 by
+default, because an input may contain several candidates or rows."""

@@ -1,4 +1,4 @@
-"""The base of specs, reading of YAML, and readable errors."""
+"""The base class of RUN.yaml's sections, the YAML loader, and readable validation errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
 class Spec(Frozen):
-    """Base of all specs: immutable, without unknown keys."""
+    """Base of all specs: immutable; unknown keys are an error."""
 
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
@@ -32,15 +32,11 @@ _SCALARS = {
         r"[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|\.inf)$|\.nan$",
     ),
 }
-"""First characters and forms of scalars by YAML type, without forms that only YAML 1.1 has."""
+"""For each YAML type, the first characters of its scalars and their pattern, as in YAML 1.2."""
 
 
 def validate_spec(model: type[SpecT], value: object, *, source: str) -> SpecT:
-    """Validate a mapping, with readable errors.
-
-    Raises:
-        SpecError: One line per mistake: source, key, what is allowed.
-    """
+    """Validate a mapping; `SpecError` has one line per mistake: source, key, what is allowed."""
     try:
         valid = model.model_validate(value)
     except ValidationError as exc:
@@ -72,8 +68,8 @@ _MAX_DIGITS = 1000
 def load_yaml(path: str | Path) -> Any:
     """Read a YAML file; duplicate keys are an error.
 
-    Scalars that only YAML 1.1 converts are texts, because they may be labels: ``yes``, ``off``,
-    ``010``, ``12:30``, dates and ``=``. A key ``<<`` merges other mappings.
+    ``yes``, ``off``, ``010``, ``12:30``, dates and ``=`` stay texts, because they may be labels;
+    YAML 1.1 would convert them. A key ``<<`` merges other mappings.
 
     Raises:
         SpecError: The file is missing, not YAML, or nested too deeply.
@@ -122,7 +118,10 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
-    """Return one line per key, without keys above a listed key: all members of a union fail."""
+    """Return one line per wrong key, but none for a key above another wrong key.
+
+    If a value may have several types, pydantic also reports why the other types do not match.
+    """
     by_key: dict[str, dict[str, None]] = {}
     for key, message in problems:
         by_key.setdefault(key, {})[message] = None
@@ -135,9 +134,10 @@ def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
 
 
 def _as_written(keys: Iterable[str | int], value: Any) -> Iterator[str]:
-    """Yield the keys in the file: a short form, as ``candidates: labels``, omits ``kind``."""
+    """Yield the keys that the file contains: ``candidates: labels`` has no key ``kind``."""
     for key in keys:
-        is_secret = isinstance(value, Mapping) and value.keys() == {"env"}  # Stands for a text.
+        # ``{env: NAME}`` is written in place of a text.
+        is_secret = isinstance(value, Mapping) and value.keys() == {"env"}
         is_list = isinstance(value, list | tuple)
         if isinstance(value, str) or is_secret or (is_list and isinstance(key, str)):
             continue
@@ -168,7 +168,7 @@ def _problems(
             keys = (*keys, str(context.get("discriminator")).strip("'"))
         written = [*_as_written(keys, value)]
         if item["type"] == "missing" and written[-1:] != [str(keys[-1])]:
-            written.append(str(keys[-1]))  # The short form omits this key.
+            written.append(str(keys[-1]))  # The missing key is not in the file.
         key = ".".join(written)
         if item["type"] == "value_error":
             # A validator that compares several keys begins its message with the wrong key.
@@ -184,12 +184,12 @@ _OWN_MESSAGES = ("extra_forbidden", "missing", "union_tag_invalid", "union_tag_n
 """Types of errors whose messages `_problems` writes; other messages are pydantic's."""
 
 _PYTHON_INPUTS = re.compile(r" or (instance of \w+|object to extract fields from)")
-"""Names of inputs that a file cannot contain; removed from pydantic's messages."""
+"""Python types that a file cannot contain; they are removed from pydantic's messages."""
 _KEY = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*): ")
 
 
 class _Place(NamedTuple):
-    """Keys and indices in a file; if the last key is unknown, the keys that are allowed there."""
+    """The keys and indices that lead to a value. If the last key is unknown: the allowed keys."""
 
     keys: tuple[str | int, ...] = ()
     allowed: frozenset[str] = frozenset()
@@ -198,7 +198,10 @@ class _Place(NamedTuple):
 def _place(
     schema: Mapping[str, Any], location: tuple[str | int, ...], definitions: Mapping[str, Any]
 ) -> _Place | None:
-    """Return pydantic's location without steps that name a member of a union; None if unknown."""
+    """Return the place of an error in the file; None if the schema does not explain `location`.
+
+    pydantic's location also has steps that name a type of a union, which are removed.
+    """
     if not location:
         return _Place()
     step, rest = location[0], location[1:]

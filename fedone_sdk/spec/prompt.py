@@ -29,10 +29,10 @@ from fedone_sdk.vocabulary import (
 )
 
 Shares = Annotated[dict[Token, Annotated[float, Field(gt=0, le=1)]], Field(max_length=256)]
-"""Probabilities of a position, by token."""
+"""Probabilities of the tokens at one position."""
 
 Start = tuple[tuple[tuple[int, float], ...], ...]
-"""Per position, indices of candidates and their probabilities."""
+"""For each position, pairs of a candidate's index and its probability at the start of the run."""
 
 _ROUNDING = 1e-6
 
@@ -50,8 +50,8 @@ class OwnSource(Spec):
     """Your own function, which returns the candidates.
 
     Attributes:
-        object: ``package.module:function``, also from a module next to the run file, or the name
-            of an entry point of the group ``fedone.candidates``. It is called with ``task``,
+        object: ``package.module:function`` (the module may be next to the run file), or the name
+            of an entry point of ``fedone.candidates``. The function is called with ``task``,
             ``texts`` (the training texts, if the run reads them) and the options.
         options: Further keyword arguments of `object`.
     """
@@ -103,7 +103,7 @@ class SlotSpec(Spec):
         if self.name in ("prompt", "mask"):
             raise ValueError("name: must not be prompt or mask")
         if (self.name == LABELS) is not isinstance(self.candidates, label_sets.LabelsSource):
-            raise ValueError("candidates.kind: labels is for the slot labels only, which needs it")
+            raise ValueError("candidates.kind: must be labels for the slot labels, and only for it")
         if self.name == LABELS and self.repeat > 1:
             raise ValueError("repeat: must be 1 for the slot labels")
         return self
@@ -115,17 +115,18 @@ class ProposerSpec(Spec):
     With ``scores`` the server sends the model the task's description and templates, the label
     names, and the best and worst candidates with their mean losses, but no device's text.
 
-    With ``reflection`` a device (if `WorkPolicy.reflect` allows it) sends a model the answers to a
-    prompt on the device's rows. It proposes the model's text if this has a lower loss on the rows.
-    The model is on the device, or it is `backend` behind the gateway, which sees rows and labels.
-    Every fourth proposal is a merge of the best candidates of different clients by `backend`.
+    With ``reflection`` a device (if `WorkPolicy.reflect` allows it) shows a model some of its rows
+    with the answers to a prompt. If the model's new candidate has a lower loss on these rows, the
+    device proposes it to the server. The model is on the device, or it is `backend` behind the
+    gateway, which then sees the rows and labels. `backend` also merges the best candidates of
+    different clients from time to time (`merge_every`).
 
     Attributes:
-        backend: A model that generates text; the run's budget pays for it. With ``reflection``,
-            null leaves the writing to models on devices.
-        slot: The slot that the model writes for; null is the first slot with built-in instructions,
-            or without such a slot the first text slot.
-        every: Rounds between two proposals.
+        backend: A model that generates text; the run's budget pays for it. With ``reflection`` it
+            may be null: then only models on devices write candidates.
+        slot: The slot that the model writes for. Null is the first slot with built-in instructions;
+            if there is no such slot, it is the first slot besides ``labels``.
+        every: Number of rounds from one proposal to the next.
     """
 
     max_candidates: ClassVar[int] = 32
@@ -144,7 +145,7 @@ class ProposerSpec(Spec):
 
     @property
     def merge_every(self) -> int:
-        """Rounds between two merges of the best candidates of different clients."""
+        """Number of rounds from one merge of candidates to the next."""
         return 4 * self.every
 
     @model_validator(mode="after")
@@ -168,10 +169,10 @@ class PromptSpec(Spec):
         length: n, the number of positions. With slots it is their sum over all slots.
         vocabulary: Source of the N candidates of every position; null with slots.
         slots: Instead of `vocabulary`: the parts of the prompt in order.
-        start: Warm start: a text, which becomes a candidate, with probability 1/2 at the first
+        start: Warm start: a text, which becomes a candidate and has probability 1/2 at the first
             position; or, per position, probabilities of tokens, for example from an earlier
-            run's alpha. The rest of a position's probability is uniform over all candidates;
-            positions without an entry start half blank. Null is a uniform start.
+            run's alpha. The rest of a position's probability is uniform over all candidates. At a
+            position without an entry, the empty candidate has probability 1/2. Null is uniform.
         length_penalty: Added to a prompt's loss for each of its tokens (4 characters count as one).
         proposer: A model that writes new candidates during the run.
     """
@@ -189,7 +190,7 @@ class PromptSpec(Spec):
     def _check_slots(self) -> Self:
         if not self.slots:
             if self.vocabulary is None:
-                raise ValueError("vocabulary: or slots is required")
+                raise ValueError("vocabulary: is required without slots")
             return self
         if self.vocabulary is not None:
             raise ValueError("slots: replaces vocabulary; omit one of them")
@@ -231,7 +232,7 @@ class PromptSpec(Spec):
             raise ValueError(f"proposer.slot: must be one of {', '.join(self.text_slots)}")
         repeated = {slot.name for slot in self.slots if slot.repeat > 1}
         if self.reflects and self.proposed_slot in repeated:
-            raise ValueError("proposer.slot: a slot with repeat takes no reflection")
+            raise ValueError("proposer.slot: must not have repeat with kind reflection")
         return self
 
     @property
@@ -241,7 +242,7 @@ class PromptSpec(Spec):
 
     @property
     def text_slots(self) -> tuple[str, ...]:
-        """The names of the text slots, in order."""
+        """The names of all slots besides ``labels``, in order."""
         return tuple(slot.name for slot in self.slots if slot.name != LABELS)
 
     @property
@@ -266,15 +267,15 @@ class PromptSpec(Spec):
         return self.proposer.slot or [*built_in, *self.text_slots][0]
 
     def capacity(self, vocabulary: Vocabulary) -> int:
-        """N, including the candidates that a proposer may add."""
+        """N, the number of candidates, including the candidates that a proposer may add."""
         if self.proposer is None:
             return len(vocabulary)
         slot = len(vocabulary.candidates_of(self.proposed_slot or ""))
         return max(len(vocabulary), slot + self.proposer.max_candidates)
 
     @property
-    def wanted(self) -> tuple[str, ...]:
-        """Candidates that the vocabulary must contain."""
+    def start_tokens(self) -> tuple[str, ...]:
+        """Candidates that the vocabulary must contain, because `start` has them."""
         return tuple(token for shares in self.start or () for token in shares)
 
     def build(
@@ -292,7 +293,7 @@ class PromptSpec(Spec):
             SpecError: A source does not fit the task.
         """
         if not self.slots:
-            return build_vocabulary(self.vocabulary, texts, base_dir, wanted=self.wanted)
+            return build_vocabulary(self.vocabulary, texts, base_dir, wanted=self.start_tokens)
         texts, starts = list(texts), iter(self.start or ())
         built = []
         for number, slot in enumerate(self.slots):
@@ -308,7 +309,7 @@ class PromptSpec(Spec):
         return Vocabulary(slots=tuple(built))
 
     def warm_start(self, vocabulary: Vocabulary) -> Start | None:
-        """Return `start` with indices of a vocabulary, for all positions."""
+        """Return `start` for all positions, with indices in place of the candidates' texts."""
         if self.start is None:
             return None
         starts = [*self.start, *[{"": 0.5}] * (self.length - len(self.start))]
@@ -346,7 +347,7 @@ def _candidates(
             task, slot.name, rows, slots=slots, shots=source.shots, blocks=source.blocks
         )
     elif isinstance(source, ListVocabulary) and len(source.candidates) == 1:
-        candidates = source.candidates  # A slot may have one candidate only.
+        candidates = source.candidates  # `build_vocabulary` needs at least two.
     else:
         return build_vocabulary(source, texts, base_dir, wanted=wanted).candidates
     return tuple(dict.fromkeys((*candidates, *wanted)))

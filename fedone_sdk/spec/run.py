@@ -1,4 +1,4 @@
-"""RunSpec, the definition of a run in RUN.yaml; and files with only a backend."""
+"""`RunSpec`, the definition of a run in RUN.yaml. `load_backend` reads only its backend."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedone_sdk.vocabulary import LABELS
 
 
 class RunSpec(Spec):
-    """A tuning run. Keys without a description here are described by their sections.
+    """A tuning run. The classes of the sections describe the keys that are not described here.
 
     Attributes:
         data: Null if clients have their own data (`fedone serve`).
-        calibration: Validation replaces ``auto`` by the kind that it stands for.
+        calibration: Validation replaces the kind ``auto`` by ``labels`` or ``none``.
         rounds: T, the number of rounds.
         seed: Seed of all random streams.
     """
@@ -101,8 +101,8 @@ class RunSpec(Spec):
             )
         if self.prompt.reflects and self.privacy is not None:
             raise ValueError(
-                "prompt.proposer: kind must be scores with privacy, because reflection writes from "
-                "rows without noise"
+                "prompt.proposer: kind must be scores with privacy, because with reflection a "
+                "model reads rows without noise"
             )
         if self.prompt.chooses_labels and self.task.generates:
             raise ValueError("prompt.slots: labels needs a task with label words")
@@ -125,12 +125,12 @@ class RunSpec(Spec):
         return self
 
     def check_shared_memory(self, method: str, memories: str) -> None:
-        """Raise ``ValueError`` if clients would have to share a method's memory in a round."""
+        """Raise ``ValueError`` if several clients would change a method's memory in a round."""
         part = self.participation
         if part.clients_per_round > 1 and self.method.local_steps > 1:
             raise ValueError(
-                f"participation.clients_per_round: {method} takes more than 1 only with one local "
-                f"step ({memories} cannot be averaged)"
+                f"participation.clients_per_round: must be 1 for {method} with several local steps "
+                f"({memories} of several clients cannot be averaged)"
             )
 
     def _check_calibration(self) -> None:
@@ -159,7 +159,7 @@ class RunSpec(Spec):
 
     def _check_defence(self) -> None:
         part = self.participation
-        if not self.defence.judges:
+        if not self.defence.checks_updates:
             return
         # A client's number of examples cannot be verified.
         if part.clients_per_round > 1 and part.aggregation == "examples":
@@ -178,7 +178,7 @@ class RunSpec(Spec):
         """
         if "defence" in self.model_fields_set:
             return self
-        # The losses of long references are larger than the standard's limit.
+        # The nll of a long reference is larger than the `loss_clip` of ``standard``.
         unclipped = {"loss_clip": None} if self.task.loss == "nll" else {}
         standard = sections.DefenceSpec.model_validate({"kind": "standard", **unclipped})
         spec = self.model_copy(update={"defence": standard})
@@ -189,7 +189,10 @@ class RunSpec(Spec):
         return spec
 
     def check_caps(self, bounds: Collection[str]) -> None:
-        """Raise `SpecError` unless all caps are in `bounds`, the units that the model bounds."""
+        """Raise `SpecError` if a cap's unit is not in `bounds`.
+
+        `bounds` are the units in which the cost of a request has an upper bound before it is sent.
+        """
         caps = {} if self.budget is None else self.budget.model_dump(exclude_none=True)
         for unit in (unit for unit in caps if unit not in bounds):
             if unit == "usd" and {"prompt_tokens", "completion_tokens"} <= {*bounds}:
@@ -209,7 +212,7 @@ class RunSpec(Spec):
         """
         same: dict[str, Any] = {"backend": self.backend}
         if self.budget and other.budget:
-            with suppress(ValueError):  # A cap is lower, or new.
+            with suppress(ValueError):  # `raised` refuses lower caps and caps in new units.
                 if self.budget.raised(other.budget) == other.budget:
                     same["budget"] = self.budget
         return self == other.model_copy(update=same)
@@ -263,7 +266,7 @@ def load_backend(path: str | Path) -> BackendSpec:
     if "backend" not in document and "task" not in document:
         try:
             return validate_spec(_File, {"backend": document}, source=source).backend
-        except SpecError as exc:  # The keys are at the top level.
+        except SpecError as exc:  # In this file, the keys are not below ``backend``.
             problems = [problem.removeprefix("backend.") for problem in exc.problems]
             raise SpecError(problems, source=source) from None
     unknown = [str(key) for key in document if key not in RunSpec.model_fields]

@@ -34,7 +34,8 @@ class DataSpec(Spec):
 
 
 Exchange = Literal["alpha", "losses"]
-"""Contents of assignments and updates: alpha, or prompts and their losses."""
+"""What assignments and updates contain: alpha, the parameters of the distribution over prompts; or
+prompts and their losses."""
 
 NumSamples = Annotated[int, Field(ge=2, le=65536, description="I, prompts per local step.")]
 LocalSteps = Annotated[int, Field(ge=1, le=1024, description="E, local steps.")]
@@ -43,7 +44,7 @@ BatchSize = Annotated[int, Field(ge=1, le=1024, description="B, examples per min
 
 class _MethodSpec(Spec):
     pools: ClassVar[bool] = False
-    """Whether the method has a pool of whole prompts, which it evaluates again and again."""
+    """Whether the method keeps a pool of whole prompts, which it scores repeatedly."""
 
     exchange: ClassVar[Exchange] = "alpha"
 
@@ -66,10 +67,10 @@ class GradientSpec(_MethodSpec):
     """The paper's methods: gradient descent on a distribution over tokens.
 
     Attributes:
-        name: ``gs-bdpl`` is Gumbel-Softmax black-box discrete prompt learning, ``bdpl`` its form on
-            the simplex (Diao et al. 2022).
+        name: ``gs-bdpl`` is Gumbel-Softmax black-box discrete prompt learning; ``bdpl`` is the
+            earlier method, in which alpha has the tokens' probabilities (Diao et al. 2022).
         tau: Gumbel-Softmax temperature; ``gs-bdpl`` only, 0.1 by default.
-        optimizer: Optimiser of the local step; AdamW state is per client.
+        optimizer: Optimiser of the local step; the state of AdamW is kept per client.
         learning_rate: Learning rate of the local step.
         alpha_min: Minimum of every entry of alpha.
     """
@@ -96,7 +97,7 @@ class GradientSpec(_MethodSpec):
 
 
 class SearchSpec(_MethodSpec):
-    """Searches over whole prompts, which end with successive halving.
+    """Searches over whole prompts. The end of a run is successive halving of the best prompts.
 
     Attributes:
         name: ``thompson`` is Thompson sampling on a Gaussian process, which learns about a prompt
@@ -119,9 +120,9 @@ class OwnMethodSpec(_MethodSpec):
     """Your own `Algorithm`, which runs on the server. Devices get neither `object` nor `options`.
 
     Attributes:
-        object: The class or function that makes the method: ``package.module:object``, also from a
-            module next to the file, or the name of an entry point of the group ``fedone.methods``.
-        options: Keyword arguments of `object`, besides those that `load_method` passes.
+        object: The class or function that makes the method: ``package.module:object`` (the module
+            may be next to the file), or the name of an entry point of ``fedone.methods``.
+        options: Further keyword arguments of `object`.
     """
 
     exchange: ClassVar[Exchange] = "losses"
@@ -147,23 +148,24 @@ MethodSpec = Annotated[
 
 
 class ParticipationSpec(Spec):
-    """Selection, work and aggregation of clients.
+    """How clients are selected, and how their work is exchanged and aggregated.
 
     Attributes:
-        clients_per_round: K*; 1 is the paper's query-optimal choice, more is FedAvg.
-        exchange: Contents of assignments and updates: ``losses`` for searches and your own method,
-            or ``alpha``, the default of the paper's methods.
-        selection: ``uniform`` without replacement, or ``proportional`` to the clients' numbers of
-            examples, with replacement (the paper's proof).
-        aggregation: Mean of the clients' alpha, ``plain`` (the paper's Algorithm 1) or weighted by
-            ``examples`` (its code).
-        min_clients: Waiting clients that are required to start the first round.
-        deadline_s: A client loses its seat if it sends no message for this many seconds.
-        own_models: Cost of an update from a device with its own model: ``charged``, the whole
-            lease; ``trusted``, the amount that the device reports. Null is ``charged`` in a run
-            without a gateway; a run with a gateway refuses these devices if it is null.
-        model: Fingerprint of the required model; other devices decline. Null is the gateway's
-            model; a run without a gateway must set it.
+        clients_per_round: K*. With 1, a run needs the fewest queries by the paper's analysis; with
+            more, the server averages their updates (FedAvg).
+        exchange: What assignments and updates contain. ``alpha`` is the default of the paper's
+            methods; searches and your own method need ``losses``.
+        selection: ``uniform`` draws without replacement; ``proportional`` draws with replacement,
+            in proportion to the clients' numbers of examples (as in the paper's proof).
+        aggregation: ``plain`` is the mean of the clients' alpha (the paper's Algorithm 1);
+            ``examples`` weights it by the clients' numbers of examples (the paper's code).
+        min_clients: Number of waiting clients from which the first round starts.
+        deadline_s: A client loses its place in the round after this many seconds without a message.
+        own_models: Charge for the work of a device with its own model. ``charged``: the whole
+            reserved amount; ``trusted``: the amount that the device reports. With null, a run
+            without a gateway uses ``charged``, and a run with a gateway refuses such devices.
+        model: Fingerprint of the model that devices with their own model must have; devices with
+            another model decline. Null is the gateway's model; a run without a gateway must set it.
     """
 
     clients_per_round: Annotated[int, Field(ge=1, le=10_000)] = 1
@@ -177,11 +179,11 @@ class ParticipationSpec(Spec):
 
 
 class EvaluationSpec(Spec):
-    """Measurement of the deployable prompt on the dev split.
+    """Measurement of the deployable prompt, the best choice so far, on the dev split.
 
     Attributes:
         every: Rounds between measurements; 0 measures only before and after the run.
-        examples: Dev examples per measurement; the first and the last use the whole split.
+        examples: Dev examples per measurement; the first and last measurement use the whole split.
     """
 
     every: Annotated[int, Field(ge=0)] = 10
@@ -189,11 +191,11 @@ class EvaluationSpec(Spec):
 
 
 class CalibrationSpec(Spec):
-    """Correction of label bias (docs/explanation/calibration.md). Short form: only the kind.
+    """Correction of label bias (docs/explanation/calibration.md). The section may be a kind only.
 
     Attributes:
-        kind: ``labels`` fits a bias for each prompt, from derivatives of the losses in the updates,
-            without further queries; it needs a method with a pool of prompts, and a cross-entropy
+        kind: ``labels`` fits a bias for each prompt, without further queries: the updates contain
+            derivatives of the losses. The method must be a search, and the loss a cross-entropy
             over label words. ``auto`` is ``labels`` if the run supports it, and ``none`` if not.
     """
 
@@ -206,23 +208,23 @@ class CalibrationSpec(Spec):
 
 
 class DefenceSpec(Spec):
-    """Defences against Byzantine clients (docs/explanation/defences.md). Short form: the kind.
+    """Defences against false losses (docs/explanation/defences.md). The section may be a kind only.
 
     Attributes:
-        kind: ``none``, or ``standard`` for devices that are not yours: long steps of alpha are
-            scaled down, and updates that disagree are rejected.
-        loss_clip: G: mean losses are clipped to [0, G], by the server in the ``losses`` exchange
-            and by the client in the ``alpha`` exchange. With ``standard`` the default is 20; null
-            is for tasks with larger losses, such as ``nll`` of long texts.
-        outliers: Disagreement, in robust standard deviations, from which an update is rejected.
-            With ``standard`` the default is 3; null rejects none, for clients with opposite data.
+        kind: ``none``, or ``standard`` for devices that you do not control: the server scales down
+            long steps of alpha, and rejects updates that disagree with the run.
+        loss_clip: Upper limit G: mean losses are clipped to [0, G]. With ``standard`` the default
+            is 20; set null if the task's losses are larger, such as ``nll`` of long texts.
+        outliers: An update is rejected if it disagrees with the run by this many robust standard
+            deviations. With ``standard`` the default is 3. With null, no update is rejected; set
+            null if honest clients may have opposite data.
     """
 
     trust_region: ClassVar[float] = 1.5
     """Maximum step of alpha, as a multiple of the median step; honest steps rarely exceed it."""
 
     widest_region: ClassVar[float] = 10.0
-    """Maximum step without a defence, for methods whose steps have no other bound (SGD)."""
+    """The same maximum without a defence, for methods whose steps have no other bound (SGD)."""
 
     quarantine: ClassVar[int] = 2
     """A client gets no more work if at least this many of its updates, and more than half of them,
@@ -248,8 +250,8 @@ class DefenceSpec(Spec):
         return self
 
     @property
-    def judges(self) -> bool:
-        """Whether updates are checked beyond the clipping of losses."""
+    def checks_updates(self) -> bool:
+        """Whether the server checks updates, in addition to the clipping of losses."""
         return self.kind == "standard"
 
 
@@ -263,7 +265,7 @@ class PrivacySpec(Spec):
         clip: Maximum loss of one example, or maximum L2 norm of a step of alpha.
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
         delta: The delta of (epsilon, delta)-differential privacy.
-        max_epsilon: A device that has spent this epsilon gets no more work.
+        max_epsilon: A device that has spent this epsilon in the run gets no more work of the run.
     """
 
     target: Literal["losses", "alpha"] = "losses"
@@ -274,7 +276,7 @@ class PrivacySpec(Spec):
 
 
 class RequiredPrivacy(Spec):
-    """A device's requirements of the runs that it works for (docs/explanation/privacy.md).
+    """What a device requires of the runs that it works for (docs/explanation/privacy.md).
 
     Attributes:
         max_epsilon: Maximum total epsilon of the device; it declines work that would exceed it.

@@ -1,4 +1,8 @@
-"""The store protocol, its records, and code that stores share."""
+"""The interface of stores, their records, and code that stores share.
+
+A memory is a method's state that is kept between rounds, such as AdamW's moments. A method may have
+one for each client, and one for the server.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,13 @@ _FIRST_PAGE, _LARGEST_PAGE = 16, 1024
 """Number of entries of the first page, and maximum of any page."""
 
 NO_CREDENTIAL = "retired: "
-"""Prefix of the text that replaces the credential's digest of a retired client."""
+"""Prefix of the text that replaces the credential's digest when a client is retired (erased)."""
 
 SERVER = -1
-"""Index of the server among the owners of memories."""
+"""The client index under which the server's memory is stored."""
 
 Signals = Callable[[str | None], None]
-"""Listener for signals of other replicas; None means that signals may have been lost."""
+"""Listener for signals, short messages of other replicas; None means that some may be lost."""
 
 
 class VersionConflict(FedOneError):
@@ -33,7 +37,7 @@ class VersionConflict(FedOneError):
 
 
 class RunDeleted(ValueError):
-    """The id is reserved by a deleted run."""
+    """A deleted run had this id, which cannot be used again."""
 
 
 class TokenRefused(FedOneError):
@@ -52,7 +56,6 @@ class TokenRecord:
         runs: Patterns of the runs that its clients may access, such as ``acme-*``; None is all.
         uses_left: Number of clients that can still enrol with it; None is unlimited.
         expires_at: Expiry; None is never.
-        revoked_at: None if it is not revoked.
     """
 
     name: str
@@ -83,8 +86,7 @@ class ClientRecord:
         runs: Patterns of the runs that it may access; None is all.
         previous_sha256: Digest of the credential before the last rotation. It is valid until the
             new credential is used, because the response with it may have been lost.
-        revoked_at: None if it is not revoked.
-        seen_at: Time of its last request, to a day; None within a day of `enrolled_at`.
+        seen_at: Time of its last request, updated at most once a day; None before the first update.
     """
 
     index: int
@@ -103,8 +105,8 @@ class ClientRecord:
         """Return this client with the credential of its repeated enrolment.
 
         Raises:
-            TokenRefused: The client was revoked, or the token is for other runs: a nonce alone
-                does not give access to a client.
+            TokenRefused: The client was revoked; or the token is for other runs, and must not give
+                access to this client.
         """
         if self.revoked_at is not None:
             raise TokenRefused("this client was revoked")
@@ -115,7 +117,7 @@ class ClientRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A client that waits for work until a time; it works only for `run_id`, or if None for any.
+    """A client that waits for work of `run_id`, or of any run if None, until the time `until`.
 
     Waiting clients are stored so that a restart does not change which clients are drawn.
     """
@@ -128,9 +130,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHead:
-    """A `RunRecord` without its large parts; `version` is the number of commits.
+    """A `RunRecord` without its large parts.
 
-    `document` is the state without its arrays, JSON.
+    `document` is the state without its arrays, JSON. `version` is the number of commits.
     """
 
     run_id: str
@@ -142,7 +144,7 @@ class RunHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord(RunHead):
-    """A run and its newest state, opaque to the store."""
+    """A run and its newest state; the store does not interpret them."""
 
     candidates: str
     arrays: bytes
@@ -174,7 +176,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMemory:
-    """The memory that a method keeps for a client or for the server, after `round` rounds."""
+    """The memory of a client, or of the server (index `SERVER`), after `round` rounds."""
 
     client_index: int
     round: int
@@ -188,7 +190,7 @@ class Commit:
     Attributes:
         document: The new state without its arrays.
         arrays: The new arrays; None if unchanged.
-        memories: Memories; each replaces the stored memory of the same client and round.
+        memories: New memories; each replaces the stored memory of the same client and round.
         back_to: Round of a rollback: memories of later rounds are deleted. None for no rollback.
         signal: Signal to publish after the commit; lost if the process exits before that.
     """
@@ -209,7 +211,7 @@ def check_run_of(closed: Iterable[ClosedWork], run_id: str) -> None:
 
 
 class Store(Protocol):
-    """Durable state. Each method is one transaction, durable on return."""
+    """Durable state. Each method is one transaction, which is on disk when the method returns."""
 
     async def open(self) -> None:
         """Connect; create or migrate the schema if necessary."""
@@ -221,7 +223,7 @@ class Store(Protocol):
         """Raise an error if the store is not available."""
 
     async def now(self) -> float:
-        """Return the time that all processes on this store share, seconds since the epoch."""
+        """Return the time, the same for all processes on this store, seconds since the epoch."""
 
     # Tokens and clients
 
@@ -268,7 +270,7 @@ class Store(Protocol):
         """Change fields of a `ClientRecord`; raise ``IndexError`` for an unknown index."""
 
     async def idle_clients(self, before: float, limit: int) -> list[int]:
-        """Return the indices of clients last seen before a time and not retired, ascending."""
+        """Return the indices of clients that were last seen before a time, without retired ones."""
 
     async def retire_client(self, index: int, now: float) -> None:
         """Erase a client permanently, except for its index and public id, which runs refer to."""
@@ -316,7 +318,7 @@ class Store(Protocol):
     async def memory(
         self, run_id: str, client_index: int, at_round: int | None = None
     ) -> bytes | None:
-        """Return a memory of a client or the server, the newest or of one round; None if absent."""
+        """Return a client's (or the server's) newest memory, or its memory of round `at_round`."""
 
     async def log(
         self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
@@ -370,7 +372,7 @@ class SingleProcess:
 
     @property
     def replica(self) -> str:
-        """As `Store.replica`."""
+        """See `Store.replica`."""
         return self._replica
 
     async def now(self) -> float:
@@ -414,8 +416,8 @@ async def log_pages(
 async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
     """Await `work`, which runs to completion even if the caller is cancelled.
 
-    Otherwise a thread, which cannot be cancelled, would still use a connection that `close` closes,
-    and the outcome of a cancelled PostgreSQL statement would be unknown.
+    Otherwise a thread, which cannot be cancelled, could use a connection after `close`; and nobody
+    would know whether a cancelled PostgreSQL statement had an effect.
     """
     task = asyncio.create_task(work, name="store transaction")
     try:

@@ -12,7 +12,7 @@ from fedone_sdk.stores import base
 
 
 class MemoryStore(base.SingleProcess, base.Store):
-    """A `Store` of dictionaries, whose content survives `close` to simulate restarts.
+    """A `Store` of dictionaries. The content survives `close`, so that tests can simulate restarts.
 
     No method awaits, so each is atomic on the event loop.
     """

@@ -25,7 +25,7 @@ GROUP = "fedone.trackers"
 """The entry point group of trackers."""
 
 _PACKAGES = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
-"""The package that a built-in tracker needs, by the tracker's name. Its extra has this name too."""
+"""Package of each built-in tracker. The extra with the tracker's name installs the package."""
 
 _MAX_CHARS = 500
 """Maximum length of a parameter: MLflow's limit, which is the smallest."""
@@ -44,7 +44,7 @@ class Tracker(Protocol):
     """Receives the events of one run, on one thread. An exception ends tracking, not the run."""
 
     def round(self, report: RoundReport, queries: int) -> None:
-        """Record a finished round."""
+        """Record a finished round; `queries` are the training queries up to its end."""
         ...
 
     def metric(self, name: str, value: float, queries: int) -> None:
@@ -118,10 +118,10 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 class Tracking:
     """Sends the events of one run to trackers.
 
-    Each tracker has a thread, so that a slow tracker delays nothing else. A tracker that raises is
-    logged and gets no more events. Leaving the ``with`` block waits until all events are written.
-
-    It is a `watch` callback of `simulate`. Without `simulate`, call `begin`, `add` and `end`.
+    Each tracker has a thread, so that a slow tracker delays nothing else. If a tracker raises, the
+    error is logged, and the tracker gets no more events. Leaving the ``with`` block waits until all
+    events are written. An instance is a `watch` callback of `simulate`. Without `simulate`, call
+    `begin`, `add` and `end`.
     """
 
     def __init__(self, trackers: Mapping[str, TrackerFactory]) -> None:
@@ -151,7 +151,7 @@ class Tracking:
             params = params_of(run.spec)
             tracked = TrackedRun(run_id=run.run_id, name=run.spec.name, params=params)
             self.begin(tracked, metric=run.spec.task.metric)
-        if change is not None and change.back_to is not None:  # Later rounds are repeated.
+        if change is not None and change.back_to is not None:  # Some rounds repeat.
             self._queries = {n: q for n, q in self._queries.items() if n < change.back_to}
             self._measured = {n for n in self._measured if n < change.back_to}
         elif change is None or change.finished is not None:

@@ -19,6 +19,7 @@ from tenacity import stop_after_delay
 from fedone_sdk.errors import FedOneError, StoreUnavailable
 from fedone_sdk.stores import Commit, LogEntry, Member, SqlStore, VersionConflict
 from fedone_sdk.stores.sql import postgres as module
+from tests.chaos.proxy import TcpServer
 from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything, opened, until
 from tests.postgres import PASSWORD, Cluster
 from tests.processes import free_port
@@ -285,7 +286,7 @@ class TestServerTrouble:
             assert set((await store.versions()).values()) == {1}
 
 
-class Proxy:
+class Proxy(TcpServer):
     """A network between store and server that loses selected messages.
 
     Attributes:
@@ -295,44 +296,26 @@ class Proxy:
     """
 
     def __init__(self, port: int) -> None:
+        super().__init__()
         self._upstream = port
         self.lose_question: set[bytes] = set()
         self.lose_answer: set[bytes] = set()
         self.open = asyncio.Event()
         self.open.set()
         self.lost = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port: int = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        writers = [writer]
+        await self.open.wait()
+        back, forth = await asyncio.open_connection("127.0.0.1", self._upstream)
+        deaf = asyncio.Event()
         try:
-            await self.open.wait()
-            back, forth = await asyncio.open_connection("127.0.0.1", self._upstream)
-            writers.append(forth)
-            deaf = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._ask(reader, forth, deaf))
                 group.create_task(self._answer(back, writer, deaf))
-        except* (ConnectionError, asyncio.CancelledError):
+        except* ConnectionError:
             pass
         finally:
-            for each in writers:
-                each.transport.abort()
-            self._tasks.discard(task)
+            forth.transport.abort()
 
     async def _ask(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deaf: asyncio.Event

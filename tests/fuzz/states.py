@@ -27,8 +27,8 @@ def _stored() -> tuple[str, bytes]:
         }
     )
     machine = RoundMachine("run", spec, vocab_size=2)
-    state = machine.step(machine.initial_state(), 1_000.0, fill, available={0: 5, 1: 7}).state
-    state = machine.step(state, 1_001.0, assign, client=0, assignment_id="work-0").state
+    state = machine.handle(machine.initial_state(), 1_000.0, fill, available={0: 5, 1: 7}).state
+    state = machine.handle(state, 1_001.0, assign, client=0, assignment_id="work-0").state
     return encode_document(state), dump_memory(arrays_of(state))
 
 

@@ -19,6 +19,7 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.backends import LLMBackend
+from fedone_sdk.budget import Budget, SqliteLedger
 from fedone_sdk.client import ClientEvent, Idle
 from fedone_sdk.client.session import MAX_WAIT_S, Backoff
 from fedone_sdk.errors import TransportError
@@ -41,7 +42,7 @@ from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests import runs
 from tests.edge import edge_client, stored
-from tests.runs import TOKEN, WORDS, memory_client, run_spec
+from tests.runs import TOKEN, WORDS, memory_client, run_spec, until
 from tests.virtual_time import now, on_virtual_time
 
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
@@ -240,20 +241,31 @@ class TestOnlyWhen:
             assert now() == pytest.approx(50 + 50 + 100 - 2, abs=1)
             assert service.runs["run"].state.account.spent.queries == len(backend.asked) == 100
 
-    @on_virtual_time
-    async def test_stopping_while_it_does_not_hold_keeps_the_work(self) -> None:
+    @pytest.mark.parametrize("own", [False, True], ids=["gateway", "own model"])
+    async def test_stopping_while_it_does_not_hold_keeps_the_work(
+        self, tmp_path: Path, own: bool
+    ) -> None:
         backend = ScriptedBackend()
-        async with (
-            serving(spec_of(1, 200), backend) as service,
-            client_of(service, only_when=lambda: not backend.asked) as client,
-        ):
-            working = asyncio.create_task(client.run_forever())
-            await asyncio.sleep(20)
-            assert len(backend.asked) == 100
-            client.stop()
-            await working
-            (seat,) = service.runs["run"].state.seats
-            assert seat.assignment_id is not None
+        events: list[ClientEvent] = []
+        allowed = iter([True] * (3 if own else 2))  # for the claim, then for requests
+        more: dict[str, Any] = {"backend": backend} if own else {}
+        more |= {"state_dir": tmp_path, "budget": Budget(queries=1000), "on_event": events.append}
+        spec = spec_of(1, 200, own_models="trusted")
+        async with serving(spec, backend) as service:
+            async with client_of(service, only_when=lambda: next(allowed, False), **more) as client:
+                working = asyncio.create_task(client.run_forever())
+                await until(lambda: "paused" in [event.kind for event in events])
+                client.stop()
+                await working
+                (seat,) = service.runs["run"].state.seats
+                assert seat.assignment_id is not None
+            assert 0 < len(backend.asked) <= 100
+            async with client_of(service, **more) as client:
+                await client.run_forever()
+            assert service.runs["run"].state.account.spent.queries == 200
+        # Nothing was sent twice, and the device's budget has no query twice.
+        account = SqliteLedger(tmp_path / "budget.sqlite3").account(None)
+        assert (account.spent.queries, account.leases) == (200, {})
 
 
 class TestEnds:

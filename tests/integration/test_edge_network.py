@@ -29,6 +29,7 @@ from fedone_sdk.messages import Claim, Enrol, Enrolled, Problem
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from tests.certificates import issue
+from tests.chaos.proxy import TcpServer
 from tests.edge import edge_client
 from tests.runs import TOKEN, WORDS, run_spec
 
@@ -52,31 +53,20 @@ class Authority:
         return issue(name, self._issued).write(self._folder, name)
 
 
-class HttpProxy:
+class HttpProxy(TcpServer):
     """A proxy with a password: it tunnels (CONNECT), and forwards plain requests."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen: list[str] = []
         self.refused = 0
 
-    async def __aenter__(self) -> HttpProxy:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://user:{SECRET}@127.0.0.1:{self.port}"
-        self._tasks: set[asyncio.Task[None]] = set()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    @property
+    def url(self) -> str:
+        return f"http://user:{SECRET}@127.0.0.1:{self.port}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
+        with contextlib.suppress(asyncio.IncompleteReadError), contextlib.closing(writer):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             line, *fields = head.split("\r\n")
             method, target, _ = line.split(" ")

@@ -92,7 +92,7 @@ async def test_searches_ask_and_tell_in_other_threads(
     for name in ("ask", "tell"):
         work = watched.noting(name, getattr(PromptSearch, name))
         monkeypatch.setattr(PromptSearch, name, work)
-    monkeypatch.setattr(RoundMachine, "step", watched.counting(RoundMachine.step))
+    monkeypatch.setattr(RoundMachine, "handle", watched.counting(RoundMachine.handle))
     result = await simulate(federation_of(spec_of(method)), backend=ScriptedBackend())
     assert result.rounds == 3
     assert watched.threads.keys() == {"ask", "tell"}

@@ -169,7 +169,7 @@ class Swapped(MemoryTransport):
             Swapped,
             "this",
             "the run cannot be understood: the aggregator's answer is malformed: task_crc32: "
-            "must be 668269552, as of the task that was read",
+            "must be 668269552, the CRC-32 of `task`",
         ),
     ],
 )

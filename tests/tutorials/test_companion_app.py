@@ -31,16 +31,15 @@ def test_companion_app(tmp_path: Path) -> None:
             page.shown(app)
             assert (before := budget(page)) > 0
             assert app.ctrl_c() == 0
-        spent = budget(page)  # with the step of 8 queries in which the app may have been paused
-        assert spent in (before, before + 8)
+        spent = budget(page)  # with the queries of the step in which the app may have been paused
+        assert before <= spent < before + 8
 
         output = page.run()  # to the end of the run
         assert "enrolled" not in output
         output = page.run()
         assert "completed" in (page.folder / "reviews.json").read_text()
         server_says, device_says = (int(line.split()[-1]) for line in output.splitlines()[-2:])
-        # The device's budget has a step that was stopped in full, and its repetition.
-        assert server_says + spent - before == device_says == budget(page) > spent
+        assert server_says == device_says == budget(page) > spent
         page.run()
         assert server.ctrl_c() == 0
     assert page.rest == []

@@ -17,7 +17,7 @@ from fedone_sdk.errors import BackendUnavailable, SpecError
 from fedone_sdk.local import load_score
 from fedone_sdk.losses import example_loss, feedback
 from fedone_sdk.metrics import METRICS, accuracy, evaluate, f1, matthews
-from fedone_sdk.scores import SCORES, graded, ready_score
+from fedone_sdk.scores import SCORES, built_in_score, graded
 from fedone_sdk.task import Example, Score, ScoreFunction, TaskSpec
 from fedone_sdk.testing import ScriptedBackend
 
@@ -135,7 +135,7 @@ NULLABLE = {
 
 
 def value_of(name: str, generated: str, answer: object, **options: Any) -> Score:
-    found = ready_score(name, "answer", options)(generated, {"answer": answer})
+    found = built_in_score(name, "answer", options)(generated, {"answer": answer})
     assert isinstance(found, (float, Score))
     return found if isinstance(found, Score) else Score(found)
 

@@ -15,7 +15,7 @@ from fedone_sdk.data import draw_minibatch, load_examples
 from fedone_sdk.task import Example
 
 _MAX_PROMPTS, _MAX_ROWS = 64, 256
-"""What a server may ask of a node in one message."""
+"""Maximum number of prompts and of rows in one message of the server."""
 
 
 def client_app(
@@ -23,7 +23,7 @@ def client_app(
     examples: Callable[[Context], Sequence[Example]],
     backend: Callable[[], LLMBackend],
 ) -> ClientApp:
-    """Return a ClientApp that scores prompts on its own rows, with a model of its own.
+    """Return a ClientApp that scores prompts on a node's rows, with a model on the node.
 
     Args:
         task: The task.
@@ -58,7 +58,7 @@ async def _losses(
 
 
 def _rows(context: Context) -> Sequence[Example]:
-    """Return the node's file (``--node-config 'data="rows.jsonl"'``); in a simulation, a shard."""
+    """Return a node's rows: its file (``--node-config 'data="rows.jsonl"'``), or a shard."""
     config = context.node_config
     if "data" in config:
         return list(load_examples(str(config["data"])))

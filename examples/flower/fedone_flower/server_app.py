@@ -1,4 +1,4 @@
-"""The ServerApp: it has the search and the cap, and measures the prompt on its dev rows."""
+"""The ServerApp: it tunes a prompt under a cap, and measures it on the server's dev rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One round of FedOne is one message: prompts to one node, the losses of the prompts back."""
+"""A strategy for Flower. In each round one node gets prompts, and returns their losses."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _LOOK_S = 0.5
 class FedOneStrategy(Strategy):
     """Tunes a prompt by `ask` and `tell`, with one node per round and a cap on queries.
 
-    A round's queries count before its message is sent, so that the cap holds whatever nodes do. A
-    round without a valid reply changes nothing.
+    A round's queries are counted before its message is sent, so that no node can exceed the cap. A
+    round without a valid reply changes nothing else.
 
     Args:
-        method: The search.
-        vocabulary: Its candidates.
+        method: The method that chooses prompts.
+        vocabulary: The method's candidates.
         max_queries: The cap; one query is one prompt on one mini-batch.
         batch_size: Rows of a mini-batch.
         min_nodes: Number of nodes that the first round waits for.
         seed: Seed of all draws.
 
     Attributes:
-        state: What the search has learnt.
+        state: The state of the method.
         spent: Queries that were sent.
     """
 
@@ -63,7 +63,7 @@ class FedOneStrategy(Strategy):
         """Run as many rounds as the cap pays for; see `Strategy.start`.
 
         Args:
-            grid: Flower's.
+            grid: Flower's connection to the nodes.
             timeout: Longest wait for the reply of a node, seconds.
         """
         return self.start(
@@ -84,7 +84,7 @@ class FedOneStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the search for prompts, and one node about them."""
+        """Get prompts from the method, and send them to one node."""
         self._asked = None
         if self.spent + self._per_round > self._max_queries:
             return []
@@ -109,7 +109,7 @@ class FedOneStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Tell the search the losses."""
+        """Pass the losses to the method."""
         for reply in replies:
             losses = _losses_of(reply, self._per_round)
             if losses is None or self._asked is None:
@@ -134,12 +134,12 @@ class FedOneStrategy(Strategy):
 
     @property
     def alpha_sha256(self) -> str:
-        """Digest of the search's state, equal for equal answers."""
+        """Digest of the method's state; equal if the model's answers are equal."""
         return alpha_sha256(self.state.alpha)
 
 
 def _losses_of(reply: Message, count: int) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    """Return the losses of a reply, which is not trusted; None if there are none."""
+    """Return the losses of an untrusted reply; None if the reply is not valid."""
     if reply.has_error():
         return None
     values = reply.content.metric_records.get("losses", {}).get("losses", ())

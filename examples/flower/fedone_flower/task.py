@@ -1,4 +1,4 @@
-"""What is tuned: four words that make the embedded model judge a companion app's feedback."""
+"""The task: the embedded model classifies customer feedback, after a prompt of four words."""
 
 from __future__ import annotations
 

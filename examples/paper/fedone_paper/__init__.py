@@ -1,13 +1,12 @@
 """The paper's tables and figures, one command each.
 
-1. `studies.yaml` declares the methods and the studies: one run, the axes along which it differs,
-   and seeds, in full and for ``--quick``. Pilots choose learning rates.
-2. A point of the grid and a seed make a trial: a function of JSON options and input files.
-3. `fedone_sdk.evaluation.engine` runs the trials that have no record yet, in processes or on Ray,
-   and keeps every result as JSON.
-4. A report makes Markdown tables (`tables.table`), figures (`fedone_sdk.reports.figures`) and
-   sentences of the results, with exact intervals (`statistics`), and computes nothing else.
-5. `paper.yaml` holds what the paper prints, and every report shows it next to its own numbers.
+1. `studies.yaml` declares the methods and the studies (tables and figures). A study is a run, a
+   grid of changes to it, and seeds, in full and for ``--quick``. Pilots are runs that choose
+   learning rates.
+2. A trial is a run at one point of the grid with one seed: a function of JSON options and files.
+   `fedone_sdk.evaluation.engine` runs missing trials, and keeps their results as JSON.
+3. A report has Markdown tables (`tables.table`), figures (`fedone_sdk.reports.figures`), sentences
+   and exact intervals (`statistics`). It shows the paper's numbers (`paper.yaml`) next to its own.
 """
 
 from fedone_paper.settings import Settings, declared

@@ -1,4 +1,4 @@
-"""BBT's search: CMA-ES by the library `cmaes`, and the projection of its vectors."""
+"""BBT: CMA-ES with the library `cmaes`, and the projection of its vectors to soft prompts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedone_sdk.algorithms import stream, stream_seed
 if TYPE_CHECKING:
     from cmaes import CMA
 
-# Below the least step a float32 does not change, and a step of 0 could not be divided by. Above
-# the greatest step a draw could overflow.
+# A smaller step would not change a float32, and the code divides by the step. A larger step could
+# make a draw overflow.
 _SIGMA_MIN, _SIGMA_MAX = 1e-12, 1e12
 _EPS = 1e-8  # keeps the norm of a candidate at the mean above 0, as in `cmaes`
 
@@ -50,8 +50,8 @@ class CmaEs:
     ) -> NDArray[np.float64]:
         """Draw `count` points from N(mean, sigma^2 C), shape (count, d).
 
-        Uses the symmetric root of C. Eigenvectors differ between LAPACK builds in sign and, for
-        equal eigenvalues (all of them at first), in direction; the root does not.
+        Uses the symmetric root of C, which is the same in all LAPACK builds. Eigenvectors are not:
+        their sign may differ, and for equal eigenvalues (at first, all) also their direction.
         """
         basis, scales = self._library(mean)._eigen_decomposition()
         draws = rng.standard_normal((count, len(mean)))
@@ -68,15 +68,15 @@ class CmaEs:
     ) -> tuple[NDArray[np.float64], CmaEs]:
         """Return the mean and the state after a generation.
 
-        The step is the library's for a population of this size, except for the sum of the rank-mu
-        update. The library forms all I outer products at once, which takes 800 MB and two seconds
-        at I = 200 and d = 500. Here the library gets one point, the recombination of the better
-        half, and the sum is one matrix product.
+        The library computes the step, except for the sum of the rank-mu update. For this sum it
+        would form all I outer products at once: 800 MB and two seconds for I = 200 and d = 500.
+        Here the sum is one matrix product, and the library gets one point, the mean of the better
+        half.
 
         Args:
-            mean: m, shape (d,); may differ from the last one returned.
-            points: Shape (I, d), at least 2.
-            losses: Shape (I,). Ties rank in the order of the points, which are exchangeable.
+            mean: m, shape (d,). It may differ from the mean that the last call returned.
+            points: Shape (I, d); I is at least 2.
+            losses: Shape (I,). Points with equal losses are ranked in their order.
             reach: The mean stays in [-reach, reach]; the paths use the clipped step.
         """
         library = self._library(mean, population=len(points))
@@ -102,7 +102,7 @@ class CmaEs:
         return library._mean, result
 
     def _library(self, mean: NDArray[np.float64], population: int | None = None) -> CMA:
-        """Return the library's optimiser in this state; it has no public way to set it."""
+        """Return the library's optimiser in this state, set through private attributes."""
         from cmaes import CMA
 
         # With 2 or 3 points the better half is one point. The rate of the rank-mu update is then 0,
@@ -121,9 +121,9 @@ def bounded(vectors: ArrayLike, bound: float) -> NDArray[np.float32]:
 
     This is the boundary transform of Hansen's `cma` 3, which the authors of BBT used. It is the
     identity up to `bound - a`, then a parabola that reaches the bound at `bound + a` with slope 0,
-    then that curve mirrored; a = (1 + bound) / 20, or bound if that is less. CMA-ES searches the
-    numbers before the transform. Clipping would push them back from the bound at every step, and
-    the step size would grow without limit when the optimum is at the bound.
+    then the mirror image; a is the smaller of (1 + bound) / 20 and bound. CMA-ES searches the
+    numbers before the transform. With clipping, the step size would grow without limit if the
+    optimum is at the bound.
     """
     margin = reach(bound) - bound
     top = bound + margin
@@ -154,9 +154,9 @@ def projected(
         prompt_len: n.
         size: H, the width of the model's embeddings.
         scale: Standard deviation of the soft prompt's entries for z ~ N(0, I). With
-            std / sigma, a first draw of CMA-ES looks like embeddings of standard deviation std.
+            std / sigma, first draws of CMA-ES have the standard deviation std.
         bound: See `bounded`.
-        seed: Of the projection.
+        seed: Seed of A.
     """
     z = np.array(vector, dtype=np.float32)
     result: NDArray[np.float32] = _normals(seed, prompt_len * size, len(z)) @ bounded(z, bound)

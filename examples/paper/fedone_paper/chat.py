@@ -1,7 +1,7 @@
 """Trials that query a paid chat model over HTTP, each under its own hard cap.
 
-A trial keeps its account in a file, so that interrupted attempts count as well. A model that does
-not show a task's label words gives a result without a metric: a ``refused`` cell, not a failure.
+A trial stores its spending in a file, so that interrupted attempts count as well. If a model does
+not show a task's label words, the trial does not fail: its result is ``refused``, without a metric.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fedone_sdk.task import Bias, form_of
 
 
 def run_chat(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Tune a prompt in a federation, or take one without training, and measure it on dev rows.
+    """Measure a prompt on dev rows; the prompt is tuned in a federation, or given.
 
     Args:
-        options: ``run``, ``task``, ``dev_rows``, the cap ``usd``, and for one without training
-            ``prompt``: ``none``; ``biased``, which is none with a label bias that is fitted on the
+        options: ``run``, ``task``, ``dev_rows``, the cap ``usd``, and for a prompt without tuning
+            ``prompt``: ``none``; ``biased``, which is no prompt with a label bias, fitted on the
             first ``bias_rows`` rows of the clients in turn; or ``untrained``.
         workspace: Has the inputs ``train`` and ``dev``.
 
@@ -38,8 +38,8 @@ def run_chat(options: dict[str, Any], workspace: Workspace) -> Result:
         run.
 
     Raises:
-        BudgetExhausted: Reservations that were broken off have spent what is left.
-        FedOneError: The run could not go on, so that there is nothing to measure.
+        BudgetExhausted: Interrupted requests, which count as spent, have used up the cap.
+        FedOneError: The run failed, so there is no tuned prompt.
     """
     federation = _federation(options, workspace)
     return asyncio.run(_paid(options, workspace, federation))
@@ -52,7 +52,7 @@ async def _measured(options: dict[str, Any], federation: Federation, backend: LL
     elif kind == "untrained":
         prompt = untrained_prompt(federation)
     elif kind is None:
-        # Without dev rows: the run would measure no prompt and the untrained one again.
+        # Without dev rows, because the run would measure no prompt and the untrained one too.
         run = await simulate(replace(federation, dev=()), backend=backend)
         if run.status not in ("completed", "budget_exhausted"):
             raise FedOneError(f"the run ended as {run.status}: {run.reason}")
@@ -87,7 +87,7 @@ def _federation(options: dict[str, Any], workspace: Workspace) -> Federation:
 
 
 async def _paid(options: dict[str, Any], workspace: Workspace, federation: Federation) -> Result:
-    """Return a result with the trial's spending, also if the model hides the label words."""
+    """Return a result with the trial's cost, also if the model shows no label words."""
     refusals: list[LabelsNotShown] = []
 
     class Noted(Wrapper):
@@ -123,7 +123,7 @@ async def _predict(
 
 
 async def _bias(backend: LLMBackend, federation: Federation, num_rows: int) -> Bias:
-    """Return the label bias of no prompt that fits the first rows of all clients in turn."""
+    """Return the label bias of no prompt, fitted on the first rows of the clients in turn."""
     in_turn = (row for rows in zip_longest(*federation.shards) for row in rows if row is not None)
     rows = tuple(islice(in_turn, num_rows))
     found = await _predict(backend, replace(federation, dev=rows), "")

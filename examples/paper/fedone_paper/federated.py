@@ -1,4 +1,4 @@
-"""One federated tuning as a trial, with all clients in this process."""
+"""Trials that tune a prompt in a federation, with all clients in this process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _BACKEND: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
 
 CURVE_EXAMPLES = 256
-"""Dev rows of a point of a curve, by default."""
+"""Default number of dev rows on which each point of a curve is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +35,21 @@ class Tuning:
     """One tuning run; the defaults are the paper's.
 
     Attributes:
-        task: One of GLUE's.
-        method: As in a run: ``{"name": "gs-bdpl", "learning_rate": 3e-4}``.
-        seed: Of the run.
-        num_clients: K.
-        shots: Rows per class and client. Where the task has too few for disjoint shards, they are
-            drawn with replacement, and the result says so.
-        prompt_len: n.
-        vocab_size: N, PMI n-grams of the clients' text.
-        slots: Slots with candidates, in the place of positions.
-        rounds: T.
+        task: A task of GLUE.
+        method: ``method`` as in RUN.yaml: ``{"name": "gs-bdpl", "learning_rate": 3e-4}``.
+        num_clients: K, the number of clients.
+        shots: Rows per class and client. If the task has too few rows for disjoint shards, rows are
+            drawn with replacement, and the result has a note.
+        prompt_len: n, the number of positions.
+        vocab_size: N, the number of candidates: PMI n-grams of the clients' texts.
+        slots: Slots with candidates, used instead of positions.
+        rounds: T, the number of rounds.
         clients_per_round: K*.
-        every: Rounds between the points of the curve; 0 measures only the ends.
-        curve_examples: Dev rows of a point of the curve, always the same ones.
-        held_out: Every `held_out`-th training row is measured on in the place of the dev split,
-            and no client holds it; None measures on the dev split.
-        backend_kind: Who runs the model; see `Settings.backend`.
+        every: Rounds between points of the curve; 0 measures only before and after the run.
+        curve_examples: Number of dev rows per point of the curve; all points use the same rows.
+        held_out: Measure on every `held_out`-th training row, which no client then has; None
+            measures on the dev split.
+        backend_kind: The library that runs the model; see `Settings.backend`.
     """
 
     task: str
@@ -72,10 +71,10 @@ class Tuning:
 def run_trial(
     key: str, settings: Settings, tuning: Tuning, run: TrialFunction, **options: Any
 ) -> Trial:
-    """Return a trial on a federation's run, which is its option ``run`` next to `options`.
+    """Return a trial whose options are `options` and ``run``, the run of a federation.
 
     Raises:
-        SpecError: There is no data for the task, or no such run.
+        SpecError: There is no data for the task, or the run is not valid.
     """
     document = run_document(
         replace(tuning, task=settings.preset(tuning.task)), settings.backend(tuning.backend_kind)
@@ -92,14 +91,14 @@ def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
     """Run a federation to its end.
 
     Args:
-        options: ``run`` as in RUN.yaml (but for the paths, which are inputs) and ``held_out``.
-        workspace: Has the inputs ``model``, ``train`` and, where nothing is held out, ``dev``.
+        options: ``run`` as in RUN.yaml, but without paths, and ``held_out``.
+        workspace: Has the inputs ``model``, ``train`` and, without ``held_out``, ``dev``.
 
     Returns:
         ``metric`` (on the whole dev split: ``no_prompt``, ``before``, ``after``), the ``curve`` of
-        the deployable prompt against training queries (``round`` -1 is before the first one),
-        ``losses`` and ``queries_per_round``, what was spent, sent and found, and ``resumed``:
-        whether answers of an earlier attempt were at hand, so that times are too short.
+        the deployable prompt against training queries (``round`` -1 is before the first round),
+        ``losses``, ``queries_per_round``, the cost, and ``resumed``: whether answers of an earlier
+        attempt were used. The times are then too short.
     """
     resumed = _answers(workspace).exists()
     federation = tuning_federation(options, workspace)
@@ -121,7 +120,7 @@ def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
 
 
 def run_facts(federation: Federation, result: RunResult) -> Result:
-    """Return the fields that the results of all trials on a run have."""
+    """Return the fields that all trials with a run have in their results."""
     return {
         "seed": result.seed,
         "status": result.status,
@@ -139,9 +138,9 @@ def run_facts(federation: Federation, result: RunResult) -> Result:
 
 
 def start_of(curve: Sequence[Mapping[str, Any]], target: str) -> float:
-    """Return the untrained expected value that a target counts from; without one, the prompt's.
+    """Return the start of a target: the untrained expected value, if measured, else the prompt's.
 
-    The loss of one untrained prompt may be low by chance, and its target unreachable.
+    The loss of one untrained prompt may be low by chance. Its target could then be unreachable.
     """
     kind = target.rpartition("_")[2]
     found: float = curve[0].get(f"expected_{kind}", curve[0][f"prompt_{kind}"])
@@ -151,7 +150,7 @@ def start_of(curve: Sequence[Mapping[str, Any]], target: str) -> float:
 def note_reached(
     reached: dict[str, int | None], curve: Sequence[Mapping[str, Any]], gains: Mapping[str, float]
 ) -> bool:
-    """Note the targets that the last measurement reaches first; return whether all are reached."""
+    """Record which targets the last measurement newly reaches; return whether all are reached."""
     for name, gain in gains.items():
         change = curve[-1][name] - start_of(curve, name)
         if reached[name] is None and (change if name.endswith("metric") else -change) >= gain:
@@ -160,7 +159,7 @@ def note_reached(
 
 
 def tuning_federation(options: dict[str, Any], workspace: Workspace) -> Federation:
-    """Return the run of a trial with its data in place; arguments as for `run_tuning`."""
+    """Return the federation of a trial, with its data; arguments as for `run_tuning`."""
     run, held_out = options["run"], options.get("held_out")
     train, dev = workspace.inputs["train"], workspace.inputs.get("dev")
     if held_out is not None:
@@ -171,7 +170,7 @@ def tuning_federation(options: dict[str, Any], workspace: Workspace) -> Federati
 
 
 def untrained_prompt(federation: Federation) -> str:
-    """Return the deployable prompt before the first round, which the seed draws."""
+    """Return the deployable prompt before the first round; the seed determines it."""
     spec, vocabulary = federation.spec, federation.vocabulary
     method = method_from_spec(
         spec.method,
@@ -185,16 +184,16 @@ def untrained_prompt(federation: Federation) -> str:
 def trial_backend(
     document: dict[str, Any], workspace: Workspace, *, guard: BudgetGuard | None = None
 ) -> LLMBackend:
-    """Return the model of a trial, relative to the input ``model`` if that is a file or a folder.
+    """Return the backend of a trial; paths are relative to the input ``model``, if there is one.
 
-    A file keeps its answers for the next attempt at the trial.
+    The answers are stored in a file for the next attempt at the trial.
     """
     spec = _BACKEND.validate_python({**document, "cache": str(_answers(workspace))})
     return build_backend(spec, workspace.inputs.get("model", "."), guard=guard)
 
 
 def run_document(tuning: Tuning, backend: dict[str, Any]) -> dict[str, Any]:
-    """Return the run as RUN.yaml has it, without the paths, which are a trial's inputs."""
+    """Return the run as in RUN.yaml, without paths, because files are inputs of a trial."""
     vocabulary = {"kind": "pmi", "size": tuning.vocab_size}
     positions = {"length": tuning.prompt_len, "vocabulary": vocabulary}
     return {
@@ -204,7 +203,7 @@ def run_document(tuning: Tuning, backend: dict[str, Any]) -> dict[str, Any]:
         "prompt": {"slots": list(tuning.slots)} if tuning.slots else positions,
         "method": tuning.method,
         "participation": {"clients_per_round": tuning.clients_per_round},
-        "budget": None,  # its place in the identity of trials
+        "budget": None,  # present, because this document identifies trials
         "rounds": tuning.rounds,
         "evaluation": {"every": tuning.every, "examples": tuning.curve_examples},
         "backend": backend,
@@ -217,14 +216,14 @@ def _answers(workspace: Workspace) -> Path:
 
 
 def _split(train: Path, every: int, workspace: Workspace) -> tuple[Path, Path]:
-    """Separate every `every`-th row from the others."""
+    """Write every `every`-th row to one file, and the other rows to another."""
     lines = [line for line in train.read_text(encoding="utf-8").split("\n") if line.strip()]
     parts = {
         "train.jsonl": [line for number, line in enumerate(lines) if number % every],
         "held-out.jsonl": lines[::every],
     }
     for name, part in parts.items():
-        # Another attempt at the same trial may be reading it.
+        # Another attempt at the same trial may be reading the file.
         write_whole(workspace.file(name), "".join(f"{line}\n" for line in part))
     return workspace.file("train.jsonl"), workspace.file("held-out.jsonl")
 

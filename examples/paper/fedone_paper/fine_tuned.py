@@ -21,21 +21,21 @@ _WEIGHT_DECAY = 0.01
 _PATIENCE = 3
 """Consecutive epochs without a lower held-out loss after which training ends."""
 _HELD_OUT = 0.2
-"""The held-out share of the rows of each label; at least one row of each."""
+"""Share of each label's rows that are held out; at least one row per label."""
 
 
 def run_fine_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
     """Fine-tune on the rows of a federation's clients, and measure the result on dev.
 
     Args:
-        options: ``run``, whose method is not used; ``rates``, of which the one with the
-            lowest held-out loss is taken; and ``max_epochs``.
+        options: ``run`` (its method is not used); ``rates``: the learning rates, of which the rate
+            with the lowest held-out loss is used; and ``max_epochs``.
         workspace: Has the inputs ``model``, ``train`` and ``dev``.
     """
     began = time.monotonic()
     federation = tuning_federation(options, workspace)
     task, seed = federation.spec.task, federation.spec.seed
-    # Clients may share rows; here each counts once.
+    # Clients may share rows; here each row is used once.
     rows = list({id(row): row for shard in federation.shards for row in shard}.values())
     model = SoftModel(workspace.inputs["model"])
     tried = []
@@ -62,9 +62,9 @@ class FineTuned:
     """A model fine-tuned for a task.
 
     Attributes:
-        model: With the weights of the best epoch.
+        model: The model with the weights of the best epoch.
         held_out_losses: Mean loss on the held-out rows after each epoch, nats.
-        best_epoch: From 1.
+        best_epoch: Number of the best epoch, from 1.
     """
 
     model: SoftModel
@@ -82,10 +82,10 @@ def fine_tune(
 ) -> FineTuned:
     """Train a copy of the model by AdamW at a constant rate, with dropout and early stopping.
 
-    `seed` determines the held-out rows, the order of the others, and dropout.
+    `seed` determines the held-out rows, the order of the training rows, and dropout.
 
     Raises:
-        DataError: A label has one row only.
+        DataError: A label has only one row.
     """
     torch = import_module("torch")
     kept, held_out = _split(task, rows, seed)

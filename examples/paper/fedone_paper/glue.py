@@ -13,7 +13,8 @@ def glue_task(name: str, style: str = "roberta") -> TaskSpec:
 
     Args:
         name: A task of ``studies.yaml``, optionally with its style (``sst2/chat``).
-        style: ``roberta`` has a mask, ``causal`` is continued, ``chat`` is one user message.
+        style: ``roberta``: a template with a mask; ``causal``: a text that the model continues;
+            ``chat``: one user message.
     """
     name, _, suffix = name.partition("/")
     given = dict(declared()["glue"][name])

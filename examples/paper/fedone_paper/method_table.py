@@ -1,4 +1,4 @@
-"""table1 and table-fedavg: methods on the seven tasks, one and ten clients per round."""
+"""table1 and table-fedavg: methods on the seven tasks, with one and ten clients per round."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ HELD_OUT = 8
 """Learning rates are compared on every eighth training row."""
 
 _Cells = Mapping[str, Mapping[str, Sequence[Result]]]
-"""Results over seeds by the method and the task."""
+"""For each method and task, the results of all seeds."""
 
 
 class MethodTable(Study):
     """A table with one row per method and one column per task.
 
-    Learning rates are compared by the task's metric on training rows that the pilots' clients do
-    not hold. The dev split is only reported.
+    Learning rates are compared by the task's metric on training rows that no client of a pilot has.
+    The dev split is not used for this.
     """
 
     def grid(self, settings: Settings) -> dict[str, Sequence[Any]]:
-        """With the methods that the user wants and that can run here."""
+        """Return the grid, with the methods that the user wants and that can run here."""
         rows = [row.name for row in self._rows(settings) if missing(row, settings) is None]
         return {**super().grid(settings), "row": rows}
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int | None]:
-        """Return the seeds of a method; None where its result does not depend on it."""
+        """Return the seeds of a method; None if its result does not depend on a seed."""
         return range(settings.seeds) if METHODS[point["row"]].seeded else (None,)
 
     def key(self, point: Point) -> str:
@@ -65,7 +65,7 @@ class MethodTable(Study):
         return METHODS[point["row"]].rates if searched else ()
 
     def pilot(self, settings: Settings, key: str, point: Point) -> Trial:
-        """Return a run at K* = 1 for any K*: ten times the cost would buy little here."""
+        """Return a run with K* = 1, also for larger K*, because it costs less."""
         pilot = {**point, "held_out": HELD_OUT, "every": 0, "clients_per_round": 1}
         return replace(self.trial(settings, key, pilot), home="table1")
 
@@ -74,7 +74,7 @@ class MethodTable(Study):
         return (-pilots[0]["metric"]["after"],)
 
     def rate(self, settings: Settings, point: Point, results: Results) -> float | None:
-        """Return the learning rate that pilots chose; else the user's, or the method's first."""
+        """Return the rate that pilots chose; without pilots, the user's or the first rate."""
         rates = METHODS[point["row"]].rates
         if self.rates(settings, point) or not rates:
             return super().rate(settings, point, results)
@@ -125,12 +125,12 @@ class MethodTable(Study):
         return [row for row in rows if (row.usual if names is None else row.name in names)]
 
     def _title(self, row: Method) -> str:
-        # The default has slots; it is no method of the paper's framework.
+        # The SDK's default method has slots, and does not belong to the paper's framework.
         own = row.standing is None and not row.slots
         return f"{self.said['framework']}-{row.title}" if own else row.title
 
     def _cautions(self, titles: Mapping[str, str], cells: _Cells) -> list[str]:
-        """Return the notes on single cells."""
+        """Return notes on cells whose runs had problems."""
         each = [
             (f"{titles[name]} on {TASK_NAMES[task]}", TASK_NAMES[task], run)
             for name, row in cells.items()
@@ -190,12 +190,12 @@ def _costs(runs: Sequence[Result], part: str, name: str, scale: float = 1.0) -> 
 
 
 def _panel(titles: Mapping[str, str], cells: _Cells, task: str) -> Panel:
-    """Curves of methods that query, levels of the others."""
+    """Return a panel with curves of methods that query, and levels of other methods."""
     lines, levels, last = [], [], 1.0
     for place, (name, row) in enumerate(cells.items()):
         runs: Sequence[Result] = row[task]
         look: dict[str, Any] = {"label": titles[name], "color": f"C{place}"}
-        # Without the start, which is measured on other rows.
+        # Without the first point, which is measured on other rows.
         curves = [
             [(at["queries"], 100 * at["metric"]) for at in run["curve"] if at["round"] >= 0]
             for run in runs

@@ -23,19 +23,19 @@ class Method:
     """A method with its settings, in a federation or without one.
 
     Attributes:
-        name: In keys and JSON.
-        title: In tables; FedOne or FedAvg precedes that of a federated one.
-        paper: The paper's row in `paper.yaml`; None is that of its name, an empty one is none.
-        seeded: Whether its result depends on the seed; else it is run once.
-        kind: Who must run the model; None takes any.
+        name: Name in keys and JSON.
+        title: Name in tables; a federated method has FedOne or FedAvg before it.
+        paper: The method's row in `paper.yaml`; None: the row `name`; empty: no row.
+        seeded: Whether its result depends on the seed. If not, it is run once.
+        kind: The library that must run the model; None for any.
         usual: Whether it is run by default.
-        standing: How it is measured if it has no federation.
+        standing: How the prompt is measured if it is not tuned in a federation.
         method: The ``method`` of the run, without the learning rate.
-        rates: The learning rates to be searched; empty for methods without one.
+        rates: The learning rates to compare; empty for methods without a learning rate.
         samples: Whether the method draws prompts.
-        slots: The slots of its prompts; empty for positions.
-        gains: The targets of a run that ends at them, see `Probing`; the first one is the figure's.
-        cap: Training queries at which such a run is censored; whole rounds of every K*.
+        slots: The slots of its prompts; empty if prompts have positions.
+        gains: Targets at which a run ends (see `Probing`). The figure shows the first target.
+        cap: Training queries after which such a run is censored; whole rounds for every K*.
     """
 
     name: str
@@ -54,11 +54,11 @@ class Method:
 
     @property
     def soft(self) -> bool:
-        """Whether it tunes a soft prompt."""
+        """Whether the method tunes a soft prompt."""
         return self.method.get("name") in SOFT
 
     def tuning(self, **attributes: Any) -> Tuning:
-        """Return a run of it; `attributes` are those of `Tuning`."""
+        """Return a run of the method; `attributes` are attributes of `Tuning`."""
         own = {"backend_kind": self.kind, "slots": self.slots}
         return Tuning(**{**attributes, **own})
 
@@ -91,7 +91,7 @@ class Method:
 
 
 def missing(row: Method, settings: Settings) -> str | None:
-    """Why a method cannot run on this machine with this model; None if it can."""
+    """Return why a method cannot run on this machine with this model; None if it can."""
     if row.kind != "transformers":
         return None
     if not settings.has_weights:
@@ -103,10 +103,10 @@ def missing(row: Method, settings: Settings) -> str | None:
 
 
 def wanted(settings: Settings, known: Iterable[str]) -> tuple[str, ...] | None:
-    """Return the names in ``--set methods``; None if the user names none.
+    """Return the methods in ``--set methods``; None if the option is not given.
 
     Raises:
-        SpecError: One is not known.
+        SpecError: A method is not known.
     """
     if "methods" not in settings.options:
         return None
@@ -117,7 +117,7 @@ def wanted(settings: Settings, known: Iterable[str]) -> tuple[str, ...] | None:
 
 
 def method_of(study: str, name: str) -> Method:
-    """Return a method as a study has it: a variant, or the method of that name."""
+    """Return a study's variant of a method, or else the method with this name."""
     variant = dict(declared()["variants"].get(study, {}).get(name, {}))
     if not variant:
         return METHODS[name]
@@ -130,4 +130,4 @@ def method_of(study: str, name: str) -> Method:
 METHODS: Mapping[str, Method] = {
     name: Method(name=name, **said) for name, said in declared()["methods"].items()
 }
-"""By name: first those without a federation."""
+"""All methods by name; methods without a federation come first."""

@@ -1,4 +1,7 @@
-"""table-queries: LLM queries to a target for several K*, every repeat shown."""
+"""table-queries: the queries that runs with several K* need to reach a target, for each seed.
+
+A repeat is a run with one seed. It is censored if it does not reach the target under the cap.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from fedone_sdk.reports import Line, Panel, svg_of
 from fedone_sdk.spec import GradientSpec
 
 TRIM = 0.1
-"""Share of the repeats that the trimmed mean leaves out at each end."""
+"""Share of the repeats that the trimmed mean omits at each end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +34,11 @@ class Repeats:
     """Queries to targets for several K*, over repeats.
 
     Attributes:
-        label: Their name in reports.
-        cap: Training queries at which a repeat is censored.
-        runs: Results by K* and seed; ``reached`` has the queries to each target, None for never.
-        learning_rates: By K*; empty for methods without a learning rate.
-        gains: The targets; the first one is the figure's.
+        label: Name in reports.
+        cap: Training queries after which a repeat is censored.
+        runs: Results by K* and seed; ``reached`` has the queries to each target, or None.
+        learning_rates: Learning rates by K*; empty for methods without a learning rate.
+        gains: The targets. The figure shows the first target.
         paper: The paper's means by K*.
     """
 
@@ -48,7 +51,7 @@ class Repeats:
 
     @property
     def target(self) -> str:
-        """The name of the figure's target."""
+        """The name of the target in the figure."""
         return next(iter(self.gains))
 
     @property
@@ -61,24 +64,24 @@ class Repeats:
         return f"learning rate {rates[0]:g} at every K*" if rates else "the same sigma at every K*"
 
     def queries(self, clients: int, target: str) -> dict[int, float]:
-        """Return the queries to a target by seed; infinite where a repeat did not reach it."""
+        """Return the queries to a target by seed; infinite for a censored repeat."""
         return {
             seed: math.inf if (found := run["reached"][target]) is None else float(found)
             for seed, run in self.runs[clients].items()
         }
 
     def median(self, clients: int, target: str) -> Median:
-        """Return the median over the repeats, the censored ones infinite."""
+        """Return the median over the repeats; a censored repeat counts as infinite."""
         return median_interval(list(self.queries(clients, target).values()))
 
     def median_text(self, target: str, clients: int, _: object = None) -> str:
-        """Return the median, and how many repeats did not reach the target, as a cell."""
+        """Return a cell with the median and the number of censored repeats."""
         found = list(self.queries(clients, target).values())
         text, missed = queries_text(median_interval(found).value, self.cap), found.count(math.inf)
         return f"{text} ({missed} of {len(found)} never)" if missed else text
 
     def verdict(self, target: str) -> str:
-        """Whether one client per round needs the fewest queries to a target, in a sentence."""
+        """Return a sentence: whether one client per round needs the fewest queries to a target."""
         others, texts = [clients for clients in self.runs if clients != 1], declared()["verdicts"]
         if 1 not in self.runs or not others:
             return str(texts["none"])
@@ -111,10 +114,10 @@ class Repeats:
         return "\n".join([f"## {self.label}\n", *(self._section(target) for target in self.gains)])
 
     def panels(self) -> tuple[Panel, Panel]:
-        """Return the queries to the target over K*, and the curves that led there.
+        """Return a panel of the queries to the target over K*, and a panel of curves.
 
-        The first one has medians with their intervals and a dot per repeat, censored ones at the
-        top edge. The second one has the mean loss of the repeats over their queries.
+        The first panel has medians with intervals, and a dot per repeat; dots of censored repeats
+        are at the top. The second panel has the mean loss of the repeats over training queries.
         """
         target, top = self.target, self.cap * 1.15
         dots, curves = [], []
@@ -151,7 +154,7 @@ class Repeats:
             return [found for _, found in sorted(self.queries(clients, target).items())]
 
         def prompts(runs: Mapping[int, Result], place: int) -> str:
-            """Return the metric of the deployable prompt at a place of every curve."""
+            """Return the deployable prompt's metric at this index of every curve."""
             return mean_sd_text(run["curve"][place]["prompt_metric"] for run in runs.values())
 
         columns: dict[str, Column] = {
@@ -181,14 +184,14 @@ class Repeats:
 
 
 class TableQueries(Study):
-    """Queries to a target that pilots chose, for K* clients per round.
+    """Queries to a target for K* clients per round; pilots chose the learning rates.
 
-    `Settings.options`: ``methods`` (variants in `studies.yaml`, joined by commas; gs-bdpl and bdpl
-    without it) and ``clients`` (the values of K*, joined by commas).
+    `Settings.options`: ``methods`` (variants in `studies.yaml`, separated by commas; default:
+    gs-bdpl and bdpl) and ``clients`` (values of K*, separated by commas).
     """
 
     def grid(self, settings: Settings) -> dict[str, Sequence[Any]]:
-        """With the contenders and the K* that the user wants.
+        """Return the grid: the methods (contenders) and values of K* that the user wants.
 
         Raises:
             SpecError: A contender is not known or cannot be run here, or a K* is not positive.
@@ -197,7 +200,7 @@ class TableQueries(Study):
         if (text := settings.options.get("clients")) is not None:
             values = text.split(",")
             if not all(value.isdecimal() and int(value) for value in values):
-                raise ArgumentError(f"--set clients: {text!r} is no list of positive whole numbers")
+                raise ArgumentError(f"--set clients: {text!r} is not a list of positive integers")
             grid["clients_per_round"] = tuple(dict.fromkeys(map(int, values)))
         names = wanted(settings, declared()["variants"]["table-queries"])
         for name in names or ():
@@ -218,15 +221,15 @@ class TableQueries(Study):
             rounds=contender.cap // (clients * per_client),
         )
         probing = Probing(**run["probing"], gains=contender.gains)
-        # figure-theory has the same trials.
+        # figure-theory uses the same trials.
         return replace(target_trial(key, settings, tuning, probing), home="table-queries")
 
     def rates(self, settings: Settings, point: Point) -> Sequence[float]:
-        """Return the learning rates of a contender that has several."""
+        """Return a contender's learning rates if there are several."""
         return self.contender(settings, point["contender"]).rates
 
     def loss(self, settings: Settings, point: Point, pilots: Sequence[Result]) -> tuple[float, ...]:
-        """Return the mean queries of the pilots, and their mean loss at the end to break ties."""
+        """Return the pilots' mean queries; for ties, also their mean final loss."""
         contender = self.contender(settings, point["contender"])
         target = next(iter(contender.gains))
         queries = [run["reached"][target] or contender.cap for run in pilots]
@@ -240,7 +243,7 @@ class TableQueries(Study):
         return contender.method.get("learning_rate")
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """Return the table, every repeat, K*=1 against the others, and the curves."""
+        """Return the table with every repeat, comparisons of K*=1 with other K*, and the curves."""
         found, run = self.repeats(settings, results).values(), self.run(settings)
         above, below = zip(*(repeats.panels() for repeats in found), strict=True)
         rules = self.text(
@@ -258,7 +261,7 @@ class TableQueries(Study):
         )
 
     def repeats(self, settings: Settings, results: Results) -> dict[str, Repeats]:
-        """Return the repeats by contender, without contenders that have none."""
+        """Return the repeats by contender; contenders without repeats are omitted."""
         grid, found, paper = self.grid(settings), {}, printed("table-queries")
         column = paper["columns"].index("queries")
         for name in grid["contender"]:
@@ -287,7 +290,7 @@ class TableQueries(Study):
 
 
 def queries_text(queries: float, cap: int) -> str:
-    """Format a number of queries; an infinite one is more than the cap."""
+    """Format a number of queries; infinity is shown as more than the cap."""
     return f"{queries:,.0f}" if math.isfinite(queries) else f"> {cap:,}"
 
 
@@ -301,14 +304,14 @@ def interval_text(median: Median, cap: int) -> str:
 
 
 def trimmed_text(queries: Sequence[float], cap: int) -> str:
-    """Format the mean without the extremes; with censored repeats in it, it is a lower bound."""
+    """Format the trimmed mean; if it contains censored repeats, it is a lower bound."""
     mean = trim_mean([min(value, cap) for value in queries], TRIM)
     kept = len(queries) - int(TRIM * len(queries))
     return "at least " * math.isinf(sorted(queries)[kept - 1]) + f"{mean:,.1f}"
 
 
 def _decided(found: Comparison) -> int:
-    """Return 1 if the sign test shows that K*=1 needs fewer, -1 for more, else 0."""
+    """Return the sign test's result: 1 if K*=1 needs fewer queries, -1 if more, else 0."""
     if found.p_value >= 0.05:
         return 0
     return 1 if found.fewer > found.more else -1

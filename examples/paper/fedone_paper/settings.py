@@ -1,4 +1,4 @@
-"""The settings of a study, and what its files declare."""
+"""The settings of a study, and the files with its declarations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedone_sdk.evaluation.engine import write_whole
 
 @cache
 def declared(name: str = "studies") -> Mapping[str, Any]:
-    """Return what `studies.yaml`, or another file of this package, says."""
+    """Return the contents of `studies.yaml`, or of another YAML file of this package."""
     import yaml
 
     text = (files("fedone_paper") / f"{name}.yaml").read_text(encoding="utf-8")
@@ -33,19 +33,17 @@ class Settings:
     """The options of the command that studies use.
 
     Attributes:
-        model: Folder of the model, of onnxruntime or of the transformers library, or a GGUF file;
-            None is the model that comes with the SDK.
-        data: Folder that has TASK/train.jsonl and TASK/dev.jsonl for GLUE's tasks, or what else
-            the study takes.
-        seeds: Repeats; the seeds are 0, 1, ...
-        quick: Whether a small version is run that shows that everything works, and no more.
-        tasks: GLUE tasks to run instead of the study's own; None takes those.
+        model: Folder of a model for onnxruntime or the transformers library, or a GGUF file; None
+            for the model in the SDK.
+        data: Folder with TASK/train.jsonl and TASK/dev.jsonl for GLUE, or the study's other data.
+        seeds: Number of seeds; the seeds are 0, 1, ...
+        quick: Whether to run a small version, which only tests the installation.
+        tasks: GLUE tasks to run instead of the study's tasks; None for the study's tasks.
         options: Settings that only some studies have (`Study.options`), as text.
-        cap_queries: Training queries of the whole study, where it pays for them.
-        cap_usd: Money of the whole study, US dollars.
-        backend_file: YAML file of the model that a study pays for, with the keys of ``backend`` in
-            a run.
-        only_report: Whether existing results are reported, and no trial is run.
+        cap_queries: Cap on training queries of a whole study with a paid model.
+        cap_usd: Cap on the cost of the whole study, US dollars.
+        backend_file: YAML file of a paid model, with the keys of ``backend`` in RUN.yaml.
+        only_report: Whether to report existing results without running trials.
     """
 
     model: Path | None = None
@@ -61,44 +59,44 @@ class Settings:
 
     @property
     def model_folder(self) -> Path:
-        """The model's folder, also where it is the SDK's own."""
+        """The model's folder; without `model`, the folder of the SDK's model."""
         return assets.path("roberta_mini") if self.model is None else self.model
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the model is a causal one that llama.cpp runs."""
+        """Whether the model is a causal model for llama.cpp."""
         return self.model is not None and self.model.suffix == ".gguf"
 
     @property
     def is_onnx(self) -> bool:
-        """Whether the model is run by onnxruntime, else by the transformers library."""
+        """Whether onnxruntime runs the model; if not, the transformers library does."""
         return any(self.model_folder.glob("*.onnx"))
 
     @property
     def has_weights(self) -> bool:
-        """Whether the folder holds what the transformers library loads."""
+        """Whether the folder has the files that the transformers library loads."""
         folder = self.model_folder
         weights = any(any(folder.glob(kind)) for kind in WEIGHTS)
         return (folder / "config.json").is_file() and weights
 
     def preset(self, task: str) -> str:
-        """Return the built-in task in the form that the model reads: with a mask, or continued."""
+        """Return the built-in task for the model: with a mask, or with a text to continue."""
         return f"{task}/causal" if self.is_gguf else task
 
     def backend(self, kind: Literal["onnx", "transformers"] | None = None) -> dict[str, Any]:
-        """Return the model as a run describes it, relative to its folder (input ``model``).
+        """Return ``backend`` of a run with this model; paths are relative to the model's folder.
 
         Args:
-            kind: Who runs it; None takes onnxruntime where the folder is made for it. Soft
-                prompts need ``transformers``.
+            kind: The library that runs the model; None prefers onnxruntime if the folder has its
+                files. Soft prompts need ``transformers``.
 
         Raises:
-            SpecError: The folder holds no model.
+            SpecError: The folder has no model.
         """
         if self.is_gguf:
             return {"kind": "llama_cpp", "model": ".", "threads": 1}
         if kind == "onnx" or (kind is None and self.is_onnx):
-            # One thread: the trials themselves run side by side.
+            # One thread, because trials run in parallel.
             return {"kind": "onnx", "model": ".", "threads": 1}
         if not self.has_weights:
             raise ArgumentError(
@@ -108,7 +106,7 @@ class Settings:
         return {"kind": "transformers", "model": "."}
 
     def inputs(self, task: str) -> dict[str, Path]:
-        """Return what a trial on a GLUE task reads: ``train``, ``dev`` and ``model``.
+        """Return the input files of a trial on a GLUE task: ``train``, ``dev`` and ``model``.
 
         Raises:
             SpecError: There is no data for the task.
@@ -126,25 +124,25 @@ class Settings:
 
 
 def fetch_model(name: str) -> Path:
-    """Return a folder or file; of a model of the Hugging Face hub its folder in the cache.
+    """Return a model's path: `name`, or the cache folder of a model on the Hugging Face hub.
 
     Raises:
-        SpecError: The hub does not give the model.
+        SpecError: The model cannot be downloaded.
     """
     path = Path(name)
     if path.exists() or path.is_absolute() or name.count("/") != 1:
         return path
     found, hub = find_checkpoint(name), import_module("huggingface_hub")
-    # Into the folder of the small files.
+    # The weights go into the folder of the small files.
     hub.snapshot_download(name, revision=found.commit, allow_patterns=["*.safetensors"])
     return found.folder
 
 
 def fetch_data(source: str, tasks: Iterable[str], folder: Path) -> Path:
-    """Return a folder of data; the rows of ``hf:glue`` are written to `folder` first.
+    """Return a data folder; for ``hf:glue``, first write its rows to `folder`.
 
     Raises:
-        DataError: The hub does not give the rows.
+        DataError: The rows cannot be downloaded.
         MissingExtraError: The package `datasets` is not installed.
     """
     if not source.startswith("hf:"):

@@ -1,4 +1,4 @@
-"""A masked model of the RoBERTa family in this process, with vectors in the prompt's place."""
+"""A masked model of the RoBERTa family, with a soft prompt: vectors in place of a text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedone_sdk.metrics import evaluate
 from fedone_sdk.task import Example, Part, Rendered, TaskSpec, render, target_of
 
 Kind = Literal["embeddings", "key_values"]
-"""Where vectors act: in the prompt's place, or as keys and values before the input in all layers.
+"""Where vectors act: in the prompt's place, or in all layers as keys and values before the input.
 """
 
 
@@ -26,8 +26,8 @@ class Soft(NamedTuple):
 
     Attributes:
         kind: Where the vectors act.
-        values: Float32, shape (n, H), or (P, n, H) for P prompts; for ``key_values`` (2 L n, H):
-            the n keys of layer l are the rows from 2 l n on, followed by its n values.
+        values: Float32, shape (n, H), or (P, n, H) for P prompts. For ``key_values`` the shape is
+            (2 L n, H): the rows from 2 l n on are the n keys of layer l, then its n values.
     """
 
     kind: Kind
@@ -44,12 +44,12 @@ class Measured(NamedTuple):
 class SoftModel:
     """The model and its tokeniser, in float32.
 
-    Log-probabilities are over the whole vocabulary. The text fields of an input that is too long
-    are truncated; keys and values count to its length.
+    Log-probabilities are over the whole vocabulary. If an input with its keys and values is too
+    long, its text fields are truncated.
 
     Attributes:
         fingerprint: ``transformers:<name>:<version>:float32``.
-        module: The torch module, in evaluation mode and without gradients of its weights.
+        module: The torch module, in evaluation mode; its weights need no gradients.
 
     Args:
         folder: The model's folder.
@@ -83,7 +83,7 @@ class SoftModel:
 
     @property
     def num_layers(self) -> int:
-        """L."""
+        """L, the number of layers."""
         return int(self.module.config.num_hidden_layers)
 
     def log_probs(
@@ -91,7 +91,7 @@ class SoftModel:
     ) -> Any:
         """Return the label words' log-probabilities with their gradients, shape (B, C), nats.
 
-        Of P prompts it is (P B, C), the rows of the first prompt first.
+        For P prompts the shape is (P B, C): first all rows of the first prompt.
         """
         torch, module = self._torch, self.module
         length = 0 if soft is None else self._length(soft)
@@ -107,7 +107,7 @@ class SoftModel:
         mask = torch.tensor(seen, device=module.device).long()
         arguments = self._arguments(ids, mask, soft, encoder.pad_id)
         hidden = module.base_model(**arguments)[0]
-        # The head is expensive: only the masks pass through it.
+        # The head is expensive, so it is applied only to the masks.
         masks = [cloze.mask_index for cloze in clozes]
         logits = module.lm_head(hidden[list(range(len(masks))), masks]).float()
         labels = [token for (token,) in encoder.label_ids(task.label_words)]
@@ -125,7 +125,7 @@ class SoftModel:
     def measure(
         self, task: TaskSpec, examples: Sequence[Example], batch_size: int, soft: Soft | None = None
     ) -> Measured:
-        """Return the mean loss and the metric of a prompt; None is no prompt."""
+        """Return the mean loss and the metric of a prompt; None means no prompt."""
         rows: list[tuple[float, ...]] = []
         with self._torch.inference_mode():
             for begin in range(0, len(examples), batch_size):
@@ -155,7 +155,7 @@ class SoftModel:
         values, length = soft.values.to(self.module.device), self._length(soft)
         if soft.kind == "embeddings":
             embedded = self.module.get_input_embeddings()(ids)
-            # A pad inside an input holds the place of a vector.
+            # A pad token inside an input is the placeholder of a vector.
             places = ((ids == pad_id) & mask.bool()).unsqueeze(-1)
             each = values.view(-1, length, values.shape[-1])
             each = each.repeat_interleave(len(ids) // len(each), 0)
@@ -180,7 +180,7 @@ class SoftModel:
 
 
 def _placed(parts: Rendered, length: int) -> Rendered:
-    """Return an input with `length` pads in the place of its prompt."""
+    """Return an input with `length` pad tokens in place of its prompt."""
     found: list[Part] = []
     for part in parts:
         found += [Part("special", "<pad>")] * length if length and part.kind == "prompt" else [part]

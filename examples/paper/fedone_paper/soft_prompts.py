@@ -1,6 +1,6 @@
 """Federated tuning of soft prompts in one process: BBT, prompt tuning and P-tuning v2.
 
-A round draws its clients, mini-batches and prompts by the streams of a served run.
+Clients, mini-batches and prompts are drawn with the random streams of a served run.
 """
 
 from __future__ import annotations
@@ -42,12 +42,10 @@ class BBT:
     """Black-box tuning of a soft prompt by CMA-ES (Sun et al., ICML 2022).
 
     Alpha is the mean of CMA-ES, one row of d numbers, which the server averages. Each client keeps
-    the rest of its search. A model scores the projection of the bounded numbers.
+    the rest of its CMA-ES state. The model scores the projections of bounded numbers.
 
     Attributes:
-        model: The model.
-        task: The task.
-        prompt_len: n.
+        prompt_len: n, the number of positions.
         num_samples: I, the population.
         intrinsic_dim: d.
         sigma: The first step size.
@@ -105,15 +103,15 @@ class BBT:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A soft prompt that clients train by AdamW with frozen weights, and the server averages.
+    """A soft prompt for a frozen model. Clients train it with AdamW; the server averages.
 
     AdamW's state is reset at each visit. Training has no dropout.
 
     Attributes:
         kind: ``embeddings`` for prompt tuning (Lester et al. 2021), ``key_values`` for P-tuning v2
             (Liu et al. 2022), without reparameterisation.
-        seed: Of the first values.
-        init_std: Their standard deviation.
+        seed: Seed of the initial values.
+        init_std: Standard deviation of the initial values.
     """
 
     model: SoftModel
@@ -168,7 +166,7 @@ class Round(NamedTuple):
 def rounds(
     method: Method, shards: Sequence[Sequence[Example]], clients_per_round: int, seed: int
 ) -> Iterator[Round]:
-    """Yield the rounds of FedOne (K* = 1) or FedAvg without end."""
+    """Yield rounds of FedOne (K* = 1) or FedAvg, endlessly."""
     alpha, held = method.init(), {client: len(rows) for client, rows in enumerate(shards)}
     number = 0
     while True:

@@ -1,4 +1,4 @@
-"""Trials of soft prompts: a federation in one process, its measurements and its counts."""
+"""Trials that tune soft prompts: their federation, its measurements and its counts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SOFT = ("bbt", *_KINDS)
 def soft_trial(
     key: str, settings: Settings, tuning: Tuning, run: TrialFunction | None = None, **options: Any
 ) -> Trial:
-    """Return the trial of a run whose method is one of `SOFT`; errors as of `run_trial`.
+    """Return the trial of a run whose method is one of `SOFT`; raises like `run_trial`.
 
-    The run's data, seed and rounds are those of a run of words; the method is the option ``soft``.
+    Data, seed and rounds are as for a prompt of words; the option ``soft`` is the method.
     """
     soft, plain = dict(tuning.method), {"name": "gs-bdpl"}
     if "batch_size" in soft:
@@ -43,8 +43,8 @@ def run_soft(options: dict[str, Any], workspace: Workspace) -> Result:
     """Tune a soft prompt, and measure it as `run_tuning` measures a prompt of words.
 
     Returns:
-        The fields of `run_tuning` that the tables use. ``communication`` are the bytes of alpha,
-        and ``wall_s`` the seconds of the rounds alone.
+        The fields of `run_tuning` that the tables use. ``communication`` has the bytes of alpha,
+        and ``wall_s`` the seconds of the rounds, without measurements.
     """
     tuned = _Tuned(options, workspace)
     task, dev, evaluation = tuned.task, tuned.federation.dev, tuned.federation.spec.evaluation
@@ -74,7 +74,7 @@ def run_soft(options: dict[str, Any], workspace: Workspace) -> Result:
 
 
 def run_soft_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Tune a soft prompt until the deployable prompt reaches the targets; see `run_to_target`."""
+    """Tune a soft prompt until the deployable prompt reaches its targets (`run_to_target`)."""
     tuned, probing = _Tuned(options, workspace), options["probing"]
     spec, method = tuned.federation.spec, tuned.method
     drawn = tuned.drawn("probe-prompt-rows", probing["prompt_rows"])
@@ -101,7 +101,7 @@ def run_soft_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
 
 
 class _Tuned:
-    """A federation that tunes a soft prompt, and the account of its rounds."""
+    """A federation that tunes a soft prompt, and the history of its rounds."""
 
     def __init__(self, options: dict[str, Any], workspace: Workspace) -> None:
         self.federation = tuning_federation(options, workspace)
@@ -142,7 +142,7 @@ class _Tuned:
             began = time.monotonic()
 
     def measure(self, alpha: Alpha | None, rows: Sequence[Example], batch_size: int) -> Measured:
-        """Measure the soft prompt of an alpha; None is no prompt."""
+        """Measure the soft prompt of an alpha; None means no prompt."""
         soft = None if alpha is None else self.method.soft(alpha)
         return self.model.measure(self.task, rows, batch_size, soft)
 
@@ -168,7 +168,7 @@ class _Tuned:
 
 
 def count_soft(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Count the visits, the numbers of alpha and the queries of a run, which its shapes determine.
+    """Count the visits, the size of alpha and the queries of a run, from its shapes.
 
     Args:
         options: ``method``, ``prompt_len``, ``hidden_size``, ``num_layers``, ``rounds`` and

@@ -1,4 +1,4 @@
-"""Rows without tuning: no prompt, a manual one, an untrained one, demonstrations."""
+"""Prompts without tuning: no prompt, a manual or untrained prompt, or demonstrations."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 _BATCH_SIZE = 32
 _TRIED = 500
-"""Training rows that are tried as demonstrations, in the order of the draw."""
+"""Number of drawn training rows that are tried as demonstrations."""
 _MOST_DEMONSTRATIONS = 32
 _WHOLE_SHARE = 0.9
-"""So many of the dev inputs must keep their whole text next to the demonstrations."""
+"""Share of the dev inputs that the demonstrations must not truncate."""
 
 
 def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Measure a prompt that is not tuned on the dev split.
+    """Measure, on the dev split, a prompt that is not tuned.
 
     Args:
-        options: ``run``, of whose federation the task, the dev rows and the seed are used, and
-            ``standing``: ``demonstrations`` puts as many solved training rows as fit the model
-            before each input, drawn by the seed; ``untrained`` takes the deployable prompt of the
-            untrained state; others take ``prompt``.
+        options: ``run``, of which the task, the dev rows and the seed are used; and ``standing``:
+            with ``demonstrations``, as many solved training rows as fit are put before each input
+            (drawn with the seed); ``untrained`` is the deployable prompt of the untrained state;
+            other values use the option ``prompt``.
         workspace: Has the inputs ``model``, ``train`` and ``dev``.
     """
     return asyncio.run(_measured(options, workspace))
@@ -66,9 +66,9 @@ async def _measured(options: dict[str, Any], workspace: Workspace) -> Result:
 async def _demonstrations(
     backend: LLMBackend, task: TaskSpec, drawn: Sequence[Example], dev: Sequence[Example]
 ) -> list[Example]:
-    """Rows, of each class in turn, that fit next to most of the dev inputs.
+    """Return rows, of each class in turn, that fit next to most of the dev inputs.
 
-    A row that is too long is passed over for the next one of its class.
+    In place of a row that is too long, the next row of its class is used.
     """
     lengths = sorted([await _length(backend, task, "", example) for example in dev])
     longest = lengths[min(int(_WHOLE_SHARE * len(lengths)), len(lengths) - 1)]
@@ -101,20 +101,20 @@ def _text(task: TaskSpec, examples: Sequence[Example]) -> str:
         texts = [word if part.kind == "mask" else part.text for part in parts]
         if all(part.kind != "mask" for part in parts):
             texts.append(word)
-        # A label word brings its leading space along, which may stand behind another one.
+        # Split, because a label word begins with a space, and may follow another space.
         words += "".join(texts).split()
     return " ".join(words)
 
 
 async def _tokens(backend: LLMBackend, task: TaskSpec, text: str) -> int:
-    """Return the tokens of a text within the template, at most as many as the model takes."""
-    # In the place of a field: what is too long is then cut, as a prompt would not be.
+    """Return the number of tokens of a text in the template, at most the model's maximum."""
+    # The text replaces a field, because long fields are truncated, but long prompts are not.
     empty: dict[str, str] = dict.fromkeys(task.fields, "")
     filled = {**empty, task.fields[0]: text}
     return await _length(backend, task, "", filled) - await _length(backend, task, "", empty)
 
 
 async def _length(backend: LLMBackend, task: TaskSpec, prompt: str, example: Example) -> int:
-    """Return the tokens of one input, at most as many as the model takes."""
+    """Return the number of tokens of one input, at most the model's maximum."""
     quoted = await backend.quote(query_for(task, prompt, [example], backend=backend))
     return quoted.prompt_tokens

@@ -10,13 +10,13 @@ from scipy.stats import binomtest, quantile_test
 
 
 class Median(NamedTuple):
-    """The median of repeats, and an interval for the true one.
+    """The median of repeats, with an interval for the true median.
 
     Attributes:
-        value: The lower median; infinite if fewer than half of the repeats end. With one censoring
-            point for all it is the Kaplan-Meier median.
-        low: Lower end of the 95 % interval; 0 with too few repeats for one.
-        high: Its upper end; infinite where the data does not bound it.
+        value: The lower median; infinite if fewer than half of the repeats reach the target. If all
+            repeats have the same cap, it is the Kaplan-Meier median.
+        low: Lower end of the 95 % interval; 0 if there are too few repeats.
+        high: Upper end of the interval; infinite if the data does not bound it.
     """
 
     value: float
@@ -29,9 +29,9 @@ class Ratio(NamedTuple):
 
     Attributes:
         least: Lower bound of the median.
-        most: Its upper bound; infinite if censored numbers allow any.
-        low: Lower end of its interval.
-        high: Upper end.
+        most: Upper bound of the median; infinite if censored numbers allow any value.
+        low: Lower end of the median's interval.
+        high: Upper end of the interval.
     """
 
     least: float
@@ -44,10 +44,10 @@ class Comparison(NamedTuple):
     """Repeats of two settings, paired by their seeds.
 
     Attributes:
-        fewer: Pairs of which the first needed less.
-        more: Pairs of which it needed more.
-        ties: Pairs with equal numbers, or both censored.
-        p_value: Two-sided exact sign test.
+        fewer: Number of pairs whose first repeat needed fewer queries.
+        more: Number of pairs whose first repeat needed more queries.
+        ties: Number of pairs with equal numbers, or with two censored repeats.
+        p_value: P-value of the two-sided exact sign test.
         ratio: Median over the pairs of second / first; a censored number is at least the cap.
     """
 
@@ -64,14 +64,14 @@ def median_interval(values: Sequence[float]) -> Median:
     The interval covers the true median with at least 95 % for any distribution.
 
     Args:
-        values: One per repeat; infinite where it was censored.
+        values: One number per repeat; infinite if the repeat was censored.
 
     Raises:
         ValueError: There are no values, or one is not a number.
     """
     ordered = sorted(map(float, values))
     if not ordered or any(map(math.isnan, ordered)):
-        raise ValueError("repeats must be numbers, at least one of them")
+        raise ValueError("there must be at least one repeat, and all repeats must be numbers")
     ends = quantile_test(ordered, p=0.5).confidence_interval(0.95)
     return Median(
         value=ordered[(len(ordered) - 1) // 2],
@@ -86,9 +86,9 @@ def compared(
     """Compare two settings whose repeats had the same seeds.
 
     Args:
-        first: One number per seed; infinite where it was censored.
-        second: Of the same seeds.
-        cap: What censored numbers are at least.
+        first: One number per seed; infinite if the repeat was censored.
+        second: The other setting's numbers, for the same seeds.
+        cap: Lower bound of censored numbers.
 
     Raises:
         ValueError: The lengths differ, or a value is not a number.
@@ -105,5 +105,5 @@ def compared(
 
 
 def _ratio(a: float, b: float) -> float:
-    """Return the quotient b / a, where both may be 0: a target that was met at the start."""
+    """Return b / a. A number is 0 if a target was already reached at the start."""
     return b / a if a else 1.0 if b == 0.0 else math.inf

@@ -29,10 +29,10 @@ from fedone_sdk.evaluation.engine import (
 )
 
 Results = Mapping[str, Result]
-"""Results by the keys of their trials. One that failed is absent."""
+"""Results by the keys of their trials; failed trials are absent."""
 
 Point = Mapping[str, Any]
-"""A value on each axis; for a trial also its ``seed`` and its learning ``rate`` (None: none)."""
+"""A value on each axis. For a trial it also has ``seed`` and the learning ``rate``, or None."""
 
 Runs = Mapping[Any, Mapping[Any, Result]]
 """Results by a value on the last axis, and by seed."""
@@ -42,7 +42,7 @@ def find_study(name: str) -> Study:
     """Return a study by its name.
 
     Raises:
-        SpecError: There is none of that name.
+        SpecError: There is no study with this name.
     """
     studies = declared()["studies"]
     if name not in studies:
@@ -54,7 +54,7 @@ def find_study(name: str) -> Study:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A study's results for readers.
+    """The report of a study.
 
     Attributes:
         markdown: Tables and sentences, without a title. A figure is shown by
@@ -67,9 +67,9 @@ class Report:
 
 
 class Finished(NamedTuple):
-    """A finished study: its report, the written files, and why trials failed, by their keys.
+    """A finished study: its report, the written files, and the errors of failed trials by key.
 
-    Without any result there is no report.
+    If there are no results, there is no report.
     """
 
     report: Report | None
@@ -90,16 +90,16 @@ def run_study(
     """Run the missing trials of a study, and write its report.
 
     Args:
-        study: What to run.
-        settings: What the user asked for.
-        out: The results go to a folder of the study's name in it.
-        workers: Trials at once; see `Session`.
-        ray: Address of the Ray cluster that runs them, ``local`` starts one; None uses processes.
-        command: The command in the report that makes it again.
+        study: The study.
+        settings: The user's settings.
+        out: Folder in which a folder with the study's name gets the results.
+        workers: Number of parallel trials; see `Session`.
+        ray: Address of the Ray cluster for the trials; ``local`` starts one; None uses processes.
+        command: The command that repeats the study, for the report.
         watch: Called when a trial ends.
 
     Raises:
-        MissingExtraError: Ray or matplotlib is not installed; raised before the work.
+        MissingExtraError: Ray or matplotlib is not installed; raised before the first trial.
         SpecError: The settings are wrong.
     """
     if find_spec("matplotlib") is None:
@@ -155,11 +155,11 @@ def _made(command: str, held: Sequence[Record], failures: Mapping[str, str]) -> 
 class Study(ABC):
     """One run at every point of a grid, repeated over seeds.
 
-    Where a point has several learning rates, pilots with other seeds run first, and the repeats
-    use the best of these rates.
+    If a point has several learning rates, pilots with other seeds run first, and choose the rate of
+    the repeats.
 
     Attributes:
-        said: What `studies.yaml` says of it; the keys are explained there.
+        said: The study's entry in `studies.yaml`, which explains the keys.
     """
 
     def __init__(self, name: str) -> None:
@@ -169,7 +169,7 @@ class Study(ABC):
         self.options: Sequence[str] = self.said.get("options", ())
 
     def text(self, name: str, /, **values: Any) -> str:
-        """Return one of its texts with values."""
+        """Return a text of the study's entry, with values filled in."""
         text: str = self.said["texts"][name]
         return text.format(**values)
 
@@ -178,10 +178,10 @@ class Study(ABC):
         """Return the report. Trials that failed are absent from `results`."""
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        """Return what all runs share, with the numbers that the user gives.
+        """Return the settings that all runs share, with the user's numbers.
 
         Raises:
-            SpecError: One is not positive, or not whole where it must be.
+            SpecError: A number is not positive, or should be a whole number.
         """
         run = changed(self.said["base"], self.said["small"] if settings.quick else {})
         method, options = run.get("method", {}), settings.options
@@ -195,7 +195,7 @@ class Study(ABC):
         return {**grid, "task": settings.tasks} if "task" in grid and settings.tasks else grid
 
     def seeds(self, settings: Settings, point: Point) -> Iterable[int | None]:
-        """Return the seeds of a point; None where the result does not depend on it."""
+        """Return the seeds of a point; None if the result does not depend on a seed."""
         return range(settings.seeds)
 
     def key(self, point: Point) -> str:
@@ -204,12 +204,12 @@ class Study(ABC):
         return key
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
-        """Return the trial of a point: by default a tuning run of its attributes."""
+        """Return the trial of a point: by default, a run with the point's attributes."""
         tuning = {name: value for name, value in point.items() if name != "rate"}
         return run_trial(key, settings, Tuning(**changed(self.run(settings), tuning)), run_tuning)
 
     def rates(self, settings: Settings, point: Point) -> Sequence[float]:
-        """Return the learning rates that pilots choose from; none where nothing is chosen."""
+        """Return the learning rates that pilots compare; empty if there are no pilots."""
         return ()
 
     def pilot(self, settings: Settings, key: str, point: Point) -> Trial:
@@ -217,11 +217,11 @@ class Study(ABC):
         return self.trial(settings, key, point)
 
     def loss(self, settings: Settings, point: Point, pilots: Sequence[Result]) -> tuple[float, ...]:
-        """Return the value that the best learning rate has the least of; ties go to the first."""
+        """Return the value that the best learning rate minimises; at a tie the first rate wins."""
         raise NotImplementedError
 
     def rate(self, settings: Settings, point: Point, results: Results) -> float | None:
-        """Return the learning rate of a point: the best of its pilots; None without any result."""
+        """Return the rate of a point: the best rate of its pilots; None without results."""
         losses = {}
         for rate in self.rates(settings, point):
             keys = [key for key, _ in self._pilots(point, rate)]
@@ -232,8 +232,8 @@ class Study(ABC):
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
         """Return the trials that are known so far: the pilots, then one trial per seed and point.
 
-        Called again when they are done, until it returns no new ones. An interrupted study has
-        whole rows of its table.
+        When these trials are done, the method is called again, until it returns no new trials. The
+        order completes one row of the table after another.
 
         Raises:
             SpecError: The settings are wrong.
@@ -255,7 +255,7 @@ class Study(ABC):
         return [*pilots, *(self.trial(settings, self.key(point), point) for point in repeats)]
 
     def runs(self, settings: Settings, results: Results, **outer: Any) -> Runs:
-        """Return the results along the last axis, at values `outer` of the others, if any."""
+        """Return the results along the last axis; `outer` has the values on the other axes."""
         last = [*self.grid(settings)][-1]
         points = [point for point in self._points(settings) if outer.items() <= point.items()]
         found = {
@@ -280,7 +280,7 @@ class Study(ABC):
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description with changes; a mapping within it is changed key by key."""
+    """Return `base` with changes; nested mappings are changed key by key."""
     found = dict(base)
     for name, value in changes.items():
         held = found.get(name)

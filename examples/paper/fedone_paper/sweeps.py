@@ -1,4 +1,4 @@
-"""table-clients and figure-prompt-length: methods along one attribute of the run."""
+"""table-clients and figure-prompt-length: methods for several values of one attribute."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fedone_sdk.reports import Line, Panel, svg_of
 
 
 class Sweep(Study):
-    """The metric after training along the last axis, a table and a panel per task and method."""
+    """The metric after training over the last axis: a table and a panel per task and method."""
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
         """Return the trial of a method's run."""
         return super().trial(settings, key, {**point, "method": {"name": point["method"]}})
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """One table, one comparison and one panel per method and task."""
+        """Return a table, a comparison and a panel per method and task."""
         run, grid = self.run(settings), self.grid(settings)
         found = {
             (task, name): self.runs(settings, results, task=task, method=name)
@@ -57,7 +57,7 @@ class Sweep(Study):
         return f"{head}\n\n{rows}\n{self._verdict(runs)}\n"
 
     def _verdict(self, runs: Runs) -> str:
-        """Each value against the usual one, over the seeds that both have."""
+        """Compare each value with the usual value, over the seeds that both have."""
         usual, texts = self.said["usual"], self.said["texts"]
         usual, parts = usual if usual in runs else next(iter(runs)), []
         for value in (each for each in runs if each != usual):
@@ -93,7 +93,7 @@ class Sweep(Study):
 
 
 def _any(runs: Runs) -> Mapping[str, Any]:
-    """Return the metric's name and the value without a prompt, which all runs share."""
+    """Return a result for what all runs share: the metric's name, its value without a prompt."""
     found: Mapping[str, Any] = next(iter(next(iter(runs.values())).values()))["metric"]
     return found
 

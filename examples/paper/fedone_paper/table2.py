@@ -1,4 +1,4 @@
-"""table2: what each method sends and asks, counted from runs with a scripted model."""
+"""table2: messages and queries of each method, counted in runs with a scripted model."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _FLOAT32 = 4
 class Table2(Study):
     """Counts of messages of real runs with a scripted model.
 
-    The counts depend on shapes only, so they need no weights of the paper's model.
+    The counts depend only on shapes, so the paper's model is not needed.
     """
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
-        """One seed, where the method has the exchange."""
+        """Return one seed; no seed if the method does not support the exchange."""
         soft = method_of(self.name, point["row"]).soft
         return (0,) if point["exchange"] == "alpha" or not soft else ()
 
@@ -53,7 +53,7 @@ class Table2(Study):
         return Trial(key=key, run=count_messages, options=options)
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """Return the counts, next to the paper's where they are of as many rounds."""
+        """Return the counts, next to the paper's counts if the number of rounds is equal."""
         shapes, lines = self.run(settings), []
         for row in (method_of(self.name, name) for name in self.grid(settings)["row"]):
             alpha, losses = (
@@ -89,8 +89,8 @@ class Table2(Study):
             self.text(
                 "p-tuning",
                 true=2 * layers * n * width,
-                # An input prompt, and in each layer n rows of the weights and biases of queries,
-                # keys and values.
+                # An input prompt, and n rows of the weights and biases of queries, keys and values
+                # in each layer.
                 printed=n * width + layers * 3 * n * (width + 1),
             ),
         ]
@@ -98,7 +98,7 @@ class Table2(Study):
 
 
 def _line(row: Method, clients: int, alpha: Result, losses: Result | None) -> dict[str, Any]:
-    """Return a row of the table, with the paper's numbers where it has some at this K*."""
+    """Return a row of the table, with the paper's numbers for this K*, if there are any."""
     elements = alpha["elements_up"] // alpha["visits"]
     sent = Decimal((alpha["elements_down"] + alpha["elements_up"]) * _FLOAT32) / _MB
     paper, name = printed("table2"), row.name if row.paper is None else row.paper
@@ -128,9 +128,9 @@ def _cell(name: str, form: str, _: int, line: Mapping[str, Any]) -> str:
 
 
 class _Counted:
-    """A transport to the aggregator that counts updates (``visits``) and their numbers of alpha.
+    """A transport to the aggregator that counts updates (``visits``) and numbers of alpha.
 
-    ``elements_down`` are those of the updates' assignments, ``elements_up`` those of the updates.
+    ``elements_down`` counts the numbers in assignments, ``elements_up`` the numbers in updates.
     """
 
     def __init__(self, line: Transport, tally: Counter[str]) -> None:
@@ -158,7 +158,7 @@ class _Counted:
 def count_messages(options: dict[str, Any], workspace: Workspace) -> Result:
     """Run a method's rounds with a scripted model, and count messages and queries.
 
-    The clients, the round machine, the budget and the messages are those of any other run.
+    Clients, aggregator, budget and messages are the same as in any other run.
 
     Args:
         options: ``method`` as in a run, ``prompt_len``, ``vocab_size``, ``num_clients``,
@@ -166,9 +166,9 @@ def count_messages(options: dict[str, Any], workspace: Workspace) -> Result:
         workspace: Not used.
 
     Returns:
-        ``visits`` (updates that the server took), ``elements_down`` and ``elements_up`` (numbers
-        of alpha in all assignments and updates), ``queries`` (of the model, from the run's
-        account), and ``communication`` as the run's result has it.
+        ``visits`` (accepted updates), ``elements_down`` and ``elements_up`` (numbers of alpha in
+        all assignments and updates), ``queries`` (charged to the run), and ``communication`` as in
+        the run's result.
     """
     words = [f" w{number}" for number in range(options["vocab_size"])]
     document = {

@@ -21,33 +21,33 @@ from fedone_sdk.evaluation.engine import Result, Trial
 from fedone_sdk.spec import RunSpec, load_yaml, validate_spec
 
 BIAS_ROWS = 64
-"""Training rows that the label bias of no prompt is fitted on."""
+"""Number of training rows for fitting the label bias of "no prompt"."""
 
 
 _MEASURED = {"no-prompt": "none", "no-prompt-bias": "biased", "untrained": "untrained"}
-"""What is measured without a run, see `run_chat`; the other rows tune a prompt."""
+"""Rows of the table without tuning, with their `run_chat` option ``prompt``."""
 
 
 class Table3(Study):
-    """Ways to prompt a chat model; the federated ones (K* = 1) query it to train.
+    """Prompts for a chat model: without tuning, or tuned with one client per round.
 
-    `Settings.options`: ``dev_rows``, the dev rows that prompts are measured on; ``batch_size``, the
-    examples of a query; ``question=yes-no`` asks SST-2 a yes-or-no question as well, for models
-    that do not answer great or terrible.
+    `Settings.options`: ``dev_rows``, the number of dev rows to measure on; ``batch_size``, examples
+    per query; ``question=yes-no`` adds a yes-or-no question for SST-2, for models that do not
+    answer "great" or "terrible".
     """
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """All rows; the cap in money is divided evenly among them."""
+        """Return the trials of all rows; the cap in dollars is divided evenly among them."""
         trials = super().trials(settings, results)
         usd = settings.cap_usd and str(round(settings.cap_usd / len(trials), 6))
         return [replace(trial, options={**trial.options, "usd": usd}) for trial in trials]
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
-        """One seed, where the result does not depend on it."""
+        """Return the seeds of a row; one seed if the result does not depend on it."""
         return range(settings.seeds if method_of(self.name, point["row"]).seeded else 1)
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
-        """Return a row's run or measurement on a task, its caps left open."""
+        """Return the trial of a row on a task; `trials` sets its caps."""
         name, task, seed = point["row"], point["task"], point["seed"]
         row, run = method_of(self.name, name), self._document(settings)
         run["method"] = {**run["method"], **row.method}
@@ -66,7 +66,7 @@ class Table3(Study):
         return Trial(key=key, run=run_chat, options=options, inputs=inputs)
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """Return the table, and what each row has spent."""
+        """Return the table, and the cost of each row."""
         tasks, rows = self.grid(settings)["task"], self.said["axes"]["row"]
         titles = {name: method_of(self.name, name).title for name in rows}
         found: dict[str, dict[str, list[Result]]] = {}
@@ -132,9 +132,9 @@ class Table3(Study):
         spec = validate_spec(
             RunSpec, {**document, "task": task, "data": data}, source=str(file)
         ).backend
-        asyncio.run(build_backend(spec, file.parent).aclose())  # Refuses a key that is missing.
+        asyncio.run(build_backend(spec, file.parent).aclose())  # Raises if the API key is missing.
         if (price := price_of(spec)) is None:
-            raise ArgumentError(f"{file}: prices: are required: that of {spec.model} is not known")
+            raise ArgumentError(f"{file}: prices: are required: no price of {spec.model} is known")
         if settings.cap_usd is None and price.units:
             raise ArgumentError(f"--cap-usd: is required: {spec.model} in {file} costs money")
         return document
@@ -143,7 +143,7 @@ class Table3(Study):
         """Return the training queries of each run, within the cap.
 
         Raises:
-            SpecError: The cap does not pay for one round of each.
+            SpecError: The cap does not pay for one round of each run.
         """
         run, cap = self.run(settings), settings.cap_queries
         per_round: int = run["method"]["num_samples"]
@@ -174,10 +174,10 @@ class Table3(Study):
         )
 
     def _questions(self, settings: Settings) -> dict[str, Any]:
-        """Return the differences from the presets, by task.
+        """Return the changes of tasks for ``question``, by task.
 
         Raises:
-            SpecError: There are no such questions.
+            SpecError: The question is not known.
         """
         asked = settings.options.get("question")
         if asked not in (None, "yes-no"):

@@ -1,4 +1,4 @@
-"""Tables of results in Markdown, next to what the paper prints (`paper.yaml`)."""
+"""Tables of results in Markdown, next to the paper's numbers (`paper.yaml`)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TASK_COLUMNS: Mapping[str, str] = declared()["task_columns"]
 
 
 def mean_sd_text(values: Iterable[float], *, scale: float = 100.0, digits: int = 1) -> str:
-    """``78.3 ± 1.2``; only the mean where there is one value, ``-`` where there is none.
+    """Return ``78.3 ± 1.2``; only the mean for one value, ``-`` without values.
 
     Args:
-        values: For example shares.
-        scale: What they are multiplied by; 100 makes per cent of shares.
-        digits: After the point.
+        values: The values, for example shares.
+        scale: Factor of the values; 100 turns shares into per cent.
+        digits: Digits after the decimal point.
     """
     found = [value * scale for value in values]
     if not found:
@@ -37,16 +37,16 @@ def mean_sd_text(values: Iterable[float], *, scale: float = 100.0, digits: int =
 def mean_curve(
     curves: Sequence[Sequence[tuple[float, float]]], grid: Sequence[float] | None = None
 ) -> tuple[list[float], list[float], list[float]]:
-    """Return the mean of curves, which are interpolated, and the sample deviation.
+    """Return the mean of interpolated curves, and the sample standard deviation.
 
-    After the end of the shortest curve the mean would be of fewer runs.
+    The result ends where the shortest curve ends, because later means would have fewer runs.
 
     Args:
-        curves: Points of each run, by their abscissae; at least one curve.
-        grid: Abscissae of the mean; None takes those of the shortest curve.
+        curves: At least one curve, each with its points in the order of x.
+        grid: The x values of the mean; None for the x values of the shortest curve.
 
     Returns:
-        Abscissae, means, deviations (0 for a single curve).
+        The x values, means and deviations (0 for a single curve).
     """
     import numpy as np
 
@@ -61,9 +61,9 @@ def table(first: str | None, rows: Mapping[Any, Any], columns: Mapping[str, Colu
     """Return a Markdown table of results.
 
     Args:
-        first: Name of the first column, which holds the keys; None leaves it out.
+        first: Name of the first column, which has the keys; None for no such column.
         rows: The results by key.
-        columns: By the name of the column.
+        columns: Functions that format cells, by the name of the column.
     """
     if first is not None:
         columns = {first: lambda k, _: f"{k:,}" if isinstance(k, int) else str(k), **columns}
@@ -81,10 +81,10 @@ def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def number(options: Mapping[str, str], name: str, default: Number) -> Number:
-    """Return the positive number of ``--set``, whole if the default is; else the default.
+    """Return a positive number of ``--set``, or the default; whole if the default is whole.
 
     Raises:
-        SpecError: It is no such number.
+        SpecError: The option is not such a number.
     """
     if name not in options:
         return default
@@ -100,24 +100,24 @@ def number(options: Mapping[str, str], name: str, default: Number) -> Number:
 
 
 def printed(name: str) -> Mapping[str, Any]:
-    """Return the printed numbers of a study, or of ``setup`` or ``datasets``.
+    """Return the numbers that the paper prints for a study, or for ``setup`` or ``datasets``.
 
-    They have a ``place`` and, for a table, ``setting``, ``columns`` and ``rows``; a cell is a
-    number, or a mean and its spread.
+    ``place`` is the place in the paper. A table has ``setting``, ``columns`` and ``rows``. A cell
+    is a number, or a mean and its spread.
     """
     found: Mapping[str, Any] = declared("paper")[name]
     return found
 
 
 def about(name: str) -> str:
-    """Return the place of the numbers in the paper, and their setting."""
+    """Return a sentence: where the paper prints the numbers, and in which setting."""
     found = printed(name)
     says = f" It says: {found['says']}." if "says" in found else ""
     return f"The paper: {found['place']}; {found['setting']}.{says}"
 
 
 def paper_row(name: str, row: str, columns: Sequence[object]) -> list[str]:
-    """Return a method's cells in some columns, ``-`` where the paper has none."""
+    """Return a method's cells in the paper for some columns; ``-`` if the paper has no number."""
     found = printed(name)
     cells = dict(zip(found["columns"], found["rows"].get(row, ()), strict=False))
     digits = found.get("digits", 1)
@@ -134,10 +134,10 @@ def score_table(
     *,
     quick: bool,
 ) -> str:
-    """Return a table of methods and tasks, without `quick` with the paper's row below ours.
+    """Return a table of methods and tasks. If not `quick`, the paper's row is below ours.
 
-    It has no mean over tasks, which would weigh those at chance as much as the others. Scores are
-    metrics over seeds, by method and task.
+    Scores are metrics over seeds, by method and task. The table has no mean over tasks, because on
+    some tasks all methods are near chance.
     """
     tasks = list(next(iter(scores.values()), {}))
     rows = []

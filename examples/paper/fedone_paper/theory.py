@@ -1,13 +1,13 @@
-"""The query analysis of FedOne, formula by formula; figure-theory draws it next to measurements.
+"""The formulas of FedOne's query analysis, and figure-theory: the formulas and measurements.
 
 Wang et al., "FedOne: Query-Efficient Federated Learning for Black-box Discrete Prompt Learning",
 ICML 2025 (arXiv:2506.14929). Equation numbers are the paper's.
 
 Symbols: n positions, N tokens, tau the temperature, nu the floor of alpha, G a bound on the loss,
 I prompts and B examples per step, E local steps, K* clients per round, T local steps in all,
-eta the learning rate, sigma_psi^2 the variance over examples (eq. 9) and sigma_alpha^2 that over
-prompts (eq. 22). docs/explanation/algorithm.md discusses the consequences and the limits of these
-formulas.
+eta the learning rate, sigma_psi^2 the variance over examples (eq. 9) and sigma_alpha^2 the variance
+over prompts (eq. 22). docs/explanation/algorithm.md discusses the consequences and the limits of
+these formulas.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fedone_sdk.errors import ArgumentError
 from fedone_sdk.reports import Line, Panel, svg_of
 
 _C1, _C2 = 3.0, 2.0
-"""c1 : c2 = (E + 2) : (E + 1) with E = 1, the limit of the printed constants for large variances.
+"""c1 and c2 up to a factor: E + 2 and E + 1 with E = 1, their limit for large variances.
 
-sigma_alpha^2 = 8 G^2 N / (tau^2 nu^2) is past 1e9 for any G of a cross-entropy, so that 4 G has no
-part in c1.
+sigma_alpha^2 = 8 G^2 N / (tau^2 nu^2) is above 1e9 for a cross-entropy, so that 4 G is negligible
+in c1.
 """
 
 
@@ -60,8 +60,8 @@ def convergence_bound(
     4 G / (eta T) + (2 (E + 1) n sigma_psi^2 (1 + 1/K*) + 2 n sigma_psi^2) / B
                   + (2 (E + 1) n sigma_alpha^2 (1 + 1/K*) + 2 n sigma_alpha^2) / I^2
 
-    The theorem takes eta < min(1 / (L lambda), 1 / L), with lambda the bound on the diversity of
-    the clients' gradients (eq. 11).
+    The theorem requires eta < min(1 / (L lambda), 1 / L). Lambda bounds the diversity of the
+    clients' gradients (eq. 11).
     """
     share = 2.0 * (E + 1.0) * n * (1.0 + 1.0 / clients_per_round) + 2.0 * n
     return 4.0 * G / (eta * T) + share * (psi_variance / B + alpha_variance / I**2)
@@ -97,8 +97,8 @@ def queries_to_epsilon(*, c: float, c1: float, c2: float, clients_per_round: flo
 
     Args:
         c: Queries of a client's local step: I.
-        c1: Of `query_constants`.
-        c2: Of `query_constants`.
+        c1: Constant from `query_constants`.
+        c2: Constant from `query_constants`.
         clients_per_round: K*.
     """
     root = math.sqrt(clients_per_round)
@@ -108,19 +108,19 @@ def queries_to_epsilon(*, c: float, c1: float, c2: float, clients_per_round: flo
 def optimal_clients_per_round(*, c1: float, c2: float) -> float:
     """Return c2 / c1, the K* with the fewest queries (proof of Corollary 3.6).
 
-    With the constants of `query_constants` it is below (E + 1) / (E + 2), so below 1.
+    With the constants of `query_constants`, c2 / c1 < (E + 1) / (E + 2) < 1.
     """
     return c2 / c1
 
 
 class FigureTheory(TableQueries):
-    """The query analysis next to the stored runs of table-queries."""
+    """The formula for queries next to the stored runs of table-queries."""
 
     def grid(self, settings: Settings) -> dict[str, Sequence[Any]]:
-        """Return the contenders whose alpha has an expected loss, which the formula is about.
+        """Return the grid with the methods whose alpha has an expected loss, as in the formula.
 
         Raises:
-            SpecError: None of them has, or an option is wrong.
+            SpecError: There is no such method, or an option is wrong.
         """
         grid = super().grid(settings)
         names = [
@@ -133,11 +133,11 @@ class FigureTheory(TableQueries):
         return {**grid, "contender": names}
 
     def measured(self, settings: Settings, results: Results) -> dict[str, Measured]:
-        """Return the measurement, the curve and the fit of each method."""
+        """Return, for each method, measured medians, the curve and the fit."""
         return {name: Measured(each) for name, each in self.repeats(settings, results).items()}
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """Return the measured medians, the curve through the one of K*=1, and the fit."""
+        """Return the measured medians, the curve through the median of K*=1, and the fit."""
         found = self.measured(settings, results)
         figure = [f"![{self.title}]({self.name}.svg)\n"] if found else []
         sections = [each.markdown() for each in found.values()]
@@ -155,7 +155,7 @@ def fitted(rounds: Mapping[int, float]) -> tuple[float, float] | None:
         rounds: T by K*.
 
     Returns:
-        c1 and c2; None with fewer than two finite T.
+        c1 and c2; None if fewer than two T are finite.
     """
     import numpy as np
     from scipy.optimize import nnls
@@ -169,19 +169,19 @@ def fitted(rounds: Mapping[int, float]) -> tuple[float, float] | None:
 
 
 class Measured:
-    """The measurement, the curve and the fit (c1 and c2, if there is one) for one method."""
+    """One method: measured medians, the formula's curve, and the fit (c1 and c2, or None)."""
 
     def __init__(self, repeats: Repeats) -> None:
         self.repeats = repeats
         self.medians = {k: repeats.median(k, repeats.target) for k in repeats.runs}
         k, runs = next(iter(repeats.runs.items()))
-        # Queries of one client in a round.
+        # Training queries of one client per round.
         self.per_client: float = max(max(run["queries_per_round"]) for run in runs.values()) / k
         rounds = {k: median.value / (self.per_client * k) for k, median in self.medians.items()}
         self.fit = fitted(rounds)
 
     def formula(self, clients: float) -> float:
-        """Return the curve through the measured median of K*=1; NaN where it is censored."""
+        """Return the curve through the measured median of K*=1; NaN if this median is censored."""
         one = self.medians.get(1)
         if one is None or not math.isfinite(one.value):
             return math.nan
@@ -191,7 +191,7 @@ class Measured:
         return one.value * here / there
 
     def fit_queries(self, clients: float) -> float:
-        """Return the fit, as queries; NaN without a fit."""
+        """Return the queries according to the fit; NaN without a fit."""
         c1, c2 = self.fit or (math.nan, math.nan)
         return queries_to_epsilon(c=self.per_client, c1=c1, c2=c2, clients_per_round=clients)
 
@@ -214,7 +214,7 @@ class Measured:
         )
 
     def panel(self) -> Panel:
-        """Q over K*."""
+        """Return the panel of queries over K*."""
         cap = float(self.repeats.cap)
         reached = {k: m for k, m in self.medians.items() if math.isfinite(m.value)}
         below = [m.value - m.low for m in reached.values()]

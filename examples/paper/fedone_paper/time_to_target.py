@@ -1,6 +1,6 @@
-"""A tuning run that is measured during training and ends at its targets.
+"""A run that is measured during training, and ends when it reaches its targets.
 
-Measured are the expected loss of prompts drawn from alpha, and the loss of the deployable prompt.
+A measurement has the expected loss of prompts drawn from alpha, and the deployable prompt's loss.
 """
 
 from __future__ import annotations
@@ -39,18 +39,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Probing:
-    """The measurements of a run. Training does not use them, and its query count excludes them.
+    """Settings of the measurements. Their queries do not count as training queries.
 
     Attributes:
         queries: Training queries between two measurements; rounded down to whole rounds, at least
             one round.
-        prompts: Prompts drawn from alpha.
-        rows: Dev rows that each of them is measured on, a separate draw.
-        prompt_rows: Dev rows that the deployable prompt is measured on.
-        gains: The targets: how far each named loss must come below the untrained expected loss,
-            nats, and each named metric above the untrained expected metric (of a soft prompt, those
-            of the untrained one). The run ends when all are reached; with none it continues to its
-            end.
+        prompts: Number of prompts drawn from alpha.
+        rows: Number of dev rows for each of these prompts; each prompt has its own draw.
+        prompt_rows: Number of dev rows for the deployable prompt.
+        gains: The targets, by name: how far the loss must be below the untrained expected loss
+            (nats), or the metric above the untrained expected metric. For a soft prompt, the start
+            is the untrained prompt. The run ends when all targets are reached.
     """
 
     queries: int = 100
@@ -61,7 +60,7 @@ class Probing:
 
 
 def target_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing) -> Trial:
-    """Return the trial of a run that ends at its targets, else after its rounds."""
+    """Return the trial of a run that ends at its targets, or else after its rounds."""
     options = dataclasses.asdict(probing)
     if tuning.method["name"] in SOFT:
         return soft_trial(key, settings, tuning, run_soft_to_target, probing=options)
@@ -72,18 +71,18 @@ def run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
     """Run a federation until its targets are reached.
 
     Args:
-        options: As of `run_tuning`, and ``probing``.
-        workspace: As of `run_tuning`.
+        options: The options of `run_tuning`, and ``probing``.
+        workspace: As for `run_tuning`.
 
     Returns:
-        The ``curve``: per measurement the ``round``s and training ``queries`` done (0 is
-        untrained), and the mean losses (nats) and metrics: ``expected_...`` over prompts drawn from
-        alpha, ``prompt_...`` of the deployable prompt;
-        ``reached``: per target the training queries at the first measurement that reached it, None
-        where none did; and `run_facts`.
+        ``curve``: per measurement, the number of rounds (``round``, 0 is untrained) and training
+        ``queries`` so far, and mean losses (nats) and metrics: ``expected_...`` over prompts drawn
+        from alpha, and ``prompt_...`` of the deployable prompt;
+        ``reached``: per target, the training queries at the first measurement that reached it, or
+        None; and `run_facts`.
 
     Raises:
-        FedOneError: The run failed, so the queries that it would have needed are unknown.
+        FedOneError: The run failed, so the number of queries to the target is unknown.
     """
     return asyncio.run(_run_to_target(options, workspace))
 
@@ -91,7 +90,7 @@ def run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
 async def _run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
     federation = tuning_federation(options, workspace)
     probe = _Probe(federation, Probing(**options["probing"]))
-    # The dev split is the probe's: the aggregator's own evaluation has nothing to do.
+    # Only the probe measures on the dev split; the aggregator has no rows for evaluation.
     training = dataclasses.replace(federation, dev=())
     async with (
         trial_backend(options["run"]["backend"], workspace) as backend,
@@ -110,13 +109,13 @@ async def _run_to_target(options: dict[str, Any], workspace: Workspace) -> Resul
 
 
 class _Probe:
-    """Measures a run during training, always on the same dev rows and with the same noise.
+    """Measures a run during training; all measurements use the same dev rows and noise.
 
     Attributes:
         curve: One entry per measurement.
-        reached: Per target the training queries at the first measurement that reached it.
-        enough: Set once all targets are reached: training may stop.
-        asked: Queries of the probe, with known answers.
+        reached: Per target, the training queries at the first measurement that reached it.
+        enough: Set when all targets are reached, so that training can stop.
+        asked: Number of queries of the probe, including cached answers.
     """
 
     def __init__(self, federation: Federation, probing: Probing) -> None:
@@ -143,7 +142,7 @@ class _Probe:
             self._queries += change.finished.report.queries
             done = change.finished.report.round + 1
             if done % self._every(run) == 0 or done == run.spec.rounds:
-                # The state of this moment: training continues during the measurement.
+                # The current state, because training continues during the measurement.
                 self._points.put_nowait((done, self._queries, run.state.method))
         if change.ended:
             self._points.put_nowait(None)
@@ -176,7 +175,7 @@ class _Probe:
         prompts: Iterable[NDArray[np.int64]],
         rows: Sequence[list[Example]],
     ) -> dict[str, float]:
-        """Return the loss (nats) and the metric of prompts, each on its rows."""
+        """Return the mean loss (nats) and metric of prompts, each measured on its own rows."""
         assert self._run is not None
         task, shown = self._run.spec.task, self._run.shown
         queries = [
@@ -198,16 +197,16 @@ class _Probe:
 
 
 def noises(shape: tuple[int, int], *, count: int, seed: int) -> NDArray[np.float32]:
-    """Return the Gumbel noises of `count` prompts, shape (count, n, N); `shape` is (n, N)."""
+    """Return Gumbel noise for `count` prompts, shape (count, n, N); `shape` is (n, N)."""
     generator = stream(stream_seed(seed, "probe", 0))
     return generator.gumbel(size=(count, *shape)).astype(np.float32)
 
 
 def sampled(alpha: NDArray[np.float32], noise: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Prompts drawn from the rows of alpha by the Gumbel-max rule, shape (count, n).
+    """Draw prompts from the rows of alpha with the Gumbel-max trick, shape (count, n).
 
-    Under the same noise, a prompt stays the same until a token's share has really moved: the
-    difference of two measurements is then that of the alphas, and most answers are known already.
+    With the same noise, a prompt changes only if probabilities in alpha change enough. Differences
+    of measurements are therefore due to alpha, and most answers are already in the cache.
 
     Args:
         alpha: Shape (n, N), positive.

@@ -32,20 +32,20 @@ Floats = NDArray[np.floating]
 NUM_CLASSES = 10
 
 TARGETS = (0.7, 0.8, 0.9)
-"""Test accuracies that queries are counted to: constants, so that no curve chooses them."""
+"""Test accuracies to reach; fixed in advance, so that they do not depend on the results."""
 
 _POINTS = 150
-"""Of a curve."""
+"""Number of points of a curve."""
 
 _TEST_SHARE = 0.2
-"""Of the 8x8 digits, which come without a test split."""
+"""Share of the 8x8 digits that becomes the test split."""
 
 _SPLITS: Mapping[str, tuple[str, float | None]] = {
     "iid": ("IID", None),
     "dirichlet0.5": ("Dirichlet 0.5", 0.5),
     "dirichlet0.1": ("Dirichlet 0.1", 0.1),
 }
-"""How the digits are spread over the clients: a name for reports, and the concentration."""
+"""Partitions of the digits over clients: the name in reports, and the Dirichlet parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,12 @@ def load_digits(folder: Path | None = None) -> Digits:
     """Read MNIST, or the digits of scikit-learn.
 
     Args:
-        folder: Holds MNIST's four IDX files, plain or gzipped (``train-images-idx3-ubyte``,
-            ``train-labels-idx1-ubyte``, ``t10k-...``). None is scikit-learn's 1,797 digits, of
-            which the same fifth is always held out for tests.
+        folder: Folder of MNIST's four IDX files, plain or gzipped (``train-images-idx3-ubyte``,
+            ``train-labels-idx1-ubyte``, ``t10k-...``). If None, scikit-learn's 1,797 digits are
+            used; a fixed fifth of them is the test split.
 
     Raises:
-        DataError: The folder holds no such files, or they cannot be used.
+        DataError: The folder does not have the files, or a file cannot be used.
         MissingExtraError: scikit-learn is not installed.
     """
     if folder is not None:
@@ -101,7 +101,7 @@ def load_digits(folder: Path | None = None) -> Digits:
 
 
 def _idx(folder: Path, stem: str, dimensions: int) -> Any:
-    """Return a file's bytes behind its header: 0, 0, 8, the number of sizes; the sizes."""
+    """Return a file's data as an array; the header is 0, 0, 8, the number of sizes, the sizes."""
     path = folder / f"{stem}-idx{dimensions}-ubyte"
     packed = path.with_name(f"{path.name}.gz")
     try:
@@ -117,16 +117,16 @@ def _idx(folder: Path, stem: str, dimensions: int) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mlp:
-    """Inputs - ReLU layer - dropout - classes. Parameters are one vector, so that they average.
+    """A network with one ReLU layer and dropout. Its parameters are one vector, for averaging.
 
-    A function of its arguments alone: nothing is kept, and no input is changed. It computes in the
-    parameters' dtype. Images have the shape (rows, num_inputs), labels (rows,), parameters (size,).
+    Methods are pure functions of their arguments. They compute in the parameters' dtype. Images
+    have the shape (rows, num_inputs), labels (rows,), parameters (size,).
 
     Attributes:
-        num_inputs: Pixels.
+        num_inputs: Number of pixels.
         num_hidden: Width of the hidden layer.
-        num_classes: Outputs.
-        dropout: Probability that a hidden unit is left out of one training step.
+        num_classes: Number of outputs.
+        dropout: Probability that a training step omits a hidden unit.
     """
 
     num_inputs: int
@@ -141,7 +141,7 @@ class Mlp:
         return (self.num_inputs, hidden), (hidden,), (hidden, classes), (classes,)
 
     def init(self, rng: np.random.Generator) -> NDArray[np.float32]:
-        """Draw parameters: uniform within 1/sqrt(inputs of the layer), as torch's linear layer."""
+        """Draw parameters, uniform within 1/sqrt(inputs of the layer), as torch's linear layer."""
         w1, b1, w2, b2 = map(math.prod, self.shapes)
         bounds = [1 / math.sqrt(self.num_inputs), 1 / math.sqrt(self.num_hidden)]
         scales = np.repeat(bounds, [w1 + b1, w2 + b2])
@@ -149,7 +149,7 @@ class Mlp:
         return drawn
 
     def draw_mask(self, num_rows: int, rng: np.random.Generator) -> NDArray[np.float32]:
-        """Draw which hidden units stay, over their probability; shape (num_rows, num_hidden)."""
+        """Draw a dropout mask, divided by the keep probability; shape (num_rows, num_hidden)."""
         stays = rng.random((num_rows, self.num_hidden), dtype=np.float32) >= self.dropout
         return stays.astype(np.float32) / np.float32(1 - self.dropout)
 
@@ -169,7 +169,7 @@ class Mlp:
             parameters: Shape (size,).
             images: Shape (rows, num_inputs).
             labels: Shape (rows,).
-            mask: Of `draw_mask`.
+            mask: A mask from `draw_mask`.
         """
         w1, b1, w2, b2 = self._layers(parameters)
         rows = np.arange(len(labels))
@@ -206,11 +206,11 @@ class Toy:
 
     Attributes:
         clients_per_round: K*.
-        dirichlet_alpha: Concentration of the clients' class shares; None is IID.
+        dirichlet_alpha: Dirichlet parameter of the clients' class shares; None for IID clients.
         num_clients: K.
         num_hidden: Width of the hidden layer.
-        local_epochs: Passes over a client's rows in one visit; its last mini-batch may be smaller.
-        max_queries: No round starts that would pass this.
+        local_epochs: Passes over a client's rows in one visit. The last mini-batch may be smaller.
+        max_queries: Cap on queries; a round that would exceed it does not start.
         measure_every: Queries between two measurements of the test accuracy.
     """
 
@@ -233,16 +233,16 @@ class Toy:
 def run_toy(options: dict[str, Any], workspace: Workspace) -> Result:
     """Run a toy federation to the end of its queries.
 
-    A query is what a call of the language model is to the paper's methods: the forward pass of one
-    mini-batch. A client's visit makes ``local_epochs * ceil(rows / batch_size)`` of them.
+    A query is the forward pass of one mini-batch, in place of a call of the language model. A
+    client's visit has ``local_epochs * ceil(rows / batch_size)`` queries.
 
     Args:
         options: The fields of `Toy`.
-        workspace: Has the input ``data`` where the digits are not the bundled ones.
+        workspace: Has the input ``data``, unless scikit-learn's digits are used.
 
     Returns:
-        ``queries`` and ``accuracy`` (the curve, test split), ``rounds``, ``visits``, ``data``,
-        ``pixels``, and the ``rows`` of the smallest, middle and largest client.
+        ``queries`` and ``accuracy`` (the curve on the test split), ``rounds``, ``visits``,
+        ``data``, ``pixels``, and the ``rows`` of the smallest, median and largest client.
     """
     toy, digits = Toy(**options), load_digits(workspace.inputs.get("data"))
     clients = ToyClients(toy, digits)
@@ -272,7 +272,7 @@ class ToyClients:
     """The clients of a toy federation, and the server's averaging.
 
     Attributes:
-        network: What they train.
+        network: The network that the clients train.
         shards: Each client's rows of the training split.
     """
 
@@ -307,9 +307,9 @@ class ToyClients:
     def round(
         self, parameters: NDArray[np.float32], chosen: Sequence[int], round_number: int
     ) -> NDArray[np.float32]:
-        """One round of FedAvg (McMahan et al. 2017): clients train from the same parameters.
+        """Do a round of FedAvg (McMahan et al. 2017): clients train from the same parameters.
 
-        The mean is weighted by the rows that the clients hold.
+        Their results are averaged, weighted by the clients' numbers of rows.
         """
         trained = [self._train(parameters, client, round_number) for client in chosen]
         return aggregate(trained, [len(self.shards[client]) for client in chosen])
@@ -337,10 +337,10 @@ class ToyClients:
 
 
 class FigureToy(Study):
-    """The paper's toy: one network, 100 clients, several K*; a panel per split."""
+    """The paper's toy example: one network, 100 clients, several K*; a panel per partition."""
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
-        """Return the trial of a toy; both figures have the IID runs."""
+        """Return the trial of a point; both figures use the IID runs."""
         return Trial(
             key=key,
             run=run_toy,
@@ -350,7 +350,7 @@ class FigureToy(Study):
         )
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """Curves, queries to targets, and whether K*=1 needs the fewest."""
+        """Return the curves, the queries to targets, and whether K*=1 needs the fewest."""
         toy = self._toy(settings, {"split": "iid", "clients_per_round": 1, "seed": 0})
         found = [
             Repeats(label=_SPLITS[split][0], cap=toy.max_queries, runs=_to_targets(runs))
@@ -375,14 +375,14 @@ class FigureToy(Study):
             clients_per_round=point["clients_per_round"],
             seed=point["seed"],
             dirichlet_alpha=_SPLITS[point["split"]][1],
-            # MNIST's test split is large, and a visit there takes 38 queries.
+            # MNIST's test split is large, and a visit with MNIST has 38 queries.
             measure_every=20 if settings.data is None else 200,
             **self.run(settings),
         )
 
 
 def reached(result: Result, target: float) -> int | None:
-    """Return the queries until the test accuracy first reached a target; None for never."""
+    """Return the queries until the test accuracy first reached a target; None if it did not."""
     points = zip(result["queries"], result["accuracy"], strict=True)
     return next((queries for queries, accuracy in points if accuracy >= target), None)
 
@@ -415,7 +415,7 @@ def _panel(repeats: Repeats) -> Panel:
     """Return the mean test accuracy over queries of each K*, +/- one standard deviation."""
     lines = []
     for clients, runs in repeats.runs.items():
-        # Without the start, which a logarithmic axis does not have.
+        # Without the first point: a logarithmic axis has no 0.
         curves = [[*zip(run["queries"], run["accuracy"], strict=True)][1:] for run in runs.values()]
         start = max(curve[0][0] for curve in curves)
         grid = np.geomspace(start, max(start, curves[0][-1][0]), _POINTS).tolist()

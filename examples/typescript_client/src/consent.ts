@@ -69,25 +69,27 @@ export class Consent {
     );
     if (rows.length === 0) return { refusal: "no row is complete" };
     const covered = rows.every((row) => task.usable(row));
-    return covered ? { rows } : { refusal: "the run's labels do not cover the device's" };
+    return covered
+      ? { rows }
+      : { refusal: "the run's labels do not include all labels of the device" };
   }
 
   #refusal(task: Task, gateway: boolean): string | undefined {
     if (task.loss !== "score" && task.labelField !== this.#label) {
-      const problem = `the run's label column is '${task.labelField}', which is not the device's`;
-      return `${problem}: name it by label`;
+      const problem = `the run's label column is '${task.labelField}', and the device has another one`;
+      return `${problem}: set label`;
     }
     const kept = (name: string) => name === this.#label || this.#fields?.has(name) === false;
     const column = task.fields.find(kept);
     if (column !== undefined) {
-      return `the run renders column '${column}', and the device does not let it out`;
+      return `the run renders column '${column}', which the device does not share`;
     }
     if (task.loss === "nll" && gateway && !this.#fields?.has(this.#label)) {
-      return "loss nll sends the label column, and the device does not let it out";
+      return "loss nll sends the label column, which the device does not share";
     }
     const missing = [...(this.#labels ?? [])].some((label) => task.indexOf(label) < 0);
     return task.labels.length > 0 && missing
-      ? "the run's labels do not cover the device's"
+      ? "the run's labels do not include all labels of the device"
       : undefined;
   }
 

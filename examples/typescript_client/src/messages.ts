@@ -29,13 +29,10 @@ export interface Enrol {
   nonce?: string | null;
 }
 /**
- * The new identity.
+ * The new identity. The client then sends the secret `credential` as its bearer token.
  */
 export interface Enrolled {
   client_id: string;
-  /**
-   * The client's secret, which it sends as a bearer token from now on.
-   */
   credential: string;
 }
 /**
@@ -56,7 +53,7 @@ export interface Claim {
    */
   own_model?: boolean;
   /**
-   * Whether the client's data or settings may have changed since it declined work as unfit. If so, the client can be drawn for the run again.
+   * Whether the client's data or settings may have changed since it declined a run's work as unfit. If so, it can get work of this run again.
    */
   changed?: boolean;
 }
@@ -68,7 +65,7 @@ export interface AlphaAssignment {
   run_id: string;
   round: number;
   /**
-   * Seconds until the seat passes to another client.
+   * Seconds until the server gives the work to another client.
    */
   deadline_s: number;
   /**
@@ -115,7 +112,7 @@ export interface Step {
   prompt_seed: number;
 }
 /**
- * Work in the `losses` exchange: score prompts and return one loss each.
+ * Work in the `losses` exchange: score prompts and return one loss for each prompt.
  */
 export interface LossesAssignment {
   assignment_id: string;
@@ -132,17 +129,14 @@ export interface LossesAssignment {
   biases?: Tensor | null;
   minibatch_seed: number;
   /**
-   * Whether the client may propose a candidate; if so, the lease includes one query to try the candidate.
+   * Whether the client may propose a candidate. If so, one of the reserved queries is for scoring this candidate.
    */
   reflect?: boolean;
 }
 /**
- * Response to `POST /v1/assignments/{id}/renew`.
+ * Response to `POST /v1/assignments/{id}/renew`: the new deadline, in seconds from now.
  */
 export interface Renewal {
-  /**
-   * Seconds until the seat passes to another client.
-   */
   deadline_s: number;
 }
 /**
@@ -164,15 +158,15 @@ export interface RunTask {
    */
   vocab_size: number;
   /**
-   * Index of the blank candidate, if all positions share one.
+   * Index of the blank, the empty candidate, if it is the same at all positions.
    */
   blank?: number | null;
   /**
-   * For a prompt of slots: each slot's number of positions, number of candidates (at most N) and index of its blank candidate.
+   * For a prompt of slots: each slot's number of positions, number of candidates (at most N) and index of its blank.
    */
   layout?: [number | null, number | null, number | null][];
   /**
-   * Digest of the vocabulary, whose texts are a separate resource.
+   * Digest of the vocabulary, which is fetched separately.
    */
   vocabulary_sha256: string;
   vocabulary_version?: number;
@@ -181,7 +175,7 @@ export interface RunTask {
    */
   gateway: boolean;
   /**
-   * Fingerprint of the run's model. A client with another model of its own declines as unfit.
+   * Fingerprint of the run's model. A client whose own model has another fingerprint declines the work as unfit.
    */
   model?: string | null;
   /**
@@ -200,7 +194,7 @@ export interface RunTask {
  */
 export interface TaskSpec {
   /**
-   * Text with `{prompt}`, one `{field}` per text column, and for masked models one `{mask}`; a causal model answers at the end. `{field:.400}` is the first 400 characters of a text. Null with a `chat`.
+   * Text with `{prompt}` and the names of text columns, such as `{sentence}`. For a masked model it also has one `{mask}`; a causal model answers at the end. `{sentence:.400}` inserts the first 400 characters. Null if there is a `chat`.
    */
   template?: string | null;
   /**
@@ -208,19 +202,19 @@ export interface TaskSpec {
    */
   chat?: ChatSpec | null;
   /**
-   * Names of the prompt's slots. The templates contain each name once, instead of `{prompt}`. The run sets the key; it is empty for `{prompt}`.
+   * Names of the prompt's slots (its parts). The templates contain each name once, in place of `{prompt}`. The run sets this key from its `prompt.slots`.
    */
   slots?: string[];
   /**
-   * The verbaliser: label value -> label word, a single token of the model, or a list of `{value, word}`. Log-probabilities and biases have the order of the labels. Empty for generation (the losses `nll` and `score`). In a chat, `answer_word` decides on the leading space of a label word.
+   * The label word that stands for each label value, as `{value: word}` or a list of `{value, word}`. A label word is one token, unless the backend allows several. Log-probabilities and biases have the order of the labels. Empty for generation (the losses `nll` and `score`).
    */
   labels?: Label[];
   /**
-   * The metric of evaluation: `accuracy`, `f1`, `matthews`; `loss`, the mean loss, the only metric for generation; or a `MetricFunction`, `package.module:function`, imported like `score`.
+   * The metric of evaluation: `accuracy`, `f1`, `matthews`, `loss` (the mean loss), or your own function `package.module:function`, imported like `score`. Generation has only `loss`.
    */
   metric?: string;
   /**
-   * The training loss: `cross_entropy` or the `brier` score over the label words, a multi-class `hinge` with margin 1 on their log-probabilities, `zero_one` for a wrong label (for models without log-probabilities), `nll`, the negative log-likelihood of the reference text in nats, or `score`, 1 minus the score of the generated text.
+   * The training loss. `cross_entropy`, `brier` and `hinge` (with margin 1) are computed from the label words' log-probabilities. `zero_one` is 1 for a wrong label; it suits models without log-probabilities. `nll` is the negative log-likelihood of the reference text in nats. `score` is 1 minus the score of the generated text.
    */
   loss?: "cross_entropy" | "brier" | "hinge" | "zero_one" | "nll" | "score";
   /**
@@ -228,7 +222,7 @@ export interface TaskSpec {
    */
   label_field?: string;
   /**
-   * Words for the built-in instructions and for a proposer.
+   * Words for the built-in instructions, and for models that write new ones.
    */
   description?: Description | null;
   /**
@@ -236,7 +230,7 @@ export interface TaskSpec {
    */
   max_tokens?: number;
   /**
-   * For loss `score`: a name of `scores.SCORES`, `package.module:function`, or an entry point of the group `fedone.scores`; or a name with options, `{number: {tolerance: 0.01}}`. Only a name in a local file is imported, never one in a message.
+   * The score function for loss `score`: a name in `scores.SCORES`, an entry point of the group `fedone.scores`, `package.module:function`, or a name with options, such as `{number: {tolerance: 0.01}}`. A message cannot make the SDK import a function.
    */
   score?:
     | string
@@ -260,7 +254,7 @@ export interface TaskSpec {
  */
 export interface ChatSpec {
   /**
-   * The system message; null or empty is the default of the model's chat template.
+   * The system message. If null or empty, the model's chat template inserts its default.
    */
   system?: string | null;
   /**
@@ -288,11 +282,11 @@ export interface Description {
    */
   text?: string;
   /**
-   * Meaning of its label, a noun without an article: `sentiment`.
+   * What the label tells about the text, a noun without an article: `sentiment`.
    */
   aspect?: string;
   /**
-   * The question that the label answers; null asks for the aspect of the text.
+   * The question that the label answers. Null means "What is the ASPECT of the TEXT?".
    */
   question?: string | null;
 }
@@ -314,7 +308,7 @@ export interface GradientSpec {
    */
   batch_size?: number;
   /**
-   * `gs-bdpl` is Gumbel-Softmax black-box discrete prompt learning, `bdpl` its form on the simplex (Diao et al. 2022).
+   * `gs-bdpl` is Gumbel-Softmax black-box discrete prompt learning; `bdpl` is the earlier method, in which alpha has the tokens' probabilities (Diao et al. 2022).
    */
   name: "gs-bdpl" | "bdpl";
   /**
@@ -322,7 +316,7 @@ export interface GradientSpec {
    */
   tau?: number | null;
   /**
-   * Optimiser of the local step; AdamW state is per client.
+   * Optimiser of the local step; the state of AdamW is kept per client.
    */
   optimizer?: "sgd" | "adamw";
   /**
@@ -335,7 +329,7 @@ export interface GradientSpec {
   alpha_min?: number;
 }
 /**
- * Searches over whole prompts, which end with successive halving.
+ * Searches over whole prompts. The end of a run is successive halving of the best prompts.
  */
 export interface SearchSpec {
   /**
@@ -351,7 +345,7 @@ export interface SearchSpec {
    */
   batch_size?: number;
   /**
-   * `thompson` is Thompson sampling on a Gaussian process, in which prompts share candidates; `random` tries random prompts; `tpe` is Optuna's Tree-structured Parzen Estimator (extra `optuna`).
+   * `thompson` is Thompson sampling on a Gaussian process, which learns about a prompt from others with the same candidates; `random` tries random prompts; `tpe` is Optuna's Tree-structured Parzen Estimator (extra `optuna`).
    */
   name: "thompson" | "random" | "tpe";
   /**
@@ -360,7 +354,7 @@ export interface SearchSpec {
   halving?: number;
 }
 /**
- * Your own `Algorithm`, which runs on the server. Devices receive neither of these keys.
+ * Your own `Algorithm`, which runs on the server. Devices get neither `object` nor `options`.
  */
 export interface OwnMethodSpec {
   /**
@@ -377,11 +371,11 @@ export interface OwnMethodSpec {
   batch_size?: number;
   name: "own";
   /**
-   * The class or function that makes the method: `package.module:object`, also from a module next to the file, or the name of an entry point of the group `fedone.methods`.
+   * The class or function that makes the method: `package.module:object` (the module may be next to the file), or the name of an entry point of `fedone.methods`.
    */
   object?: string | null;
   /**
-   * Keyword arguments of `object`, besides those that `load_method` passes.
+   * Further keyword arguments of `object`.
    */
   options?: {
     [k: string]: JsonValue;
@@ -408,16 +402,16 @@ export interface PrivacySpec {
    */
   delta?: number;
   /**
-   * A device that has spent this epsilon gets no more work.
+   * A device that has spent this epsilon in the run gets no more work of the run.
    */
   max_epsilon?: number | null;
 }
 /**
- * Correction of label bias (docs/explanation/calibration.md). Short form: only the kind.
+ * Correction of label bias (docs/explanation/calibration.md). The section may be a kind only.
  */
 export interface CalibrationSpec {
   /**
-   * `labels` fits a bias for each prompt, from derivatives of the losses in the updates, without further queries; it needs a method with a pool of prompts, and a cross-entropy over label words. `auto` is `labels` if the run supports it, and `none` if not.
+   * `labels` fits a bias for each prompt, without further queries: the updates contain derivatives of the losses. The method must be a search, and the loss a cross-entropy over label words. `auto` is `labels` if the run supports it, and `none` if not.
    */
   kind?: "auto" | "none" | "labels";
 }
@@ -475,15 +469,15 @@ export interface Slot {
   repeat?: number;
 }
 /**
- * `POST /v1/score`: score every prompt on every text, under an assignment's lease.
+ * `POST /v1/score`: score every prompt on every example.
  */
 export interface Score {
   /**
-   * The assignment whose lease pays.
+   * The assignment whose reserved queries pay for the scores.
    */
   assignment_id: string;
   /**
-   * Shape (P, n), candidate indices; absent for the assignment's own prompts.
+   * Shape (P, n), candidate indices; absent if they are the assignment's prompts.
    */
   prompts?: Tensor | null;
   /**
@@ -497,12 +491,12 @@ export interface Score {
    */
   references?: string[];
   /**
-   * Instead of `prompts`: one prompt is scored, the parent with the text in its slot.
+   * Scores one prompt instead of `prompts`: the parent with the proposed text.
    */
   proposal?: Proposal | null;
 }
 /**
- * A candidate that a device wrote for the slot in which devices may propose candidates.
+ * A candidate that a device proposes, for the slot of the run's proposer.
  */
 export interface Proposal {
   /**
@@ -533,7 +527,7 @@ export interface Scores {
   model: string;
 }
 /**
- * `POST /v1/reflect`: let the run's model write a candidate from cases, once per assignment.
+ * `POST /v1/reflect`: the run's model writes a candidate from cases, once per assignment.
  */
 export interface Reflect {
   assignment_id: string;
@@ -547,7 +541,7 @@ export interface Reflect {
   cases: Judged[];
 }
 /**
- * The text fields of an example; the expected and the given answer with its loss.
+ * The text fields of an example; `feedback` has the expected and given answer and the loss.
  */
 export interface Judged {
   example: {
@@ -571,19 +565,19 @@ export interface LossesUpdate {
   model: string;
   exchange: "losses";
   /**
-   * The mean loss of each prompt of the assignment, at the prompt's label bias if the assignment has `biases`.
+   * The mean loss of each prompt of the assignment, with the prompt's label bias if the assignment has `biases`.
    */
   losses: number[];
   /**
-   * In runs with label calibration: float32, shape (I, K, 2 + C). The scored examples are in K groups: one per class (K = C, for at most 4 labels), or one for all (K = 1, for more labels or under privacy). Per prompt and group: the mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label, all at the prompt's label bias; 0 for a group without scored examples.
+   * In runs with label calibration: float32, shape (I, K, 2 + C). The scored examples are in K groups: one per class (K = C, for at most 4 labels), or one for all (K = 1, for more labels or under privacy). Each prompt has 2 + C numbers for each group: the mean loss, the mean of 1 minus the sum of squared label probabilities, and the mean probability of each label. They include the prompt's label bias, and are 0 for a group without scored examples.
    */
   by_class?: Tensor | null;
   /**
-   * Number of scored examples of each class, shape (C,), under privacy with noise; empty without `by_class`.
+   * Number of scored examples of each class, shape (C,), to which a run with `privacy` adds noise; empty without `by_class`.
    */
   class_counts?: number[];
   /**
-   * The candidate that the device wrote, for an assignment with `reflect`.
+   * A new candidate, if the assignment has `reflect` and the device proposes one.
    */
   proposal?: Proposal | null;
 }
@@ -605,11 +599,11 @@ export interface Scored {
   vetoed?: number;
 }
 /**
- * How much a model was used, and the cost.
+ * How much a model was used, and what it cost.
  */
 export interface Usage {
   /**
-   * Evaluations of one prompt on one mini-batch, which the paper counts.
+   * Evaluations of one prompt on one mini-batch, the unit that the paper counts.
    */
   queries?: number;
   /**
@@ -625,7 +619,7 @@ export interface Usage {
    */
   completion_tokens?: number;
   /**
-   * Money, US dollars.
+   * The cost in US dollars.
    */
   usd?: number;
 }
@@ -641,7 +635,7 @@ export interface Decline {
   unfit?: boolean;
 }
 /**
- * Response to an accepted update; the same body again gets the same receipt.
+ * Response to an accepted update. If the update is sent again, the response is the same.
  */
 export interface Receipt {
   assignment_id: string;
@@ -649,15 +643,12 @@ export interface Receipt {
   body_sha256: string;
 }
 /**
- * `application/problem+json`.
+ * `application/problem+json`; `code` is for programs (see `fedone_sdk.errors.PROBLEMS`).
  */
 export interface Problem {
   type: string;
   title: string;
   status: number;
-  /**
-   * Stable code for programs (`fedone_sdk.errors.PROBLEMS`).
-   */
   code: string;
   detail: string;
 }

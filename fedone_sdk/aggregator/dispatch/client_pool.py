@@ -1,10 +1,10 @@
 """The pool of waiting clients: a limited number per run; other clients get a ``Retry-After``.
 
-A round needs K* clients, and draws them from the clients that have a place in the run's pool. Other
-clients retry after a random pause, chosen so that they return about as fast as places become free.
-While clients are turned away, a client keeps its place for one long poll or one assignment. Random
-pauses give every device the same chance of a place, so a uniform draw from the pool is a uniform
-draw from all devices.
+The clients of a round are drawn from the clients that have a place in the run's pool. If no place
+is free, a client is turned away: it claims again after a random pause, which is chosen so that
+clients return about as fast as places become free. While clients are turned away, a client keeps
+its place for one long poll or one assignment. As the pauses are random, every device has the same
+chance of a place, and a uniform draw from the pool is a uniform draw from all devices.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class _Waiting:
 class ClientPool:
     """The clients that wait for work, with a limited number of places per run.
 
-    A *member* is a client in the pool. It waits for each run that it may work for and that has a
-    free place; a place is not yet a seat in a round. It keeps its places until it works, times out
-    or leaves.
+    A *member* is a client in the pool. It gets a place in each run that it may work for and that
+    has a free place. A client with a place can be drawn for a seat of a round. A member keeps its
+    places until it works, its claim times out, or it leaves.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -67,7 +67,7 @@ class ClientPool:
         # Clients that were turned away -> when they are expected back.
         self._away: dict[int, float] = {}
         self._swept_at = 0.0
-        # Clients that left after their work -> until when other clients have precedence.
+        # Clients that left after their work -> until when other clients get places before them.
         self._after_work: dict[int, float] = {}
         # Replica -> number of clients turned away there, finished assignments per second, expiry.
         self._other_replicas: dict[str, tuple[int, float, float]] = {}
@@ -87,7 +87,7 @@ class ClientPool:
         return len(self._away)
 
     def record_replica(self, replica: str, away: int, rate: float, now: float) -> None:
-        """Record how many clients another replica turned away, and its finished work per second."""
+        """Record another replica's number of clients turned away, and rate of finished work."""
         self._other_replicas[replica] = (away, rate, now + _REPLICA_TTL_S)
 
     @property
@@ -98,9 +98,9 @@ class ClientPool:
     def add_run(self, run_id: str, capacity: int, *, again: bool = False) -> None:
         """Add a run with `capacity` places for waiting clients.
 
-        In a new run a member gets its place at its next claim, which shows that it is connected. If
-        the run ran before (`again`), the members that may work for it get places at once, so that
-        its draws do not depend on the order of their claims.
+        In a new run a member gets its place at its next claim, which shows that it is connected. In
+        a run that continues (`again`), the members get places at once, so that its draws do not
+        depend on the order of their claims.
         """
         self._capacities[run_id] = capacity
         if run_id not in self._places:
@@ -117,7 +117,7 @@ class ClientPool:
         self._places.pop(run_id, None)
 
     def has_run(self, run_id: str) -> bool:
-        """Whether a run has places here."""
+        """Whether a run was added to the pool."""
         return run_id in self._places
 
     def waiting(self, run_id: str, now: float) -> Mapping[int, int]:
@@ -140,7 +140,7 @@ class ClientPool:
         ]
 
     def remove_places(self, run_id: str, clients: Iterable[int]) -> None:
-        """Remove the places of clients that get no seat of a run."""
+        """Remove the places of clients in a run, so that they are not drawn."""
         places = self._places.get(run_id)
         if places:
             for client in places.keys() & set(clients):
@@ -173,7 +173,7 @@ class ClientPool:
         if known is None:
             returned = self._away.pop(client, None) is not None
             has_worked = self._after_work.pop(client, None) is not None
-            # A yielding client gets a place only while more than half of the places are free.
+            # After work, a client gets a place only while more than half of the places are free.
             yields = has_worked and not returned and self._num_outside > 0
             free = [r for r in open_runs if self._has_place(r, share=0.5 if yields else 1.0)]
             if not free and (open_runs or len(self._members) >= _MAX_IDLE):
@@ -250,13 +250,13 @@ class ClientPool:
         return RetryLater(retry_after_s=retry_after_s)
 
     def _mean_retry_s(self, now: float) -> float:
-        """Return the mean pause with which clients return as fast as places become free."""
+        """Return the mean pause after which clients return as fast as places become free."""
         capacity = sum(self._capacities.values())
         # 50 % more clients than needed return, because too few would delay rounds.
         rate = self.rate(now) + sum(rate for _, rate, _ in self._other_replicas.values())
         returns_per_s = 1.5 * max(capacity / _POLL_S, rate)
         pause = (self._num_outside + 1) / returns_per_s if returns_per_s else MAX_RETRY_AFTER_S
-        # Limited by the time of observation, because the rate is unreliable at first.
+        # At most about the time since the first claim, because the rate is unreliable at first.
         observed_s = now - (now if self._first_claim_at is None else self._first_claim_at) + 10.0
         return max(min(pause, observed_s, MAX_RETRY_AFTER_S / 1.5), _MIN_RETRY_AFTER_S)
 

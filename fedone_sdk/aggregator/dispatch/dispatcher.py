@@ -1,4 +1,8 @@
-"""Dispatch of work to waiting clients: long polls and seats."""
+"""Dispatch of work to waiting clients, which keep a claim open as a long poll.
+
+A round has a number of seats. For each seat a waiting client is drawn; the seat is then offered to
+this client. The claim of the client gets the work of the seat as an assignment.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ _MAX_REASONS = 5
 _MAX_REPLACED = 10
 """A warning is logged when a client has replaced its open poll this many times in a row."""
 _RETRY_NOW = RetryLater(retry_after_s=0.0)
-"""The client claims again at once, and keeps its place in the pool."""
+"""Makes the client claim again at once; it stays in the pool."""
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +65,7 @@ class Dispatcher:
     models: ModelChecks
     pool: ClientPool = field(default_factory=ClientPool, init=False)
     _polls: dict[int, _Poll] = field(default_factory=dict, init=False)
-    # Client -> ids of the runs that may have a seat for it. The run's state is authoritative.
+    # Client -> ids of runs that may have a seat for it; checked in the state of the run.
     _possible_seats: dict[int, set[str]] = field(default_factory=dict, init=False)
     _draining: bool = field(default=False, init=False)
     _stopping: set[str] = field(default_factory=set, init=False)
@@ -81,14 +85,14 @@ class Dispatcher:
     async def claim(
         self, client: ClientRecord, message: Claim, run: ServedRun | None = None
     ) -> Assignment | RetryLater:
-        """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
+        """Wait for work up to the client's ``wait_s``; return an assignment, or when to retry.
 
-        A client's new claim ends its previous one. Without `run`, the client claims work of any run
-        that it may work for.
+        A client's new claim ends its previous one. If `run` is None, the client claims work of all
+        runs that it may work for.
 
         Raises:
-            ProblemError: ``run_ended`` if all of these runs have ended; ``forbidden`` if the client
-                has a model, and none of the runs admits models on devices.
+            ProblemError: ``run_ended`` if all these runs have ended; ``forbidden`` if the client
+                has a model of its own, and none of these runs admits models on devices.
         """
         until = asyncio.get_running_loop().time() + message.wait_s
         if message.changed:
@@ -100,7 +104,7 @@ class Dispatcher:
                 poll.woken.clear()
                 eligible = self._eligible(client, message, run)
                 if poll.ended:
-                    return _RETRY_NOW  # A newer claim replaced it, or the client was revoked.
+                    return _RETRY_NOW  # A newer claim replaced this one, or the client was revoked.
                 work = await self._claim_any(self.runs_of(client.index), client.index, message)
                 if work is not None:
                     return work
@@ -126,11 +130,11 @@ class Dispatcher:
     def _eligible(
         self, client: ClientRecord, message: Claim, run: ServedRun | None
     ) -> list[ServedRun]:
-        """Return the runs that a client may work for now, or refuse its claim."""
+        """Return the runs that a client may work for now, or raise why its claim is refused."""
         runs = [run] if run else _visible(client, self._runs)
         if not any(each.state.running or each.state.paused for each in runs):
             stored = [] if run else _visible(client, self.registry.stored)
-            # If a stored run is live, this replica is loading it, and the client waits for it.
+            # A live run that is still being loaded has not ended: the client waits for it.
             if (runs or stored) and not any(each.live for each in stored):
                 raise ProblemError("run_ended", "all runs that you could work for have ended")
         admitting = runs
@@ -166,7 +170,7 @@ class Dispatcher:
     async def _wait_in_pool(
         self, client: ClientRecord, message: Claim, runs: Sequence[ServedRun]
     ) -> Assignment | RetryLater | None:
-        """Add a client to the pool and fill vacant seats; return its work if it is drawn."""
+        """Add a client to the pool, and draw clients; return the client's work if it is drawn."""
         entered = self.pool.enter(
             client.index,
             message.num_examples,
@@ -182,7 +186,7 @@ class Dispatcher:
         return await self._claim_any(self._vacant(runs), client.index, message)
 
     async def _store_or_remove(self, member: Member) -> None:
-        # Stored before any draw, so that the draw can be reproduced after a crash.
+        # Stored before any draw, because a draw after a crash must have the same members.
         try:
             await self._store_member(member)
         except Exception:
@@ -190,10 +194,10 @@ class Dispatcher:
             raise
 
     async def keep_waiting(self, clients: Mapping[int, int]) -> None:
-        """Let clients wait for work of any run without a poll, until cancelled.
+        """Let clients wait for work of any run without a long poll, until cancelled.
 
-        For a process that runs many clients and learns of their offers from the service's
-        listeners. The pool's capacity does not limit the number of these clients.
+        A process that runs many clients calls this. It learns from the service's listeners which
+        of its clients are drawn. The capacity of the pool does not limit these clients.
 
         Args:
             clients: Enrolment index -> number of examples.
@@ -208,7 +212,7 @@ class Dispatcher:
                 with self._ignoring_ended_run():
                     await run.seat()
             await asyncio.sleep(MEMBER_TTL_S / 3)
-            # A client that left the pool, for example after a missed seat, returns by a claim.
+            # A client that left the pool, for example after a missed seat, returns when it claims.
             waiting = {index: count for index, count in clients.items() if index in self.pool}
 
     async def _store_member(self, member: Member) -> None:
@@ -255,7 +259,7 @@ class Dispatcher:
             return None  # The run is paused, and keeps the client's seat.
         if run.run_id in self._stopping and (seat is None or seat.phase == "offered"):
             return None  # The run is stopping, and gets no new assignments.
-        await self.models.ensure(run)
+        await self.models.recheck(run)
         work = await run.apply(
             assign, client=client, assignment_id=uuid.uuid4().hex, own_model=message.own_model
         )
@@ -266,7 +270,7 @@ class Dispatcher:
     # Waiting clients
 
     def available(self, run: ServedRun) -> Mapping[int, int]:
-        """Return the clients that can take a seat now: enrolment index -> number of examples."""
+        """Return the clients that can be drawn now: enrolment index -> number of examples."""
         busy = {
             seat.client
             for other in self._runs.values()
@@ -281,7 +285,7 @@ class Dispatcher:
         return {c: count for c, count in waiting.items() if c not in busy} if busy else waiting
 
     def count_devices(self, run: ServedRun, *, reasons: bool) -> RunDevices:
-        """Return how many connected clients fit a run."""
+        """Return how many connected clients have declined a run as unfit, and how many have not."""
         state = run.state
         members = self.pool.members(run.run_id, self.clock.now())
         unfit = Counter(state.unfit[client] for client in members if client in state.unfit)
@@ -290,7 +294,7 @@ class Dispatcher:
         return RunDevices(connected=len(members), fit=len(members) - unfit.total(), unfit=groups)
 
     def _barred_runs(self, client: int, *, own_model: bool = False) -> frozenset[str]:
-        """Return the ids of the runs that offer this client no seat at present."""
+        """Return the ids of the runs that do not draw this client at present."""
         now = self.clock.now()
         return frozenset(
             run_id
@@ -321,7 +325,7 @@ class Dispatcher:
             await self._remove_members(missed)
 
     async def finish_work(self, client: int) -> None:
-        """Remove a client that has finished its work from the pool if others wait for a place."""
+        """After a client's work, remove it from the pool if other clients wait for a place."""
         if self.pool.finish_work(client, self.clock.now()):
             await self._remove_members([client])
 
@@ -345,7 +349,7 @@ class Dispatcher:
     # Changes of runs
 
     def on_change(self, run: ServedRun, change: Change) -> None:
-        """Update the possible seats, and wake the clients that a change concerns."""
+        """Update which runs may have seats for which clients; wake the clients that were drawn."""
         self.note_seats(run.run_id, change.offered)
         if change.reloaded or change.ended:
             self.sync_run(run)
@@ -353,7 +357,7 @@ class Dispatcher:
             self._prune_seats(run)
 
     def sync_run(self, run: ServedRun) -> None:
-        """Update the pool and possible seats after a run was added, loaded, resumed or ended."""
+        """Update the pool after a run was added, loaded, resumed or ended; record its seats."""
         # A paused run keeps its places, so that its clients are available when it resumes.
         has_places = run.state.running or run.state.paused
         if has_places is not self.pool.has_run(run.run_id):
@@ -385,7 +389,7 @@ class Dispatcher:
 
     def _prune_seats(self, run: ServedRun) -> None:
         if run.is_stale:
-            return  # A seat that another replica announced may be missing from this copy.
+            return  # This copy may lack a seat that another replica has announced by a signal.
         seated = {seat.client for seat in run.state.seats if seat.phase != "done"}
         self._forget_seats(run, keep=seated)
 

@@ -24,7 +24,7 @@ from fedone_sdk.stores import ClientRecord, ClosedWork, Store
 _log = structlog.get_logger(__name__)
 
 _MAX_REASON_CHARS = 200
-"""Maximal length of an unfit client's reason."""
+"""Maximal length of the reason of a client whose data do not fit a run."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -49,9 +49,9 @@ class OpenWork:
     def traffic_run(
         self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
     ) -> ServedRun | None:
-        """Return the run to whose traffic a message counts, or None if it names no run.
+        """Return the run whose traffic a message belongs to, or None if it names no run.
 
-        `work` is a client and the id of its open assignment. A server's only run gets all traffic.
+        `work` is a client and the id of its assignment. A server's only run gets all traffic.
         """
         seated = None if work is None else self.seat_with(*work)
         if seated is not None:
@@ -67,9 +67,9 @@ class OpenWork:
             await self._closed(client, assignment_id)
 
     async def check_lease(self, client: ClientRecord, body_sha256: str | None = None) -> None:
-        """Refuse a model call that no lease pays for, before its body is read or parsed.
+        """Refuse a model call, before its body is read, if the assignments pay for no more queries.
 
-        With `body_sha256`, a repeated request passes: it is answered even if the lease is used up.
+        With `body_sha256`, a repeated request passes, because it is answered without new queries.
 
         Raises:
             ProblemError: ``assignment_expired`` or ``lease_exhausted``.
@@ -107,7 +107,7 @@ class OpenWork:
         message: messages.AlphaUpdate | messages.LossesUpdate,
         body_sha256: str,
     ) -> messages.Receipt:
-        """Accept a client's update; the same body again gets the same receipt.
+        """Accept a client's update; if it sends the same body again, it gets the same receipt.
 
         Raises:
             ProblemError: ``assignment_expired``, ``update_conflict``, ``model_mismatch``,
@@ -129,7 +129,7 @@ class OpenWork:
             except ProblemError as exc:
                 if exc.code != "assignment_expired":
                     raise
-                # Another request, perhaps a repetition of this one, has closed the assignment.
+                # Another request has closed the assignment; perhaps it has sent the same update.
             else:
                 await self.dispatcher.finish_work(client.index)
                 return receipt
@@ -161,7 +161,7 @@ class OpenWork:
     async def decline(
         self, client: ClientRecord, assignment_id: str, message: messages.Decline
     ) -> None:
-        """Take an assignment back from a client that declines it."""
+        """End an assignment that its client declines; another client gets its seat."""
         run, _ = await self.find(client, assignment_id)
         await run.apply(
             decline,
@@ -174,7 +174,7 @@ class OpenWork:
     async def score(
         self, client: ClientRecord, message: messages.Score, body_sha256: str
     ) -> messages.Scores:
-        """Score prompts through the gateway, under the client's lease."""
+        """Score prompts through the gateway; the lease of the assignment pays."""
         run, seat = await self.find(client, message.assignment_id)
         if self.gateway is None:
             raise ProblemError("not_found", "this server has no gateway; score on the device")
@@ -191,11 +191,7 @@ class OpenWork:
         raise ProblemError("not_found", "the run has no proposer; reflect on the device")
 
     async def find(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
-        """Return the seat of a client's open assignment.
-
-        Raises:
-            ProblemError: ``not_found``, or ``assignment_expired``.
-        """
+        """Return the run and the `Seat` of an open assignment, or raise a `ProblemError`."""
         seated = await self._find_open(client, assignment_id)
         if seated is not None:
             return seated
@@ -209,7 +205,7 @@ class OpenWork:
         return closed
 
     def seat_with(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
-        """Return the run and the seat of a client's open assignment."""
+        """Return the run and the `Seat` of a client's open assignment; None if it has ended."""
         for run, seat in self._working_seats(client):
             if seat.assignment_id == assignment_id:
                 return run, seat
@@ -220,7 +216,7 @@ class OpenWork:
     ) -> tuple[ServedRun, Seat] | None:
         seated = self.seat_with(client, assignment_id)
         if seated is None and self.store.shared:
-            await self.registry.refresh()  # Another replica may just have assigned the work.
+            await self.registry.refresh()  # Another replica may have assigned the work just now.
             seated = self.seat_with(client, assignment_id)
         if seated is not None and not seated[0].model_checked.is_set():
             await seated[0].model_checked.wait()

@@ -123,8 +123,8 @@ async def listening(
 ) -> AsyncIterator[str]:
     """Serve an application while the ``with`` block runs; yield the base URL.
 
-    At the end, pending requests have `grace_s` seconds to finish. Of `limits`, only the timeouts of
-    connections are used.
+    At the end, pending requests have `grace_s` seconds to finish. Only the timeouts of connections
+    in `limits` are used.
 
     Raises:
         OSError: The address is in use or does not belong to this machine.
@@ -160,7 +160,7 @@ async def listening(
 
 
 async def _close_silent(runner: web.AppRunner, first_request_s: float) -> None:
-    """Close connections that send no first request, for which aiohttp has no timeout."""
+    """Close connections that send no request at all; aiohttp has no timeout for them."""
     waiting: set[RequestHandler] = set()
     while True:
         await asyncio.sleep(first_request_s)

@@ -144,7 +144,7 @@ async def decline(context: RequestContext) -> web.Response:
     ),
 )
 async def score(context: RequestContext) -> web.Response:
-    """Score prompts with the server's model, under the lease of the device's assignment."""
+    """Score prompts with the server's model. The device's assignment limits the queries."""
     await context.service.work.check_lease(context.client)
     body = await context.body()
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)

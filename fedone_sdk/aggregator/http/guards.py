@@ -114,7 +114,7 @@ class Buckets:
         self.take(caller, count)
 
     def take(self, caller: Hashable, count: int = 1) -> None:
-        """Count requests of a caller, even if its bucket does not hold as many."""
+        """Count requests of a caller, even if its bucket holds fewer."""
         if self._per_minute is None:
             return
         now, taken_s = self._now(), count * 60.0 / self._per_minute
@@ -146,7 +146,7 @@ class Limiter:
         peer = _address(request.remote or "")
         if peer is None:
             return ""  # The peer is connected by a Unix socket.
-        # The last entry is from the trusted proxy; earlier entries may be forged.
+        # A trusted proxy appends the last entry; earlier entries may be forged.
         entries = ",".join(request.headers.getall("X-Forwarded-For", ())).split(",")
         while entries and any(peer in network for network in self._proxies):
             forwarded = _address(entries.pop().strip())
@@ -179,7 +179,7 @@ LIMITER: web.AppKey[Limiter] = web.AppKey("limiter", Limiter)
 def guarding(
     limiter: Limiter, known: Callable[[web.Request], bool], *, unlimited: Collection[str]
 ) -> Middleware:
-    """Return the middleware that applies the limits. It must run inside `problems`.
+    """Return the middleware that applies the limits; it must run inside `requests.problems`.
 
     `known` says whether a request is from a known client; such a request does not count for its
     address. The paths in `unlimited` have no limits.
@@ -227,7 +227,7 @@ _ALLOWED_METHODS = "GET, POST"
 _ALLOWED_HEADERS = ("Authorization", "Content-Type", PROTOCOL_HEADER, "X-Request-ID")
 _EXPOSED_HEADERS = ("Retry-After", "Date", PROTOCOL_HEADER, "X-Request-ID")
 _MAX_AGE_S = 7200
-"""Time that browsers may cache a preflight; Chromium's maximum."""
+"""Time for which browsers may cache a preflight (the maximum in Chromium), seconds."""
 
 
 def _origin(text: str) -> str:
@@ -300,7 +300,7 @@ class Cors:
 
 
 class TlsConfig(Spec):
-    """TLS 1.2 or newer; TLS 1.3 for client certificates. A device needs its credential as well.
+    """TLS 1.2 or newer; TLS 1.3 if `client_ca` is set. A device needs its credential as well.
 
     Attributes:
         certificate: PEM file with the certificate and its chain.

@@ -222,11 +222,11 @@ class RequestContext:
         return body
 
     async def message(self, validate: Callable[[Any], T], body: bytes | None = None) -> T:
-        """Return the message in the body; `body` is passed if it was read already.
+        """Return the message in the body; if the body was read already, it is the argument `body`.
 
         Raises:
             ProblemError: ``invalid_message``; ``unauthorized`` if the device was revoked during the
-                request; or a code of the method `body`.
+                request; or a problem that the method `body` raises.
         """
         text = await self.body() if body is None else body
         try:

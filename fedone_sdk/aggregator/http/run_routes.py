@@ -42,7 +42,7 @@ _POSTABLE = (ListVocabulary, instructions.InstructionsSource, label_sets.LabelsS
 
 _RESUMING = ("run_conflict", "backend_blocked", "backend_unavailable")
 _MAX_TOKENS, _DEFAULT_TOKENS = 32, 8
-"""Maximal and default number of tokens per position."""
+"""Maximal and default number of tokens per position in ``/probabilities``."""
 
 _KEEPALIVE_S = 15.0
 """Interval of comments that keep proxies from closing an idle stream, seconds."""
@@ -58,7 +58,7 @@ _KEEPALIVE_S = 15.0
     problems=("invalid_run", "run_conflict"),
 )
 async def add_run(context: RequestContext) -> web.Response:
-    """Start a run. Its candidates must need no files, and its backend is the server's."""
+    """Start a run. It uses the server's backend, and its candidates cannot come from files."""
     service = context.service
     document = await context.message(_JSON.validate_python)
     try:
@@ -148,7 +148,7 @@ def _result(context: RequestContext, run: ServedRun) -> messages.RunResult:
 
 @route("GET /v1/runs/{run_id}/prompt", "member", messages.PromptReport)
 async def prompt(context: RequestContext) -> web.Response:
-    """Return the current deployable prompt."""
+    """Return the prompt that the run would return if it ended now."""
     return answer((await context.find_run()).prompt())
 
 
@@ -266,7 +266,7 @@ async def roll_back(context: RequestContext) -> web.Response:
     problems=("run_conflict",),
 )
 async def quarantine(context: RequestContext) -> web.Response:
-    """Put a client of a run in quarantine: it gets no seats, and its open work is discarded."""
+    """Put a client of a run in quarantine: it gets no work, and its open work is discarded."""
     run = await context.find_run()
     message = await context.message(messages.Quarantine.model_validate)
     client_id = context.parameters["client_id"]
@@ -292,7 +292,7 @@ async def release(context: RequestContext) -> web.Response:
 
 @route("GET /v1/runs/{run_id}/seats", "viewer", messages.Seats)
 async def seats(context: RequestContext) -> web.Response:
-    """Return the current round's seats, the number of waiting clients, and the newest lost work."""
+    """Return the clients of the current round, the number of waiting clients, and lost work."""
     run = await context.find_run()
     service, state, now = context.service, run.state, context.service.clock.now()
     busy = {seat.client for seat in state.seats if seat.phase != "done"}
@@ -300,7 +300,7 @@ async def seats(context: RequestContext) -> web.Response:
     names = await service.access.names([seat.client for seat in state.seats])
     reports = [
         messages.SeatReport(
-            slot=seat.slot,
+            number=seat.number,
             client_id=name,
             phase=seat.phase,
             step=seat.step,

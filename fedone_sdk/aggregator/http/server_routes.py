@@ -76,7 +76,7 @@ class Readiness:
 
     async def check(self) -> messages.Health:
         """Run all checks. Because the result is public, details are only logged."""
-        # Simultaneous probes share one check of the store, because probes need no token.
+        # Simultaneous probes share one check, because anyone can send many: they need no token.
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._store(), name="store check")
         checks = {"serving": self._serving(), "store": await asyncio.shield(self._checking)}

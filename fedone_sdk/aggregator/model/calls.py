@@ -1,4 +1,8 @@
-"""Model calls that a run pays for: reservations, checks of the model, bugs of backends."""
+"""Model calls that a run pays for: their cost, checks of the model, and bugs of backends.
+
+A lease is an amount that is reserved in the run's account. To settle the lease is to replace it
+with the actual cost. A quote is a backend's upper bound on the cost of one attempt at a query.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +46,19 @@ _MAX_BUGS = 3
 class CallBudget:
     """Pays for the requests of one call from the account of a run.
 
-    The first grant covers one attempt at each request. A retry reserves more before it is sent.
-    The id of a reservation starts with the replica's id: if a replica seems to have exited, the
-    others find its reservations and charge them. Each reservation is settled once.
+    The first reservation covers one attempt at each query. A retry reserves more before it is sent.
+    The id of a reservation starts with the replica's id. If a replica seems to have exited, the
+    others find its reservations by this prefix and charge them. Each is settled once.
 
     Args:
         run: The run that pays.
         reserve: Reserves an amount of the run's account under an id, or raises `ProblemError`.
 
     Attributes:
-        spent: The amount spent; a pending request, or one whose outcome is unknown, counts in full.
-        granted: The amount that is reserved, or being reserved.
-        refusal: Why a reservation was refused.
+        spent: The amount spent. Requests that are pending, or have an unknown outcome, count with
+            their upper bound.
+        granted: The amount that is reserved, including reservations in progress.
+        refusal: The error of a refused reservation of a retry, or None.
     """
 
     def __init__(self, run: ServedRun, reserve: Callable[[str, Usage], Awaitable[object]]) -> None:
@@ -61,7 +66,7 @@ class CallBudget:
         self.refusal: errors.ProblemError | None = None
         self._run = run
         self._reserve = reserve
-        # By id; None while it is not known whether the store has the reservation.
+        # Id -> reserved amount; None while it is unknown whether the store has the reservation.
         self._reservations: dict[str, Usage | None] = {}
 
     @property
@@ -70,19 +75,19 @@ class CallBudget:
         return self._run.run_id
 
     async def cover(
-        self, backend: LLMBackend, queries: Sequence[Query], count: Usage
+        self, backend: LLMBackend, queries: Sequence[Query], query_count: Usage
     ) -> list[Query]:
         """Reserve one attempt at each query; return the queries with this object as their payer.
 
-        `count` is reserved too: the number of queries as a usage, or `NOTHING`.
+        The amount includes `query_count`: their number, or `NOTHING` if they are not counted.
         """
         quotes = [await backend.quote(query) for query in queries]
         worst = sum((quote.without_queries() for quote in quotes), NOTHING)
-        await self.grant(worst + count)
+        await self.grant(worst + query_count)
         return [replace(query, payer=self) for query in queries]
 
     async def grant(self, worst: Usage) -> None:
-        """Reserve an amount, or raise the refusal."""
+        """Reserve the amount `worst`, or raise why it is refused."""
         attempt = f"{self._run.replica}/{uuid.uuid4().hex}"
         # Added before the await, so that a concurrent request does not reserve this amount again.
         self.granted += worst
@@ -97,7 +102,7 @@ class CallBudget:
         self._reservations[attempt] = worst
 
     def shares(self, spent: Usage) -> Iterator[tuple[str, Usage]]:
-        """Yield each reservation and the part of `spent` that it pays; the last one pays excess."""
+        """Divide `spent` among the reservations; the last one also pays what exceeds their sum."""
         granted = [key for key, worst in self._reservations.items() if worst is not None]
         for attempt, worst in self._reservations.items():
             is_last = attempt in granted[-1:]
@@ -107,7 +112,7 @@ class CallBudget:
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
-        """Reserve `worst` while the body runs, then charge the amount that the body settles.
+        """Count `worst` as spent while the body runs, then replace it with the lease's charge.
 
         Raises:
             BudgetExhausted: The run's budget does not cover `worst`; the body does not run.
@@ -135,13 +140,13 @@ async def query_as_evaluation(
 ) -> list[Answer]:
     """Query the model outside training and charge the run's evaluation account.
 
-    `payee` is ``judge`` or ``proposer``, whose cost is reported separately and whose queries are
-    not counted; None for the run's model.
+    `payee` is None for queries to the run's model. For ``judge`` or ``proposer`` the cost is
+    reported separately, and the number of queries is not charged.
 
     Raises:
         BackendError: The model refused a query.
-        BudgetExhausted: The budget does not cover a retry.
-        ProblemError: The caps do not cover the queries, and no query was sent.
+        BudgetExhausted: The backend has a budget of its own, which is exhausted.
+        ProblemError: The run's caps do not cover the queries or a retry.
     """
     call = CallBudget(
         run, lambda lease_id, worst: run.apply(reserve_evaluation, lease_id=lease_id, worst=worst)
@@ -160,7 +165,7 @@ async def query_as_evaluation(
         sent = NOTHING
         raise
     finally:
-        # Runs also after a cancellation during `grant`, which may have opened a lease.
+        # A call that was cancelled while it reserved an amount may have a lease, too.
         for lease_id, used in call.shares(call.spent + sent):
             settle = partial(
                 run.apply, settle_evaluation, lease_id=lease_id, used=used, payee=payee
@@ -168,11 +173,11 @@ async def query_as_evaluation(
             await persist(run, settle)
 
 
-async def persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None:
-    """Store a result; retry until the store is available, because an open lease binds budget."""
+async def persist(run: ServedRun, store: Callable[[], Awaitable[object]]) -> None:
+    """Store a result, and retry while the store is unavailable: open leases block budget."""
     while True:
         try:
-            await keep()
+            await store()
             return
         except errors.ProblemError:
             return  # The lease was refused, or it is charged in full already.
@@ -193,7 +198,7 @@ def charged_to(run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | N
 
 
 class Companion(ABC):
-    """The server's work for a run in addition to training: the evaluation, or the proposer."""
+    """Work that the server does for a run besides training: the evaluation or the proposer."""
 
     def __init__(self, run: ServedRun) -> None:
         self._run = run
@@ -264,7 +269,7 @@ class BugCounter:
 
 
 class ModelChecks:
-    """Checks the gateway's model for runs, and sets it in their machines."""
+    """Checks that the gateway's model supports a run, and adds its costs to the run's machine."""
 
     def __init__(self, backend: LLMBackend | None) -> None:
         self._backend = backend
@@ -275,7 +280,7 @@ class ModelChecks:
             self._backend.reset()
 
     def machine(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
-        """Return the machine of a run, before the model is known."""
+        """Return the machine of a run whose model is not checked yet."""
         gateway_model = None if self._backend is None else ""
         try:
             return RoundMachine.of(run_id, spec, vocabulary, gateway_model=gateway_model)
@@ -283,7 +288,7 @@ class ModelChecks:
             raise errors.SpecError(f"method: {exc}") from exc
 
     async def with_model(self, machine: RoundMachine, vocabulary: Vocabulary) -> RoundMachine:
-        """Check that the model supports a run; return the machine with the model's facts.
+        """Check that the model supports a run; return the machine with the model's costs.
 
         Raises:
             SpecError: The model does not support the run.
@@ -298,31 +303,29 @@ class ModelChecks:
                     "name the fingerprint of the devices' model"
                 )
             return machine
-        # Done first, because some backends know their capabilities only after a request.
+        # Before the caps, because some backends know their `bounds` only after a request.
         for words, form in label_checks(spec.task, vocabulary):
             await check_label_words(backend, words, form)
         spec.check_caps(backend.bounds)
-        # Raises for an unsupported template here, rather than in every query.
+        # A template that the backend does not support raises here, rather than in every query.
         example = dict.fromkeys(spec.task.fields, "")
         bare = no_prompt(spec.task, vocabulary)
         query = query_for(spec.task, bare, [example], backend=backend, references=["a"])
         await backend.quote(query)
         return machine.with_model(backend.fingerprint, _worst_query(spec, backend))
 
-    async def probe(self, run: ServedRun) -> None:
+    async def check(self, run: ServedRun) -> None:
         """Check the model for a served run, and store its fingerprint and costs in the machine.
 
-        Raises:
-            SpecError: The model does not support the run, or is not the required model.
-            BackendError: The model is not available.
+        It raises as `with_model`, and a `SpecError` if the run requires another model.
         """
         run.use_machine(await self.with_model(run.base, run.vocabulary))
         check_required_model(run.base)
 
-    async def ensure(self, run: ServedRun) -> None:
+    async def recheck(self, run: ServedRun) -> None:
         """Check the model of a run that was loaded while the model was unavailable.
 
-        If the model's bills have raised its quotes, later leases cover the higher quotes.
+        If the backend's quotes have risen since, later leases reserve the higher amounts.
 
         Raises:
             ProblemError: The model is still unavailable.
@@ -330,9 +333,9 @@ class ModelChecks:
         base = run.base
         if base.gateway_model == "":
             try:
-                await self.probe(run)
+                await self.check(run)
             except (errors.BackendError, errors.SpecError) as exc:
-                # The cause is only logged: the response goes to devices.
+                # The cause is only logged, because the response goes to devices.
                 _log.warning("the model is not available", run_id=run.run_id, reason=str(exc))
                 raise errors.ProblemError(
                     "backend_unavailable", "the model is not available at the moment"
@@ -343,9 +346,9 @@ class ModelChecks:
                 run.use_machine(base.with_model(base.gateway_model, worst_query))
 
     async def check_available(self, run: ServedRun) -> None:
-        """Check the model before a run resumes: ``backend_blocked`` or ``backend_unavailable``."""
+        """Check the model before a run resumes; if it cannot serve the run, raise a problem."""
         try:
-            await self.probe(run)
+            await self.check(run)
         except (errors.BackendError, errors.SpecError) as exc:
             temporary = isinstance(exc, errors.BackendUnavailable)
             code = "backend_unavailable" if temporary else "backend_blocked"

@@ -1,4 +1,7 @@
-"""Evaluation of deployable prompts on held-out examples, billed separately from training."""
+"""Evaluation of a run's prompts on held-out examples (the dev split).
+
+The deployable prompt of a state is the prompt that a run with this state would return.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class Evaluation(calls.Companion):
     Results do not influence training, and queries are charged to a separate account.
 
     Args:
-        is_leader: Returns whether this replica is the leader, which measures whole dev splits.
+        is_leader: Returns whether this replica is the leader; only it measures whole dev splits.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Evaluation(calls.Companion):
         self._score = calls.charged_to(run, score)
         self._metric = measure
         self._subset = curve_examples(run.spec, examples)
-        # The prompt of a round is queued when the round ends, because training does not wait.
+        # Round, its prompt, and the number of rollbacks before it. None ends a wait for an item.
         self._points: asyncio.Queue[tuple[int, _ShownPrompt, int] | None] = asyncio.Queue()
         self._is_waiting = False
         self._bugs = calls.BugCounter("the evaluation")
@@ -83,7 +86,7 @@ class Evaluation(calls.Companion):
         self._begin_alone(self._measure_run())
 
     async def _measure_run(self) -> None:
-        """Measure "no prompt" and the untrained prompt, then the curve, then the final prompt.
+        """Measure "no prompt" and the untrained prompt, then prompts of rounds, then the final one.
 
         Returns when the run has ended or paused. After a pause, call it again.
         """
@@ -107,7 +110,7 @@ class Evaluation(calls.Companion):
                     return
 
     async def _measure_baselines(self) -> bool:
-        """Measure missing baselines if this replica is the leader; return whether it is."""
+        """Measure missing baselines on the leader; return whether this replica is the leader."""
         if not self._is_leader():
             return False
         await self._measure_whole("no_prompt", _ShownPrompt())
@@ -130,7 +133,7 @@ class Evaluation(calls.Companion):
             return
         result = await self._measure(shown, self._subset)
         if result is not None:
-            # After a rollback the round number belongs to another round.
+            # After a rollback during the measurement, the round number belongs to another round.
             if self._run.state.rollbacks == rollbacks:
                 await calls.persist(
                     self._run, partial(self._run.record_metric, round_number, result[0])
@@ -149,7 +152,7 @@ class Evaluation(calls.Companion):
         result = await self._measure(shown, self._examples)
         if result is None:
             return
-        # Stored before the metric, because a prompt with a metric is not measured again.
+        # The outcomes are stored first, because a prompt with a metric is not measured again.
         metric, prediction = result
         outcomes = Outcomes.of(which, prediction)
         await calls.persist(self._run, partial(self._run.record_outcomes, outcomes))
@@ -188,7 +191,7 @@ class Evaluation(calls.Companion):
         return verdict
 
     async def _preference(self, judge: Judge, tuned: _ShownPrompt) -> Preference | None:
-        """Let the judge compare the (cached) texts of the tuned prompt with those of no prompt."""
+        """Let the judge compare the model's texts with the tuned prompt and without a prompt."""
         try:
             ours, bare = [
                 texts_of(*(await self._query_prompt(shown, self._examples))[1:])

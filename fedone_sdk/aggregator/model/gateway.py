@@ -1,4 +1,4 @@
-"""The model gateway, through which devices query the server's model, paid by their lease."""
+"""The model gateway, through which devices query the server's model for their assignments."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _UNEXPECTED = (errors.DataError, errors.MissingExtraError)
 """Exceptions that indicate a bug in a backend."""
 
 _MOST_FAILURES = 8
-"""After this many temporary failures of an assignment's calls, the gateway answers that the model
-refused: a text on which the model always fails must not use up the cap."""
+"""Number of temporary failures of an assignment's calls after which the gateway reports a refusal,
+so that a text on which the model always fails does not use up the cap."""
 
 
 class Refused(NamedTuple):
-    """The outcome of a call whose query the model refused for good."""
+    """The outcome of a call that the model refused, and that is not repeated."""
 
     reason: str
 
@@ -44,7 +44,7 @@ Call = asyncio.Task[Scores | Refused]
 
 @dataclass(eq=False, slots=True)
 class _Work:
-    """What the gateway keeps of an open assignment.
+    """What the gateway stores for an open assignment.
 
     Attributes:
         calls: Pending and successful calls, by the digest of the request's body.
@@ -59,12 +59,12 @@ class _Work:
 
 
 class ModelGateway:
-    """Scores prompts for clients: reserves the cost before each call, and settles it afterwards.
+    """Scores prompts for clients: reserves the cost before each call, and charges it afterwards.
 
-    A call must fit the lease before its texts are rendered and counted; large texts are processed
-    in threads. A repeated request is answered from memory, also if the model refused it, and its
-    queries count once. After a restart or a temporary failure, a repeated request is sent to the
-    backend again, within the same lease.
+    Before it renders texts, the gateway checks that the lease (the amount that is reserved for the
+    assignment) covers the queries. A repeated request is answered from memory, also if the model
+    refused it, and its queries count once. After a restart or a temporary failure, a repeated
+    request is sent to the backend again, within the same lease.
     """
 
     def __init__(self, backend: LLMBackend) -> None:
@@ -74,24 +74,20 @@ class ModelGateway:
         self._bugs = BugCounter("the model's backend")
 
     async def score(self, run: ServedRun, seat: Seat, message: Score, body_sha256: str) -> Scores:
-        """Score a client's request.
-
-        Raises:
-            ProblemError: The request does not fit the assignment, or the model failed.
-        """
+        """Score a client's request; a `ProblemError` if it is invalid or the model failed."""
         assignment_id = message.assignment_id
         if run.state.seat_with(assignment_id) is None:
             raise errors.ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
         work = self._open.setdefault(assignment_id, _Work(run))
         call = work.calls.get(body_sha256)
-        # No await between this lookup and the new task: a request that is sent twice is one call.
+        # No await comes before the new task, so that a request that is sent twice is one call.
         if call is None or _failed(call):
             call = work.calls[body_sha256] = asyncio.create_task(
                 self._query_model(work, seat, message, body_sha256), name=f"gateway {assignment_id}"
             )
             self._pending[call] = run
             call.add_done_callback(partial(self._on_call_done, work, body_sha256))
-        # Shielded, because the answer is paid for, and is kept for a retry.
+        # Shielded from a disconnection: the answer is paid for, and is kept for a retry.
         answer = await asyncio.shield(call)
         if isinstance(answer, Refused):
             raise errors.ProblemError("backend_failed", answer.reason)
@@ -121,8 +117,8 @@ class ModelGateway:
 
     def _on_call_done(self, work: _Work, body_sha256: str, call: Call) -> None:
         del self._pending[call]
-        # A failed call is not kept: a retry queries the model again, and its traceback refers to
-        # the request's texts. `_failed` also retrieves the exception, which no caller may await.
+        # A failed call is not kept, because a retry queries the model again, and the traceback of
+        # the call refers to texts. `_failed` marks the exception as retrieved for asyncio.
         if _failed(call) and work.calls.get(body_sha256) is call:
             del work.calls[body_sha256]
 

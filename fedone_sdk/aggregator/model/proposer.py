@@ -1,4 +1,4 @@
-"""The proposer: a model that writes new candidates during a run."""
+"""The proposer: a model that writes new candidates for a slot of the prompt during a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Request(NamedTuple):
-    """A query for at most `limit` new candidates; a merge combines the candidates `parents`."""
+    """A query for at most `limit` new candidates, and the indices of the candidates it merges."""
 
     query: Query
     limit: int
@@ -49,9 +49,6 @@ class Proposer(Companion):
         run: A run with a proposer.
         backend: The model that writes.
         model: The gateway's model; no candidate may contain its special tokens.
-
-    Raises:
-        SpecError: The proposer's backend cannot generate text.
     """
 
     def __init__(self, run: ServedRun, backend: LLMBackend, *, model: LLMBackend | None) -> None:
@@ -174,7 +171,7 @@ class Reflections(Proposer):
         return state.round - state.merged_at >= self._spec.merge_every
 
     async def _next_request(self) -> _Request | None:
-        """Return the query that merges the best candidates of different clusters of clients."""
+        """Return the query that merges the candidates that are best for different clients."""
         run = self._run
         parents = await run.apply(begin_merge)
         candidates = run.vocabulary.candidates_of(self._slot)
@@ -185,11 +182,12 @@ class Reflections(Proposer):
         return _Request(written_query(messages, self._spec.max_tokens), 1, parents)
 
     async def reflect(self, seat: Seat, message: Reflect) -> Reflected:
-        """Let the model write a candidate from a device's cases, once per assignment.
+        """Let the model write a candidate from the cases of a device, once per assignment.
+
+        A case is a row that was answered wrongly, with feedback.
 
         Raises:
-            ProblemError: The assignment asks for no proposal, the cases do not have the task's
-                fields, another replica has received the request, or the model failed.
+            ProblemError: The request is invalid, another replica has it, or the model failed.
         """
         if not seat.reflects or message.parent >= seat.num_samples:
             raise invalid("the assignment asks for no reflection")

@@ -1,4 +1,4 @@
-"""Losses per class at the assigned label biases, as clients report them under calibration."""
+"""Losses per class, which clients report in runs with label calibration."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ByClass(NamedTuple):
     """A client's report of one local step, in wire form.
 
     Attributes:
-        means: Float32, shape (I, K, 2 + C), as in `ClassLosses`: the mean loss, the trace of the
-            covariance of the label probabilities, and their means.
+        means: Float32, shape (I, K, 2 + C) for I prompts, K groups of examples (`check`) and C
+            classes: mean loss, trace of the covariance of label probabilities, mean probabilities.
         counts: Number of examples of each class, shape (C,); noised under privacy.
         scored: Number of scored examples.
     """
@@ -37,14 +37,13 @@ class ByClass(NamedTuple):
     def check(self, losses: Sequence[float], *, groups: int, private: bool) -> None:
         """Check the shape, and that log-probabilities exist that give these numbers.
 
-        By Jensen's inequality the trace is at most 1 - sum_k p_k^2, and e^-loss at most
-        sum_k min(p_k, t_k), with the mean probabilities p and the shares t of the true labels.
-        With noise neither bound needs to hold. Then two things are checked: the losses equal those
-        of the update, and the trace is 1.
+        Let p be the mean probabilities and t the shares of the true labels. By Jensen's inequality
+        the trace is at most 1 - sum_k p_k^2, and e^-loss is at most sum_k min(p_k, t_k). With noise
+        these bounds need not hold; then only the mean loss and the trace (1) are checked.
 
         Args:
             losses: The mean losses of the update.
-            groups: K, the number of classes, or 1 for all examples together.
+            groups: K, the number of classes; or 1, for one group of all examples.
             private: Whether the numbers have noise.
 
         Raises:
@@ -95,7 +94,7 @@ class ByClass(NamedTuple):
         groups: int,
         noise: float | None,
     ) -> ClassLosses:
-        """Return the method's input.
+        """Return the losses in the form that the method's `tell` takes.
 
         With noise, a mini-batch counts as one example, because the noise of its mean probabilities
         is about as large as their spread over examples. Noised probabilities are clipped, so that
@@ -125,7 +124,7 @@ class ByClass(NamedTuple):
 
 
 def _contradict(means: NDArray[np.float64], losses: Sequence[float]) -> bool:
-    """Whether mean losses differ from those of the update by more than rounding."""
+    """Whether mean losses differ by more than rounding from the losses in the update."""
     expected = np.array(losses)
     tolerance = _ROUNDING * np.maximum(1.0, np.abs(expected))
     return bool((np.abs(means - expected) > tolerance).any())

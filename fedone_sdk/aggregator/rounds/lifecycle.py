@@ -31,10 +31,10 @@ def end_early(
     *,
     summary: str | None = None,
 ) -> Result[None]:
-    """End a run during a round: close open work and aggregate the local steps already paid for.
+    """End a run during a round: close open work, and aggregate the finished local steps.
 
     A round without any finished step is discarded. After a resume, the round draws the same clients
-    and prompts again, so that the answers to its queries are cached.
+    and prompts again, so that the answers of the model come from the cache.
     """
     result = _release_all(machine, state, f"the run ended as {status}")
     finished_first = sorted(result.state.seats, key=lambda seat: seat.phase != "done")
@@ -105,7 +105,7 @@ def raise_caps(machine: RoundMachine, state: RunState, now: float, *, caps: Budg
     """Raise caps; a cap that is None in `caps` stays as it is.
 
     A run that ended with ``budget_exhausted`` continues. A completed run continues if its search
-    ended before its rounds and can use more queries. A stopped run stays stopped.
+    ended before the last round and can use more queries. A stopped run stays stopped.
     """
     account = state.account
     if account.cap is None:
@@ -154,7 +154,7 @@ def charge_lost_replicas(
     """
     state = charge_lost(state, alive)
     if down:
-        # The clock may have been set since the strikes were stored.
+        # The clock may have been changed since the strikes were stored.
         latest = now + machine.LONGEST_ASIDE_S
         strikes = {
             client: known._replace(until=min(known.until, latest))
@@ -191,7 +191,7 @@ def _join(known: str, new: str) -> str:
 
 
 def record_model(machine: RoundMachine, state: RunState, now: float, *, model: str) -> Result[None]:
-    """Record the model's name as the provider reports it; a new name pauses the run.
+    """Record the name that the provider reports for the model; a new name pauses the run.
 
     If only the ``system_fingerprint`` is new, it is recorded and the run continues.
     """
@@ -202,8 +202,8 @@ def record_model(machine: RoundMachine, state: RunState, now: float, *, model: s
     state = replace(state, models=(*state.models, model))
     if before is None or model.partition(SERVED_BY)[0] in names:
         return Result(state=state)
-    reason = f"the provider answers with {model!r} now, it was {before!r}"
-    return pause(machine, state, now, reason=f"{reason}; resume the run to accept it")
+    reason = f"the provider now reports the model {model!r}, before it was {before!r}"
+    return pause(machine, state, now, reason=f"{reason}; resume the run to accept the change")
 
 
 def roll_back(
@@ -283,8 +283,8 @@ def propose(
 ) -> Result[None]:
     """Queue new candidates for a slot; they are added at the end of the round.
 
-    They are not added before, because the round's prompts are drawn already. `dropped` is the
-    number of texts that cannot be candidates; `parents` are the candidates that a text merges.
+    They cannot be added before, because the prompts of the round are drawn already. `dropped` is
+    the number of texts that cannot be candidates. `parents` are the candidates that a text merges.
     """
     proposer = machine.spec.prompt.proposer
     if proposer is None or slot != machine.spec.prompt.proposed_slot:
@@ -302,11 +302,11 @@ def propose(
 
 
 def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tuple[int, ...]]:
-    """Return the best candidates of different clusters of clients, if a merge of them is due.
+    """Return the candidates that are best for different clients, if a merge is due.
 
-    A cluster has at least two clients, so that no client decides alone. Each candidate is merged at
-    most once. At most the square root of the number of clients, and at least two, are merged,
-    because a merge of many texts loses their details (Li et al. 2026, "Combee").
+    Each must be the best one for at least two clients, so that no client decides alone. Each
+    candidate is merged at most once. For n clients, at most sqrt(n) candidates (but at least two)
+    are merged, because a merge of many texts loses details (Li et al. 2026, "Combee").
     """
     proposer = machine.spec.prompt.proposer
     due = proposer is not None and state.round - state.merged_at >= proposer.merge_every
@@ -325,7 +325,7 @@ def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tu
 def close_seat(machine: RoundMachine, state: RunState, seat: Seat, now: float) -> Result[None]:
     """Store a finished seat; the last one ends the round."""
     # Appended at the end, so that the log has the order in which seats were finished.
-    others = (other for other in state.seats if other.place != seat.place)
+    others = (other for other in state.seats if other.key != seat.key)
     state = replace(state, seats=(*others, seat))
     if machine.vacancies(state) or any(s.phase != "done" for s in state.seats):
         return Result(state=state)
@@ -336,7 +336,7 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
     """Aggregate the finished seats and start the next round, or end the run."""
     done = [seat for seat in state.seats if seat.phase == "done"]
     # Sorted by enrolment index, because floating-point sums depend on the order.
-    seats = sorted(done, key=lambda seat: (seat.client, seat.slot))
+    seats = sorted(done, key=lambda seat: (seat.client, seat.number))
     by_examples = machine.spec.participation.aggregation == "examples"
     weights = [seat.weight for seat in seats] if by_examples else None
     admitted, defence, verdicts = _judge(machine, state, seats)
@@ -358,7 +358,7 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         banned = _new_quarantines(machine, machine.defence, state, defence, verdicts)
         quarantined = quarantined.union(banned)
         record["defence"] = [
-            {"slot": seat.slot}
+            {"number": seat.number}
             | {name: getattr(verdict, name) for name in ("scale", "outlier", "agreement")}
             for seat, verdict in zip(seats, verdicts, strict=True)
         ]
@@ -410,8 +410,8 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
         return Contribution(client=seat.client, alpha=alpha, mean_loss=seat.mean_loss)
     compared = [np.array(losses, dtype=np.float64) for losses in seat.losses]
     advantage = None
-    # Only the first step's prompts can be drawn again. Of several steps, the first is used only for
-    # a method with a pool, which alpha does not describe.
+    # Only the prompts of the first local step can be drawn again. If there were several steps, the
+    # change of alpha is judged instead, unless the method has a memory, which alpha does not show.
     if compared and (len(compared) == 1 or machine.method.shares_memory):
         first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
         asked = machine.candidates(state, first)
@@ -442,10 +442,10 @@ def _new_quarantines(
     memory: Memory,
     verdicts: Sequence[Admitted],
 ) -> Mapping[int, str]:
-    # A client that was released from quarantine returns to it only after a new outlier.
+    # A client that an operator released returns to quarantine only after a new outlier.
     suspects = {verdict.client for verdict in verdicts if verdict.outlier}
     outliers = sorted(defence.quarantined(memory) & suspects)
-    # Keeps a majority (outliers are a minority by definition), and the K* clients of a round.
+    # More than half of the clients, and enough for a round, must stay out of quarantine.
     known = {line.client: line for line in ledger(memory)}
     num_kept = max(len(known) // 2 + 1, machine.spec.participation.clients_per_round)
     room = len(known) - num_kept - len(state.quarantined.intersection(known))
@@ -463,7 +463,7 @@ def _aggregate(
         return State(alpha=machine.method.project(aggregate(alphas, weights)))
     if len(seats) == 1:
         return seats[0].local or state.method
-    # Pools cannot be averaged, so the method receives the seats' losses one after the other.
+    # Memories cannot be averaged, so the method receives the losses of one seat after another.
     method = state.method
     for seat in seats:
         if seat.local is not None:
@@ -475,7 +475,7 @@ def _aggregate(
 
 
 def _seat_record(machine: RoundMachine, seat: Seat) -> dict[str, Any]:
-    names = "slot", "client", "num_samples", "weight", "queries", "mean_loss"
+    names = "number", "client", "num_samples", "weight", "queries", "mean_loss"
     record: dict[str, Any] = {name: getattr(seat, name) for name in names}
     if machine.losses_exchange:
         record["losses"] = [list(losses) for losses in seat.losses]

@@ -30,16 +30,16 @@ from fedone_sdk.task import Bias
 from fedone_sdk.vocabulary import CHARS_PER_TOKEN, MAX_PROPOSALS, Layout, Vocabulary
 
 MIN_SAMPLES = 2
-"""Minimal number of prompts per step: the variance-reduced estimator divides by I - 1."""
+"""Minimal number I of prompts per local step, because the gradient estimator divides by I - 1."""
 
 MAX_SNAPSHOTS = 100
 """Maximal number of rounds to which a run can be rolled back, besides its start."""
 
 ONE_QUERY = Usage(queries=1)
-"""Upper bound on the cost of a query if only queries can be bounded."""
+"""Upper bound on the cost of a query if only the number of queries is known."""
 
 _STRIDE = 1 << 32
-"""Each rollback adds this to the position of a draw (`seed_of`); a round has fewer positions."""
+"""Each rollback shifts the positions of draws by this (`seed_of`); a round has fewer positions."""
 
 
 P = ParamSpec("P")
@@ -49,10 +49,10 @@ _MOST_STDS = 10.0
 """Number of standard deviations of noise that no honest update exceeds."""
 
 _ROUNDING = 1.001
-"""Factor by which a step may exceed its bound, because alpha is float32."""
+"""Factor by which a change of alpha may exceed its bound, because alpha is float32."""
 
 _SLOW_SIZE = 1 << 16
-"""For an alpha up to this size, a check, a projection and a write take a few milliseconds."""
+"""Up to this size of alpha, a check, a projection and a write take a few milliseconds."""
 
 
 @dataclass(eq=False)
@@ -63,10 +63,10 @@ class RoundMachine:
     makes one decision about the run; `now` is in seconds since the epoch.
 
     Args:
-        vocab_size: N, including candidates that may be added during the run.
+        vocab_size: Number of candidates, N, including those that may be added during the run.
         layout: The slots of the prompt (`Vocabulary.layout`); empty if all positions have the same
             candidates.
-        start: Warm start in the vocabulary's indices (`PromptSpec.warm_start`).
+        start: Warm start, as indices of candidates (`PromptSpec.warm_start`).
         planned: Number of queries that the method plans with; None derives it from the spec.
         worst_query: Upper bound on the cost of one query.
         gateway_model: Fingerprint of the gateway's model; empty if it is not known yet, None if
@@ -85,12 +85,12 @@ class RoundMachine:
 
     MAX_LOST: ClassVar = 50
     """The run fails if more than this many assignments in a row are lost and, in this round, each
-    waiting client has lost one. Each may cost its lease, so a run whose model never answers fails
-    before its caps are spent."""
+    waiting client has lost one. Each lost assignment may cost its whole lease (the reserved
+    amount). A run whose model never answers thus fails before its caps are spent."""
 
     MAX_STRIKES: ClassVar = 3
-    """A client with this many strikes is set aside for one deadline. Each further strike doubles
-    the time, up to a day. Lost seats add strikes, and each update removes one."""
+    """A client with this many strikes is set aside: it gets no work for ``deadline_s``. Another
+    strike doubles the time, up to a day. A lost seat adds strikes, an update removes one."""
 
     LONGEST_ASIDE_S: ClassVar = 86_400.0
 
@@ -109,7 +109,7 @@ class RoundMachine:
     def __post_init__(self) -> None:
         spec, vocab_size, layout = self.spec, self.vocab_size, self.layout
         self._proposed: tuple[tuple[str, str], ...] = ()
-        self._base: Any = self  # A type checker takes no Self here.
+        self._base: Any = self  # Type checkers refuse Self here.
         self._variants: dict[tuple[int, int | None], Self] = {}
         self.shape = spec.prompt.length, vocab_size
         self.losses_exchange = spec.participation.exchange == "losses"
@@ -127,7 +127,7 @@ class RoundMachine:
             sizes["an update"] = spec.method.num_samples * self.num_groups * (2 + self.num_labels)
         for what, size in sizes.items():
             if size > MAX_ELEMENTS:
-                raise ValueError(f"{what} would hold {size} numbers, a message {MAX_ELEMENTS}")
+                raise ValueError(f"{what} would hold {size} numbers; {MAX_ELEMENTS} are allowed")
         self.method = algorithms.method_from_spec(
             spec.method,
             Space.of(layout or [(spec.prompt.length, vocab_size, self.blank)], vocab_size),
@@ -139,7 +139,7 @@ class RoundMachine:
         )
         if isinstance(spec.method, OwnMethodSpec) and self.method.shares_memory:
             spec.check_shared_memory(spec.method.label, "its memories")
-        # Cache of drawn prompts: assignment, gateway and update use the same prompts of a seat.
+        # Cache of drawn prompts: the assignment, the gateway and the update use the same prompts.
         self.drawn: dict[tuple[int, ...], tuple[State, Candidates]] = {}
         self.defence = _defence_of(spec, self.method)
         self.releases = None if spec.privacy is None else Releases(spec, spec.privacy)
@@ -147,7 +147,7 @@ class RoundMachine:
         # Devices clip before they add noise. Clipping again would bias the mean.
         self.loss_clip = None if noised else spec.defence.loss_clip
 
-    def step(
+    def handle(
         self,
         state: RunState,
         now: float,
@@ -195,7 +195,7 @@ class RoundMachine:
             )
             known = replace(
                 self,
-                # Once candidates are added, the blank's index is in the layout.
+                # Once candidates are added, the layout has the index of the blank (no text).
                 blank=None if state.proposed else self.blank,
                 layout=layout,
                 planned=state.planned,
@@ -206,7 +206,7 @@ class RoundMachine:
         return variant
 
     def with_model(self, fingerprint: str, worst_query: Usage) -> Self:
-        """Return the machine of the same run with the facts of the gateway's current model."""
+        """Return the machine of the same run with the gateway's current model and its costs."""
         machine = copy(self)
         machine.gateway_model, machine.worst_query = fingerprint, worst_query
         machine._base, machine._variants = machine, {}
@@ -225,7 +225,7 @@ class RoundMachine:
 
     @property
     def remembers_clients(self) -> bool:
-        """Whether the server keeps the clients' method memory between rounds."""
+        """Whether the server stores a memory of the method for each client between rounds."""
         if isinstance(self.spec.method, OwnMethodSpec):
             return not self.method.shares_memory
         return self.losses_exchange and self.spec.method.remembers
@@ -237,7 +237,7 @@ class RoundMachine:
 
     @property
     def is_slow(self) -> bool:
-        """Whether asks, tells or projections may take more than a few milliseconds.
+        """Whether calls of the method may take more than a few milliseconds.
 
         True for searches over whole prompts, for methods of the user's own, and for a large alpha.
         """
@@ -248,12 +248,12 @@ class RoundMachine:
 
     @property
     def planned_asks(self) -> int:
-        """Number of asks within the run's rounds and its cap on queries."""
+        """Number of calls of the method's `ask` within the run's rounds and its cap on queries."""
         return self.planned_queries // self.spec.method.num_samples
 
     @property
     def planned_queries(self) -> int:
-        """Number of queries that the method plans with; it stays the same if a cap is raised."""
+        """Number of queries that the method plans with (see `with_current_plan`)."""
         return self.planned_under(self.spec.budget) if self.planned is None else self.planned
 
     def planned_under(self, budget: Budget | None) -> int:
@@ -271,14 +271,14 @@ class RoundMachine:
         return min(planned, cap)
 
     def more_asks(self, budget: Budget | None) -> bool:
-        """Whether a cap allows more asks than the method plans with."""
+        """Whether a cap allows more calls of `ask` than the method plans with."""
         return self.planned_under(budget) // self.spec.method.num_samples > self.planned_asks
 
     def with_current_plan(self, state: RunState) -> RunState:
-        """Return the state with a plan for its current caps.
+        """Return the state with the number of planned queries for its current caps.
 
-        A plan determines which prompts are drawn, so it does not change within a round that has
-        assigned work. A new plan cancels the successive halving of the old plan.
+        This number influences which prompts are drawn, so it does not change within a round that
+        has assigned work. A new number cancels a successive halving that has begun.
         """
         started = any(seat.phase != "offered" or seat.step for seat in state.seats)
         cap = state.account.cap
@@ -328,7 +328,7 @@ class RoundMachine:
         """Return the number of seats of the round without a client."""
         if not state.running:
             return 0
-        taken = {seat.slot for seat in state.seats}
+        taken = {seat.number for seat in state.seats}
         return self.spec.participation.clients_per_round - len(taken)
 
     def is_exhausted(self, state: RunState) -> bool:
@@ -336,7 +336,7 @@ class RoundMachine:
         return not state.account.leases and self.affordable_work(state) is None
 
     def needs_seating(self, state: RunState) -> bool:
-        """Whether an offer of seats can change the state."""
+        """Whether the round lacks clients, or the run must end because its budget is exhausted."""
         return state.running and bool(self.vacancies(state) or self.is_exhausted(state))
 
     def affordable_work(
@@ -344,7 +344,7 @@ class RoundMachine:
     ) -> tuple[int, int] | None:
         """Return the numbers of prompts and local steps that the caps pay for, or None.
 
-        `local` is the client's method state; None stands for the run's.
+        `local` is the client's method state; None if it equals the method state of the run.
         """
         steps = 1 if self.losses_exchange else self.spec.method.local_steps
         most = self.spec.method.num_samples
@@ -359,9 +359,9 @@ class RoundMachine:
     # Prompts
 
     def candidates(self, state: RunState, seat: Seat) -> Candidates:
-        """Return the prompts of a seat's current step."""
+        """Return the prompts of a seat's current local step."""
         base = seat.local or state.method
-        key = (seat.client, seat.slot, seat.step, seat.num_samples, state.round, state.rollbacks)
+        key = (seat.client, seat.number, seat.step, seat.num_samples, state.round, state.rollbacks)
         known = self.drawn.get(key)
         if known is not None and known[0] is base:
             return known[1]
@@ -409,12 +409,12 @@ class RoundMachine:
         trusted = client not in state.quarantined
         return due and room and trusted and number < MAX_PROPOSALS
 
-    # Seeds: draws are not stored, because they can be repeated
+    # Seeds. Draws are not stored, because a draw can be repeated from its seed.
 
     def seed(self, state: RunState, seat: Seat, purpose: str, step: int) -> int:
         """Return the seed of a seat's draw in a local step."""
         # In draws with replacement a client may get two seats of a round, which need two seeds.
-        position = seat.slot * self.spec.method.local_steps + step
+        position = seat.number * self.spec.method.local_steps + step
         return self.seed_of(state, purpose, seat.client, position)
 
     def seed_of(self, state: RunState, purpose: str, client: int, position: int) -> int:
@@ -467,7 +467,7 @@ class RoundMachine:
         return clip_losses(np.array(losses, dtype=np.float64), self.loss_clip)
 
     def bias(self, state: RunState) -> Bias | None:
-        """Return the label bias of the deployable prompt, if the method estimates one."""
+        """Return the label bias of the prompt that the run would return, if there is one."""
         bias = self.method.bias(state.method)
         return None if bias is None else tuple(bias.tolist())
 
@@ -480,10 +480,10 @@ class RoundMachine:
 def _defence_of(spec: RunSpec, method: algorithms.Algorithm) -> Defence | None:
     """Return the defence of a run; None if it is off and the method itself bounds its steps."""
     wanted = spec.defence
-    if wanted.judges:
+    if wanted.checks_updates:
         return Defence(
             num_samples=spec.method.num_samples,
-            # Methods with a pool compute alpha from the pool, so a step of alpha cannot be scaled.
+            # Methods with a memory compute alpha from it, so a step of alpha cannot be scaled.
             trust_region=None if method.shares_memory else wanted.trust_region,
             outliers=wanted.outliers,
             quarantine=wanted.quarantine,
@@ -500,7 +500,7 @@ def invalid(detail: str) -> ProblemError:
     return ProblemError("invalid_message", detail)
 
 
-def open_seat(state: RunState, assignment_id: str) -> Seat:
+def find_seat(state: RunState, assignment_id: str) -> Seat:
     """Return the seat of an open assignment, or refuse it (``assignment_expired``)."""
     seat = state.seat_with(assignment_id)
     if seat is None:

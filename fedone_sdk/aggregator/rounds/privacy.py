@@ -1,4 +1,4 @@
-"""Privacy accounting: epsilon as a function of a device's number of releases.
+"""Privacy accounting: epsilon as a function of a device's number of results with noise (releases).
 
 k releases of the same data with noise multiplier s compose to one Gaussian mechanism with
 multiplier s / sqrt(k). Subsampling does not amplify privacy here, because the server knows the
@@ -30,7 +30,7 @@ class Accountant:
         return self.accountant.epsilon(releases / self.privacy.noise_multiplier**2)
 
     def affordable(self) -> int | None:
-        """Return the maximal releases per device within ``max_epsilon``; None without a limit."""
+        """Return how many releases of a device ``max_epsilon`` allows; None without a limit."""
         limit = self.privacy.max_epsilon
         if limit is None:
             return None
@@ -65,7 +65,7 @@ class Releases:
                 )
 
     def report(self, counts: Mapping[int, int]) -> PrivacyReport:
-        """Return the privacy report; its epsilon is that of the device with most releases."""
+        """Return the privacy report, with the epsilon of the device that has the most releases."""
         most = max(counts.values(), default=0)
         return PrivacyReport(
             target=self._privacy.target,

@@ -24,33 +24,34 @@ D = TypeVar("D")
 _NOTHING: Any = None
 
 MOST_UNFIT = 1000
-"""Maximal number of unfit clients, and of clients with strikes, in a state. It limits the size of
-each commit."""
+"""Maximal number of unfit clients (they declined the run), and of clients with strikes, in a state.
+It limits the size of each commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """One of a round's K* seats, from its offer to a client until its work is done.
+    """The part of one client in a round; a round of K* clients has K* seats.
 
     Attributes:
+        number: Number of the seat in the round, from 0.
         phase: ``offered`` until the client claims it, ``working`` until its update, then ``done``.
         due: When the client loses the seat, seconds since the epoch.
         step: Number of local steps done.
         own_model: Whether the client queries its own model.
         num_samples: Number of prompts of the assignment, I.
         num_steps: Number of local steps of the assignment, E; 1 in the losses exchange.
-        reflects: Whether the lease pays for the query that tries a proposal.
+        reflects: Whether the client may write a candidate; the lease also pays for its first query.
         calls: Ids of the gateway requests whose queries are counted.
-        sent: Upper bounds on the cost of pending gateway calls, by attempt, without queries.
+        sent: Reservation id -> upper bound on the cost of a pending gateway call, without queries.
         used: Queries sent to the gateway, and the cost of finished calls.
-        queries: Queries settled in earlier steps of the seat.
+        queries: Number of queries charged for earlier assignments of the seat.
         local: The client's method state; None if it equals the state at the start of the round.
         losses: For each local step, the losses of its prompts.
         by_class: For each local step, the losses per class, in runs with label calibration.
-        whole: Whether each mini-batch contains all rows that the client had at the offer.
+        whole: Whether each mini-batch contains all rows that the client had when it was drawn.
     """
 
-    slot: int
+    number: int
     client: int
     phase: Literal["offered", "working", "done"]
     due: float
@@ -73,13 +74,13 @@ class Seat:
     renewals: int = 0
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Slot and client, which identify the seat in its round."""
-        return self.slot, self.client
+    def key(self) -> tuple[int, int]:
+        """Number and client, which identify the seat in its round."""
+        return self.number, self.client
 
     @property
     def num_queries(self) -> int:
-        """Number of queries of the prompts, without the query that tries a proposal."""
+        """Number of queries of the prompts, without the query of a candidate that it writes."""
         return self.num_samples * self.num_steps
 
     @property
@@ -103,7 +104,7 @@ class Seat:
 
 
 class Strikes(NamedTuple):
-    """Strikes of a client for lost seats; a client with too many strikes is set aside.
+    """Strikes of a client for lost seats; after too many, it gets no work for a while.
 
     Attributes:
         recent: Strikes for one seat that the client lost since the run's last update: 1, plus 1 per
@@ -145,19 +146,19 @@ class RunState:
         summary: The reason for viewers, without the text of a provider or a device; None if viewers
             get `reason`.
         round: Number of rounds done, which is the index of the current round.
-        account: Caps, spending and leases of training and evaluation; queries of training only.
-        evaluation: Spending and leases of the evaluation.
-        passed: Clients that gave up a seat of this round; they are drawn last.
+        account: Caps, spending and leases; it contains only the queries of training.
+        evaluation: Spending and leases of the evaluation, whose cost is also in `account`.
+        passed: Clients that lost a seat of this round; they are drawn last.
         lost: Number of assignments lost since the last accepted update.
-        last_lost: Why the last assignment was lost: for viewers, and for operators.
+        last_lost: Why the last assignment was lost: a text for viewers, and one for operators.
         strikes: Strikes of clients, by enrolment index.
         fills: Number of draws of clients in this round; part of the draw's seed.
         rollbacks: Number of rollbacks; part of all seeds.
-        releases: Number of releases with noise, by enrolment index.
+        releases: Number of results with noise that each client may have sent.
         models: Names that the provider has reported for the model, with ``system_fingerprint``.
-        verdict: Whether tuning improved the metric, after the final evaluation.
+        verdict: Whether tuning improved the metric; None before the final evaluation.
         proposed: Candidates added since the start, each with its slot.
-        waiting: Candidates that are added at the end of the round.
+        waiting: Candidates that will be added at the end of the round, each with its slot.
         lineage: Origins of the candidates that devices wrote or the server merged.
         merged_at: The round of the last merge.
         judge: The cost of the judge of generated texts.
@@ -226,7 +227,7 @@ class RunState:
 
     @property
     def timed_seats(self) -> tuple[Seat, ...]:
-        """Seats whose deadline applies; offers do not expire while their client works."""
+        """Seats whose deadline applies: an offered seat does not expire while its client works."""
         at_work = {seat.client for seat in self.seats if seat.phase == "working"}
         return tuple(
             seat
@@ -240,7 +241,7 @@ class RunState:
         return min((seat.due for seat in self.timed_seats), default=None)
 
     def is_aside(self, client: int, now: float) -> bool:
-        """Whether a client is set aside for its strikes."""
+        """Whether a client gets no work at present because of its strikes."""
         return client in self.strikes and self.strikes[client].until > now
 
     def is_used_up(self, seat: Seat) -> bool:
@@ -253,16 +254,16 @@ class RunState:
         return bool(seat.num_queries) and not seat.sent and seat.used.queries >= seat.num_queries
 
     def with_seat(self, seat: Seat, **changes: Any) -> RunState:
-        """Return the state with the seat of the same place replaced, and other changes."""
-        seats = tuple(seat if s.place == seat.place else s for s in self.seats)
+        """Return the state with a new version of a seat, and with other changes."""
+        seats = tuple(seat if s.key == seat.key else s for s in self.seats)
         return replace(self, seats=seats, **changes)
 
     def without_seat(self, seat: Seat) -> RunState:
         """Return the state without this seat."""
-        return replace(self, seats=tuple(s for s in self.seats if s.place != seat.place))
+        return replace(self, seats=tuple(s for s in self.seats if s.key != seat.key))
 
     def without_draw(self, **changes: Any) -> RunState:
-        """Return the state before the draw of its round, with other changes."""
+        """Return the state without clients of the round, as before a draw, with other changes."""
         return replace(self, seats=(), passed=frozenset(), fills=0, **changes)
 
     def end(
@@ -302,7 +303,7 @@ class FinishedRound:
     Attributes:
         report: The round's report, with an empty `client_id`.
         clients: Enrolment indices, in seat order.
-        record: The log record.
+        record: The content of the round's line in the log, without the report.
     """
 
     report: messages.RoundReport
@@ -315,7 +316,7 @@ class Result(Generic[T]):
     """What a handler returns: the next state, the records to store with it, and the reply.
 
     Attributes:
-        log: Lines of the log besides that of a finished round: kind and body.
+        log: Lines of the log (kind and body), without the line of a finished round.
         refusal: Raised to the caller after the state is stored.
     """
 
@@ -328,7 +329,7 @@ class Result(Generic[T]):
     refusal: ProblemError | None = None
 
     def then(self, later: Result[R]) -> Result[R]:
-        """Return the result of this and a later step; reply and refusal are the later ones."""
+        """Return the result of two handlers in turn; reply and refusal are those of `later`."""
         return replace(
             later,
             closed=(*self.closed, *later.closed),
@@ -339,16 +340,16 @@ class Result(Generic[T]):
 
 
 def offers(before: RunState, after: RunState) -> tuple[int, ...]:
-    """Return the clients with a new seat, and those whose offer may now be affordable."""
+    """Return the clients with a new seat, and with a seat that the budget may pay for now."""
     was, now = before.account, after.account
     released = len(now.leases) < len(was.leases) or now.cap is not was.cap
-    known = {(s.slot, s.client, s.step) for s in before.seats if s.phase != "done"}
+    known = {(s.number, s.client, s.step) for s in before.seats if s.phase != "done"}
     return tuple(
         dict.fromkeys(
             seat.client
             for seat in after.seats
             if (released and seat.phase == "offered")
-            or (seat.phase != "done" and (seat.slot, seat.client, seat.step) not in known)
+            or (seat.phase != "done" and (seat.number, seat.client, seat.step) not in known)
         )
     )
 
@@ -366,7 +367,7 @@ def arrays_of(state: RunState) -> dict[str, Any]:
     arrays |= {f"{_DEFENCE}/{key}": value for key, value in state.defence.items()}
     for seat in state.seats:
         if seat.local is not None:
-            arrays |= _named(f"seat{seat.slot}", seat.local)
+            arrays |= _named(f"seat{seat.number}", seat.local)
     return arrays
 
 
@@ -401,7 +402,7 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
         if method is None:
             raise ValueError("the run's alpha is missing")
         seats = tuple(
-            _loaded(Seat, seat, local=_unnamed(f"seat{seat['slot']}", loaded))
+            _loaded(Seat, seat, local=_unnamed(f"seat{seat['number']}", loaded))
             for seat in document["seats"]
         )
         defence = _below(_DEFENCE, loaded)

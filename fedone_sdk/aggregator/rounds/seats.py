@@ -1,4 +1,4 @@
-"""Seats of a round: draw clients, assign their work, and take it back."""
+"""Seats (the parts of clients in a round): draw clients, assign their work, take it back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from fedone_sdk.aggregator.rounds.lifecycle import close_seat, end_early
-from fedone_sdk.aggregator.rounds.machine import RoundMachine, open_seat
+from fedone_sdk.aggregator.rounds.machine import RoundMachine, find_seat
 from fedone_sdk.aggregator.rounds.run_state import MOST_UNFIT, Result, RunState, Seat, Strikes
 from fedone_sdk.aggregator.rounds.spending import release
 from fedone_sdk.algorithms import Memory, State, select, stream
@@ -29,7 +29,7 @@ def fill(
     available: Mapping[int, int],
     enrolled: int | None = None,
 ) -> Result[None]:
-    """Offer vacant seats to available clients; end the run if no seat can ever be filled.
+    """Draw available clients for vacant seats; end the run if no seat can ever be filled.
 
     `available` maps the enrolment index of each client that may be drawn to its number of examples.
     `enrolled` is the number of all clients, connected or not; None if it is unknown.
@@ -80,7 +80,7 @@ def _is_failing(
 
 
 def _last_unfit(machine: RoundMachine, state: RunState) -> str | None:
-    """Return the newest decline's reason if all clients of a run with ``data`` are unfit."""
+    """Return the reason of the newest decline if all clients of a run with ``data`` are unfit."""
     data = machine.spec.data
     if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):
         return None
@@ -111,7 +111,7 @@ def _draw(
     if uniform and state.seats:
         seated = {seat.client for seat in state.seats}
         available = {c: count for c, count in available.items() if c not in seated}
-    # A client that gave up a seat is drawn again only if no other client is available.
+    # A client that lost a seat is drawn again only if no other client is available.
     pool = available
     if state.passed:
         others = {c: count for c, count in available.items() if c not in state.passed}
@@ -121,19 +121,19 @@ def _draw(
         return state
     rng = stream(machine.seed_of(state, "selection", 0, state.fills))
     chosen = select(pool, count, rng=rng, kind=part.selection)
-    taken = {seat.slot for seat in state.seats}
-    slots = [slot for slot in range(len(taken) + vacant) if slot not in taken]
+    taken = {seat.number for seat in state.seats}
+    free = [number for number in range(len(taken) + vacant) if number not in taken]
     due = now + machine.CLAIM_TIMEOUT_S
     seats = tuple(
         Seat(
-            slot=slot,
+            number=number,
             client=client,
             phase="offered",
             due=due,
             weight=available[client],
             whole=machine.scores_whole(available[client]),
         )
-        for slot, client in zip(slots, chosen, strict=False)
+        for number, client in zip(free, chosen, strict=False)
     )
     return replace(state, seats=state.seats + seats, fills=state.fills + 1)
 
@@ -153,10 +153,11 @@ def assign(
     available: Mapping[int, int] | None = None,
     enrolled: int | None = None,
 ) -> Result[Assignment | None]:
-    """Assign the work of a client's seat and lease its cost; first draw clients if it has no seat.
+    """Assign the work of a client's seat; draw clients before if the client has no seat.
 
-    A repeated claim gets the same assignment, and no second lease. `memory` is the method memory
-    after the client's last work (losses exchange); `available` and `enrolled` are as for `fill`.
+    The lease reserves the cost of the work. A repeated claim gets the same assignment and lease.
+    `memory` is the method memory after the client's last work (losses exchange); `available` and
+    `enrolled` are as for `fill`.
     """
     drawn: Result[Any] = Result(state=state)
     if available and state.seat_of(client) is None:
@@ -253,7 +254,7 @@ def renew(
     machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
 ) -> Result[Renewal]:
     """Restart an assignment's deadline, up to `RoundMachine.MAX_RENEWALS` times."""
-    seat = open_seat(state, assignment_id)
+    seat = find_seat(state, assignment_id)
     if seat.renewals >= machine.MAX_RENEWALS:
         raise ProblemError(
             "renewal_refused",
@@ -277,8 +278,8 @@ def decline(
     usage: Usage = NOTHING,
     unfit: bool = False,
 ) -> Result[None]:
-    """Take back an assignment that a client declines; an unfit client loses all its seats."""
-    seat = open_seat(state, assignment_id)
+    """End an assignment that its client declines; an unfit client also loses its other seats."""
+    seat = find_seat(state, assignment_id)
     if not state.running:
         status = "paused" if state.paused else state.status
         raise ProblemError("run_conflict", f"the run is {status}; the work is kept")
@@ -307,7 +308,7 @@ def vacate(
     said: str | None = None,
     unfit: bool = False,
 ) -> Result[None]:
-    """Take a seat from its client and charge the lease; `said` is the reason in the client's words.
+    """Take a seat from its client and charge its lease; `said` is the client's own reason.
 
     An unfit client gets no other seat of the run. It declines before it queries a model, so its
     decline does not count towards `RoundMachine.MAX_LOST`.
@@ -330,7 +331,7 @@ def vacate(
     if unfit:
         state = _exclude_unfit(state, seat, said or reason)
     if seat.step:
-        # Earlier local steps are paid for, so the seat is finished with their result.
+        # Earlier local steps are paid for, so the seat ends with the result of these steps.
         return result.then(close_seat(machine, state, replace(seat, phase="done"), now))
     return replace(result, state=state.without_seat(seat))
 
@@ -338,7 +339,7 @@ def vacate(
 def _exclude_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
     others = {client: why for client, why in state.unfit.items() if client != seat.client}
     for other in state.seats:
-        started = other.step or other.phase != "offered" or other.slot == seat.slot
+        started = other.step or other.phase != "offered" or other.number == seat.number
         if other.client == seat.client and not started:
             state = state.without_seat(other)
     return replace(state, unfit=_newest({**others, seat.client: reason}))
@@ -349,7 +350,7 @@ def _newest(clients: Mapping[int, T]) -> dict[int, T]:
 
 
 def count_update(machine: RoundMachine, state: RunState, client: int, now: float) -> Result[None]:
-    """Remove a strike of a client with a new update; make the recent strikes of others count."""
+    """After an update, remove a strike of its client; make recent strikes of others proven."""
     strikes, log = {}, []
     for other, known in state.strikes.items():
         if other == client:

@@ -1,4 +1,4 @@
-"""Reservation and settlement of the cost of model calls, under a run's leases."""
+"""Leases, which reserve the cost of model calls in a run's account, and their settlement."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import Literal
 
-from fedone_sdk.aggregator.rounds.machine import RoundMachine, open_seat
+from fedone_sdk.aggregator.rounds.machine import RoundMachine, find_seat
 from fedone_sdk.aggregator.rounds.run_state import Closed, Result, RunState, Seat
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 from fedone_sdk.messages import ProposerReport
 
 _REFLECTION = "reflection"
-"""Stands for the reflection in a seat's calls; no digest of a request equals it."""
+"""Marks the reflection among a seat's `calls`, whose other items are digests of requests."""
 
 
 def release(
@@ -54,12 +54,12 @@ def lease_cost(
     The server measures gateway calls; pending calls count with their upper bound. A client with its
     own model reports its usage in updates and declines:
 
-    - An update costs the whole lease, or the reported usage if the run trusts reports. The trial of
-      a candidate costs nothing if the client neither reports it nor sends a candidate.
+    - An update costs the whole lease, or the reported usage if the run trusts reports. The query
+      that tries a candidate is free if the client neither reports it nor sends a candidate.
     - A decline costs the reported usage. The client gains nothing by a low report, because a
       decline contains no losses.
     - Without a report, the whole lease is charged, because the client may have queried its model.
-      If the server has a gateway, only gateway calls are charged: the caps are on its model.
+      With a gateway, only its calls are charged then: the caps limit the costs of the server.
     """
     lease = state.account.leases[seat.assignment_id or ""]
     queries = 0 if reported is None else reported.queries
@@ -72,7 +72,7 @@ def lease_cost(
         return metered
     if reported is None or (answered and not trusted):
         return lease
-    # With a gateway, the caps are in the prices of its model.
+    # With a gateway, the caps limit the costs of its model: a report counts up to the lease.
     bounded = has_gateway or not trusted
     most = lease if bounded else reported.model_copy(update={"queries": lease.queries})
     return (reported - reported.beyond(most)).at_least(metered)
@@ -94,7 +94,7 @@ def reserve_call(
     is unique, and starts with the replica's id. `worst` is added to the attempt's earlier
     reservations.
     """
-    seat, lease = open_seat(state, assignment_id), state.account.leases[assignment_id]
+    seat, lease = find_seat(state, assignment_id), state.account.leases[assignment_id]
     queries = new_queries(state, assignment_id, call, worst.queries)
     sent = seat.sent.get(attempt, NOTHING) + worst.without_queries()
     seat = replace(
@@ -103,7 +103,7 @@ def reserve_call(
         sent={**seat.sent, attempt: sent},
         used=seat.used + Usage(queries=queries),
     )
-    # The cost of repeated requests extends the lease, as far as the caps allow.
+    # Repeated requests may cost more than the lease, which is then extended within the caps.
     missing = (seat.used + seat.max_pending).beyond(lease)
     try:
         account = state.account.add(assignment_id, missing)
@@ -116,7 +116,7 @@ def begin_reflection(
     machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
 ) -> Result[None]:
     """Record the reflection of an assignment; a second one is refused, also on other replicas."""
-    seat = open_seat(state, assignment_id)
+    seat = find_seat(state, assignment_id)
     if _REFLECTION in seat.calls:
         raise ProblemError("run_conflict", "the assignment's reflection was requested before")
     return Result(state=state.with_seat(replace(seat, calls=seat.calls | {_REFLECTION})))
@@ -130,7 +130,7 @@ def new_queries(
     A repeated request costs money again, but has no new queries. `pending` is the number of queries
     of other calls that are admitted, but not reserved yet.
     """
-    seat = open_seat(state, assignment_id)
+    seat = find_seat(state, assignment_id)
     if not state.running:
         # The reason is left out: it may contain a provider's text that quotes another device.
         status = "paused" if state.paused else state.status
@@ -173,7 +173,7 @@ def return_queries(
     call: str,
     queries: int,
 ) -> Result[None]:
-    """Give the queries of a failed gateway call back to the lease; a repeated call counts again."""
+    """Return the queries of a failed gateway call to the lease; a repetition counts as new."""
     seat = state.seat_with(assignment_id)
     if seat is None or call not in seat.calls:
         return Result(state=state)
@@ -186,7 +186,7 @@ def _is_lost(attempt: str, alive: Set[str]) -> bool:
 
 
 def has_lost_calls(state: RunState, alive: Set[str]) -> bool:
-    """Whether a replica that has exited left pending calls of the run."""
+    """Whether pending calls of the run belong to a replica that has exited."""
     attempts = [*state.evaluation.leases, *(attempt for s in state.seats for attempt in s.sent)]
     return any(_is_lost(attempt, alive) for attempt in attempts)
 

@@ -1,4 +1,4 @@
-"""Updates: validation, local steps on the server, settlement."""
+"""Updates of clients: validation, the step of the method, and the charge for the lease."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.aggregator.rounds.lifecycle import close_seat
-from fedone_sdk.aggregator.rounds.machine import RoundMachine, invalid, open_seat
+from fedone_sdk.aggregator.rounds.machine import RoundMachine, find_seat, invalid
 from fedone_sdk.aggregator.rounds.run_state import Closed, Lineage, Result, RunState, Seat
 from fedone_sdk.aggregator.rounds.seats import count_update, renew_offers, vacate
 from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
@@ -32,8 +32,8 @@ def accept(
     body_sha256: str,
     unfit: bool = False,
 ) -> Result[Receipt]:
-    """Accept or refuse a client's update; `unfit` if its proposal cannot become a candidate."""
-    seat = open_seat(state, assignment_id)
+    """Accept or refuse an update; `unfit` says that its proposal cannot become a candidate."""
+    seat = find_seat(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
         reason = "the device scores with another model"
@@ -140,7 +140,7 @@ def _check_update(
     """Check an update against its assignment; return its content."""
     if isinstance(update, LossesUpdate) and machine.losses_exchange:
         batch_size = machine.spec.method.batch_size
-        if update.scored.scored > batch_size:  # The number weights the losses.
+        if update.scored.scored > batch_size:  # The losses get this weight.
             raise invalid(
                 f"scored: {update.scored.scored} examples, a mini-batch has at most {batch_size}"
             )

@@ -1,4 +1,4 @@
-"""Changes of runs, for the log, other replicas and listeners; the feed of changed rounds."""
+"""Committed changes of runs, as the log, other replicas and listeners receive them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class Change:
     """A committed change of a run.
 
     Attributes:
-        offered: Clients with a new seat, or with an offer that can be paid for now.
+        offered: Clients that can claim work of the round: a client was drawn, or the budget now
+            pays for the work of a client that was drawn before.
         measured: Whether a round has a new metric.
-        back_to: After a rollback, the number of rounds that remain.
+        back_to: Number of rounds that remain after a rollback; None without a rollback.
         reloaded: Whether another replica changed the run; the other fields are then unknown.
-        log: Lines of the run's log: kind and body.
+        log: Lines of the run's log, each with its kind and body.
     """
 
     offered: tuple[int, ...] = ()
@@ -50,7 +51,7 @@ class Change:
 
     @classmethod
     def of(cls, before: RunState, result: Result[Any]) -> Self:
-        """Return the change of a handler's result."""
+        """Return the change from a state to the state of a handler's result."""
         after = result.state
         lines = dict(result.log)
         return cls(
@@ -65,11 +66,11 @@ class Change:
 
     @property
     def of_rounds(self) -> bool:
-        """Whether the change may concern the run's list of rounds, or may end the run."""
+        """Whether the change may add, change or remove rounds, or may end the run."""
         return self.finished is not None or self.measured or self.ended or self.reloaded
 
     def signal(self, run_id: str, version: int, state: RunState) -> str:
-        """Return the signal to other replicas."""
+        """Return the signal that tells other replicas about the change."""
         changed = RunChanged(
             run_id=run_id,
             version=version,
@@ -81,7 +82,7 @@ class Change:
         return changed.model_dump_json()
 
     def write_log(self, run_id: str, state: RunState) -> None:
-        """Write the lines of the server's log."""
+        """Write the change to the server's log."""
         for closed in self.closed:
             if closed.receipt is None:
                 facts = {"assignment_id": closed.assignment_id, "client": closed.client}
@@ -106,7 +107,7 @@ Listener = Callable[[Any, Change], None]
 
 
 class Feed:
-    """The reports of a run's rounds that are new or changed since the last `take`."""
+    """Collects the round reports of a run that are new or changed since the last `take`."""
 
     def __init__(self, run: RunView, listeners: list[Listener]) -> None:
         self._run = run
@@ -131,7 +132,7 @@ class Feed:
 
     @property
     def has_more(self) -> bool:
-        """Whether `take` would return reports, or a rollback has removed rounds since."""
+        """Whether rounds were added, changed or removed since the last `take`."""
         return self._run.history != self._seen
 
     async def wait(self) -> None:

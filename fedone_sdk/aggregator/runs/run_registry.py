@@ -38,8 +38,8 @@ class StoredRun:
     Attributes:
         live: Whether the run must be served, because it is running or paused or has open work.
         final: Whether the run has ended and cannot be resumed.
-        clients: Enrolment indices in its state: clients at work, in quarantine, or with releases in
-            the privacy accounting.
+        clients: Enrolment indices of the clients in its state: those that work or will work in this
+            round, those in quarantine, and those with an epsilon above 0.
     """
 
     version: int
@@ -50,7 +50,7 @@ class StoredRun:
 
     @classmethod
     def of(cls, head: RunHead) -> Self:
-        """Return the run of a stored head; a ``ValueError`` if the head is damaged."""
+        """Return the record of a stored run; a ``ValueError`` if its document is damaged."""
         document = json.loads(head.document)
         try:
             status, account = document["status"], document["account"]
@@ -103,7 +103,7 @@ class RunRegistry:
         new_run: Makes a run in its initial state, or raises a `SpecError`; the registry then loads
             the stored state.
         check_model: Checks that a run's model is available.
-        must_stay: Returns whether an ended run must stay in memory, by the run's id.
+        must_stay: Returns whether the ended run with an id must stay in memory.
 
     Attributes:
         served: The live runs, and other runs that were requested, by id.
@@ -137,11 +137,7 @@ class RunRegistry:
         return await asyncio.shield(loading)
 
     async def run(self, run_id: str) -> ServedRun:
-        """Return the run of this name, with its newest state.
-
-        Raises:
-            ProblemError: ``not_found``, or ``run_conflict`` if this server cannot read the run.
-        """
+        """Return the run of this name, with its newest state, or raise a `ProblemError`."""
         try:
             run = await self.get_or_load(run_id)
         except SpecError as exc:
@@ -170,7 +166,7 @@ class RunRegistry:
         return run
 
     def _unload_ended(self) -> None:
-        """Unload all ended runs but those that were loaded last; a request loads them again."""
+        """Unload ended runs, except the newest `_MAX_ENDED`; a request loads a run again."""
         ended = [
             run
             for run_id, run in self.served.items()
@@ -237,18 +233,18 @@ class RunRegistry:
         await asyncio.gather(*checks, return_exceptions=True)
 
     async def read_heads(self) -> None:
-        """Load the heads of stored runs that are not served."""
+        """Update `stored` from the store."""
         heads = await self.all_heads()
         self.stored = {run_id: run for run_id, run in heads.items() if run_id not in self.served}
 
     async def all_heads(self) -> dict[str, StoredRun]:
-        """Return the heads of all runs in the store, by id."""
+        """Return the records of all runs in the store, by id."""
         heads = await self.store.heads()
         size = sum(len(head.document) + len(head.spec) for head in heads)
         return await in_thread_if_large(size, _parse_heads, heads)
 
     async def refresh(self, *, lazily: bool = False) -> None:
-        """Load the changes of other replicas; `lazily` only marks the served runs as stale."""
+        """Load the changes of other replicas; if `lazily`, only mark served runs as stale."""
         known = self.served.keys() | self.stored.keys()
         versions = await self.store.versions()
         for run_id in known - versions.keys():
@@ -287,10 +283,10 @@ async def _check_same_model(run: ServedRun) -> None:
     before, now = run.state.model, run.machine.gateway_model
     if before and now and before != now:
         models = f"the server's model is {now!r}, the run was scored by {before!r}"
-        reason = f"{models}; resume the run to accept it"
+        reason = f"{models}; resume the run to accept the server's model"
         if reason not in (run.state.reason or ""):
             await run.pause(reason)
-            run.was_stopped = False  # So that a restart does not resume it with the new model.
+            run.was_stopped = False  # Otherwise a restart would resume it.
 
 
 def _log_unreadable(run_id: str, exc: Exception) -> None:

@@ -68,7 +68,7 @@ class Counters:
 _COUNTERS = TypeAdapter(Counters)
 
 _Line = tuple[LogEntry, Any]
-"""A line of the log, and its parsed content; None for kinds that are not kept in memory."""
+"""A line of the log and its content, which is None for kinds that are not kept in memory."""
 
 
 def _parse_lines(entries: Iterable[LogEntry]) -> list[_Line]:
@@ -90,9 +90,9 @@ class RunView:
     """A copy of a run, and the reports that are made from it.
 
     Attributes:
-        base: The machine for the run's initial candidates.
-        machine: The machine for the current candidates and plan.
-        described: The initial candidates, which the run's file describes.
+        base: The `RoundMachine` (the fixed parts of a run) for the initial candidates.
+        machine: The machine for the current candidates and number of planned queries.
+        described: The initial candidates, without those that were added during the run.
         vocabulary: The current candidates.
         state: This replica's copy of the state.
         version: Version of the copy.
@@ -138,8 +138,8 @@ class RunView:
         return self._stored_counters
 
     async def read(self, record: RunRecord, log: AsyncIterable[Iterable[LogEntry]]) -> None:
-        """Replace the copy by a stored version; `log` yields the pages that were not read yet."""
-        # Steps that can fail come before any change of the copy.
+        """Replace the copy by a stored version; `log` yields the unread pages of the run's log."""
+        # All reads and checks come before the first change, so an error leaves the copy as it is.
         lines: list[_Line] = []
         async for page in log:
             page = [entry for entry in page if entry.version <= record.version]
@@ -199,7 +199,7 @@ class RunView:
 
     @property
     def standings(self) -> tuple[messages.Standing, ...]:
-        """The newest measurement of each prompt; after the run, the measurements of its verdict."""
+        """The newest metric of each prompt that the verdict compares."""
         state = self.state
         if state.verdict is not None and state.verdict.standings:
             return state.verdict.standings
@@ -257,14 +257,14 @@ class RunView:
         )
 
     def prompt(self, state: RunState | None = None) -> messages.PromptReport:
-        """Return the deployable prompt of a state, by default the current one."""
+        """Return the prompt that the run would return in a state, by default the current state."""
         state = state or self.state
         bias = self.machine.bias(state)
         indices = self.machine.method.prompt(state.method).tolist()
         return messages.PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
     def shown(self, indices: Sequence[int], proposed: str | None = None) -> TextPrompt:
-        """Return the prompt of candidate indices; `proposed` replaces the proposed slot's text."""
+        """Return the texts of a prompt; `proposed` replaces the text of the proposer's slot."""
         changed = None if proposed is None else {self.spec.prompt.proposed_slot or "": proposed}
         return prompt_of(self.spec.task, self.vocabulary, indices, changed)
 
@@ -325,7 +325,7 @@ class RunView:
             text, parents = origin.text, list(origin.parents)
             stack += [(child, depth + 1) for child in children[text]]
             gain = math.nan
-            if text in texts:  # Otherwise it becomes a candidate at the end of the round.
+            if text in texts:  # If not, it becomes a candidate at the end of the round.
                 gain = float(losses[parents].min() - losses[texts.index(text)])
             yield messages.Written(
                 text=text,
@@ -339,7 +339,7 @@ class RunView:
     def compute_verdict(
         self, outcomes: Mapping[Which, Outcomes], measure: MetricFunction | None = None
     ) -> messages.Verdict:
-        """Return whether tuning improved the metric."""
+        """Return the verdict: whether tuning improved the metric."""
         method, bare = self.machine.method, no_prompt(self.spec.task, self.vocabulary)
         verdict = judge(
             self.spec.task,
@@ -361,9 +361,9 @@ class RunView:
         return self._with_text(with_lengths(verdict, prompts, price_of(self.spec.backend), reports))
 
     def cheapest(self) -> tuple[list[int], Bias | None] | None:
-        """Return the shortest prompt that may be as good as the deployable one, and its bias.
+        """Return the shortest prompt that may be as good as the tuned one, and its label bias.
 
-        Returns None if prompts have no known price, or if the shortest is the deployable one.
+        Returns None if prompt tokens have no price, or if this is the tuned prompt or no prompt.
         """
         method = self.machine.method
         if not seeks_cheapest(self.spec) or not isinstance(method, PromptSearch):

@@ -1,4 +1,4 @@
-"""A served run: applies handlers to its state, one transaction per handler."""
+"""A served run: applies handlers (functions of `rounds`) and commits each result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Handler = Callable[..., Result[Any]]
 ObserveCommit = Callable[[str], AbstractContextManager[object]]
 
 _SLOW: frozenset[Handler] = frozenset({assign, accept, lifecycle.stop, lifecycle.roll_back})
-"""Handlers that may ask or tell the method."""
+"""Handlers that may call the `ask` or the `tell` of the method."""
 
 
 class ServedRun(RunView):
@@ -50,16 +50,16 @@ class ServedRun(RunView):
     first, the copy is reloaded and the handler is applied again.
 
     Args:
-        available: Returns the clients that can take a seat: enrolment index -> number of examples.
+        available: Returns the clients that can be drawn: enrolment index -> number of examples.
         listener: Called with every change after its commit.
 
     Attributes:
-        model_checked: Cleared during the check of the model after a restart. The run then neither
-            assigns work nor accepts updates.
+        model_checked: Set, except while the model is checked after a restart. During the check the
+            run neither assigns work nor accepts updates.
         was_stopped: Whether the run was stopped, paused or failed when it was loaded.
         may_be_stale: Whether the store may have commits whose signal has not arrived.
         due: The run's next deadline, seconds since the epoch.
-        needs_seating: Whether an offer of seats can change the state.
+        needs_seating: Whether the round lacks clients, or the run must end (`fill`).
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class ServedRun(RunView):
     def on_remote_commit(self, changed: RunChanged) -> None:
         """Record another replica's commit; `catch_up` loads it."""
         if changed.version > self._known_version:
-            # If a signal was missed, the offers of its commit are unknown.
+            # If a signal was missed, the change of its commit is unknown.
             self.may_be_stale |= changed.version > self._known_version + 1
             self._known_version, self.due = changed.version, changed.due
 
@@ -217,7 +217,7 @@ class ServedRun(RunView):
                 if self.is_stale:
                     await self._reload()
                 try:
-                    result = await self._step(handler, await self._complete_data(handler, data))
+                    result = await self._handle(handler, await self._complete_data(handler, data))
                 except MethodError as exc:
                     result = self._fail_run(exc)
                 except ProblemError:
@@ -253,8 +253,8 @@ class ServedRun(RunView):
     async def _complete_data(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return a handler's data, with the data that it needs from the store and the pool.
 
-        `charge_lost_replicas` also gets the replicas that have started since its list was read,
-        because these may have pending calls.
+        Replicas that started after `charge_lost_replicas` was called must not count as lost, so
+        they are added to its list.
         """
         more: dict[str, Any] = {}
         if handler is lifecycle.charge_lost_replicas:
@@ -268,16 +268,16 @@ class ServedRun(RunView):
             more |= self._pool_data()
         return {**data, **more}
 
-    async def _step(self, handler: Handler, data: dict[str, Any]) -> Result[Any]:
-        """Apply a handler, and then `fill` if seats are vacant; return the combined result."""
+    async def _handle(self, handler: Handler, data: dict[str, Any]) -> Result[Any]:
+        """Apply a handler, then `fill` if the round lacks clients; return the combined result."""
         now = self._clock.now()
         if self.machine.is_slow and handler in _SLOW:  # It would block the event loop.
-            result = await in_thread(self.base.step, self.state, now, handler, **data)
+            result = await in_thread(self.base.handle, self.state, now, handler, **data)
         else:
-            result = self.base.step(self.state, now, handler, **data)
+            result = self.base.handle(self.state, now, handler, **data)
         if handler is fill or not self.base.at(result.state).needs_seating(result.state):
             return result
-        seated = result.then(self.base.step(result.state, now, fill, **self._pool_data()))
+        seated = result.then(self.base.handle(result.state, now, fill, **self._pool_data()))
         return replace(seated, reply=result.reply, refusal=result.refusal)
 
     def _pool_data(self) -> dict[str, Any]:
@@ -311,18 +311,18 @@ class ServedRun(RunView):
         return True
 
     async def prefetch_prompts(self, seat: Seat) -> None:
-        """Draw and cache the prompts of a seat in a thread if the draw is slow."""
+        """If drawing a seat's prompts is slow, draw them in a thread and cache them."""
         machine = self.machine
         if machine.losses_exchange and machine.is_slow:
             await in_thread(machine.candidates, self.state, seat)
 
     async def seat(self) -> None:
-        """Offer vacant seats to available clients."""
+        """Draw clients for the vacant seats of the round."""
         if self.needs_seating:
             await self.apply(fill, **self._pool_data())
 
     async def record_metric(self, round_number: int, value: float) -> None:
-        """Add a point to the metric's curve."""
+        """Record the metric of the prompt after a round."""
         await self.apply(_append, kind="metric", record={"round": round_number, "value": value})
 
     async def record_outcomes(self, outcomes: Outcomes) -> None:
@@ -353,7 +353,7 @@ class ServedRun(RunView):
         ]
         log = [stores.LogEntry(kind="lost", body=work.model_dump_json()) for work in lost]
         every = self.base.snapshot_every
-        # The next round with a snapshot: a rollback to it also restores the clients' memories.
+        # The next round with a snapshot; a rollback to this round also restores the memories.
         kept_at = -(-state.round // every) * every
         memories = [
             stores.StoredMemory(client_index=client, round=kept_at, value=dump_memory(memory))
@@ -429,7 +429,7 @@ class ServedRun(RunView):
             self._new_counters = fresh.plus(self._new_counters)
             raise
         except BaseException:
-            # If the store became unavailable, the outcome is unknown, and the next handler reloads.
+            # Whether the store has the commit is unknown, so the next handler reloads.
             self.may_be_stale = True
             raise
         self.version += 1
@@ -444,7 +444,7 @@ class ServedRun(RunView):
         return sum(array.nbytes for array in self._arrays.values())
 
     async def record_answers(self, answers: Iterable[Answer]) -> None:
-        """Update the counters from the model's answers; a new name of the model pauses the run."""
+        """Count answers; if they come from a model with another name, pause the run."""
         counters, models = self._new_counters, dict[str, None]()
         for answer in answers:
             counters.cache_hits += answer.cached

@@ -52,7 +52,7 @@ class _MaskPooler(Pooler):
         return PoolingParamsUpdate(requires_token_ids=True)
 
     def forward(self, hidden_states: torch.Tensor, pooling_metadata: Any) -> list[torch.Tensor]:
-        """Shape of an answer: (masks in the request, its labels), nats, float32."""
+        """Return log-probabilities per request: shape (masks, labels), nats, float32."""
         rows: list[int] = []
         columns: list[list[int]] = []  # The label tokens of each row.
         shapes: list[tuple[int, int]] = []

@@ -60,7 +60,7 @@ _LOCK_MIGRATION = text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
 _TRY_LOCK_MIGRATION = text(f"SELECT pg_try_advisory_xact_lock({_MIGRATION_LOCK})")
 _NO_IDLE_TIMEOUT = text("SET LOCAL idle_in_transaction_session_timeout = 0")
 
-# Has no effect unless the run has the expected version.
+# Changes nothing unless the run has the expected version.
 _COMMIT = text(f"""
 WITH moved AS (
     UPDATE runs
@@ -173,7 +173,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
             await engine.dispose()
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
-        """As `SqlStore._read`, with one snapshot per statement."""
+        """See `SqlStore._read`; each statement has its own snapshot of the data."""
 
         async def read() -> T:
             async with self._connection() as connection:
@@ -187,7 +187,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
             return await connection.run_sync(schema.current)
 
     async def check(self) -> str:
-        """As `SqlStore.check`; first opens a session as a test."""
+        """See `SqlStore.check`; also checks that a replica's session can be opened."""
         session = Session(self._sender)
         async with self._temporary_engine(2) as engine:
             try:
@@ -207,7 +207,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         return await self._read(statements.now)
 
     async def _write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
-        """As `SqlStore._write`; repeats a transaction whose outcome is unknown."""
+        """See `SqlStore._write`; repeats a transaction whose outcome is unknown."""
 
         async def write() -> T:
             async with self._connection("READ COMMITTED") as connection, connection.begin():
@@ -223,10 +223,10 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         """Do nothing: this needs an administrator (``VACUUM FULL``)."""
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
-        """As `Store.commit`; repeated after a broken connection.
+        """See `Store.commit`. After a broken connection the commit is repeated.
 
-        If the first attempt was stored, the second one conflicts, and the run's row has the
-        commit's name.
+        If the first attempt was stored, the second attempt finds a new version of the run, and the
+        commit's name in the run's row.
         """
         check_run_of(commit.closed, run_id)
         name = secrets.token_urlsafe(_NAME_LENGTH * 6 // 8)
@@ -284,7 +284,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         return self._session.replica
 
     async def alive(self) -> frozenset[str]:
-        """Return the ids of all replicas with a session, and of this one."""
+        """Return the ids of all replicas with a session, and the id of this replica."""
 
         def alive(connection: Connection) -> frozenset[str]:
             return frozenset(row.replica for row in connection.execute(REPLICAS))
@@ -308,7 +308,8 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
     async def _send_signals(self) -> None:
         """Send the queued signals of commits.
 
-        They are not part of the commits: commits with signals wait for the disk one after another.
+        They are not in the commits' transactions, because PostgreSQL would run these commits one
+        after another.
         """
         try:
             while self._signals:
@@ -371,7 +372,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         if self._engine is None:
             raise self._not_open()
         engine = self._engine.execution_options(isolation_level=level)
-        # The semaphore is fair, unlike the pool.
+        # The semaphore serves waiting calls in their order; the pool does not.
         async with self._slots, engine.connect() as connection:
             yield connection
 
@@ -440,7 +441,7 @@ def _is_database_error(error: BaseException) -> bool:
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed: the server is unavailable or rolled back."""
+    """Return whether a retry may succeed: the server was unavailable, or rolled back."""
     import asyncpg
 
     if isinstance(error, DBAPIError):

@@ -1,4 +1,4 @@
-"""The PostgreSQL connection that represents a replica.
+"""The PostgreSQL connection that represents a replica, one server process.
 
 Its advisory locks show that the replica is alive, and whether it is the leader. The database
 releases them when the connection ends. It also receives the signals of other replicas.
@@ -22,16 +22,16 @@ from fedone_sdk.errors import FedOneError
 from fedone_sdk.stores.base import Signals
 
 CHANNEL = "fedone"
-"""Channel of the signals; a payload is the sender, a space and the signal."""
+"""NOTIFY channel of the signals; a payload is the sender, a space and the signal."""
 
 REPLICAS = text("""
 SELECT lpad(to_hex((CAST(classid AS bigint) << 32) | CAST(objid AS bigint)), 16, '0') AS replica
 FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database
 WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND datname = current_database()
 """)
-"""Running replicas: each holds an advisory lock on its id as a 64-bit number.
+"""Query of the running replicas: each holds an advisory lock on its id, a 64-bit number.
 
-``objsubid`` 1 excludes locks on two 32-bit numbers, such as the leader lock.
+``objsubid = 1`` excludes locks on two 32-bit numbers, such as the leader lock.
 """
 
 _PROCESS = "SELECT pg_backend_pid()"
@@ -46,12 +46,12 @@ _log = structlog.get_logger(__name__)
 class Session:
     """The connection of this replica.
 
-    After a lost connection `replica` is a new id, because other replicas may already have handled
-    the death of the old one.
+    After a lost connection, `replica` is a new id, because other replicas may already have treated
+    the old id as a replica that has ended.
     """
 
     def __init__(self, sender: str) -> None:
-        """Initialise without connecting; `sender` is this process, whose signals are ignored."""
+        """Initialise without connecting; `sender` marks this process's signals, to ignore them."""
         self._sender = sender
         self.replica = uuid.uuid4().hex
         self._connection: AsyncConnection | None = None
@@ -142,7 +142,7 @@ class Session:
             self._notify_listener(None)
 
     async def _heartbeat(self) -> bool:
-        """Wait for the heartbeat interval; return whether the server process is still ours."""
+        """Wait for the heartbeat interval; return whether the connection has the same process."""
         try:
             async with asyncio.timeout(_HEARTBEAT_S):
                 await self._lost.wait()
@@ -173,7 +173,7 @@ class Session:
 
 
 async def _process_of(driver: Any, engine: AsyncEngine) -> int:
-    """Return the server process of a connection, to which its locks belong.
+    """Return the id of the PostgreSQL process of a connection, which holds the connection's locks.
 
     Raises:
         FedOneError: A pooler distributes the connection's statements over several processes.

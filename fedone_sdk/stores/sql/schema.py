@@ -1,9 +1,9 @@
-"""The tables, equal on every database; the version of their schema; copies of all tables.
+"""The tables, the same in every database; the version of their schema; copying of a database.
 
 An empty database gets the tables and the newest version; `migrations` upgrade an older database.
 
-Databases rewrite whole rows, so large columns that most commits do not change are in ``run_data``,
-separate from ``runs``.
+Large columns that most commits do not change are in ``run_data`` and not in ``runs``, because
+databases write whole rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A SQLite file for one server, with group commit."""
+"""A SQLite file for one server; writes that wait at the same time share one transaction."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
                 self._lock = _lock(self.where)
             _configure(engine)
             writer = engine.connect().execution_options(fedone_write=True)
-            _erase(writer)  # in case an earlier process was killed before this step
+            _erase(writer)  # an earlier process may have been killed before it erased
             return writer
 
         try:
@@ -156,7 +156,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
             return await run_shielded(self._threads.read(transaction, self._engine))
 
     async def _write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
-        """As `SqlStore._write`, together with other queued writes; signals have no listeners."""
+        """See `SqlStore._write`. Queued writes share a transaction; signals have no listeners."""
         if self._engine is None:
             raise self._not_open()
         write = _Write(work)
@@ -183,7 +183,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
             await asyncio.shield(self._threads.write(_erase, self._writer))
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
-        """As `Store.commit`; the signal has no listeners."""
+        """See `Store.commit`; the signal has no listeners."""
         check_run_of(commit.closed, run_id)
         await self._write(lambda connection: statements.commit(connection, run_id, version, commit))
 
@@ -263,9 +263,9 @@ class _Threads:
 
 
 def _run_batch(connection: Connection, works: list[Callable[[Connection], Any]]) -> _Outcomes:
-    """Run writes in one transaction; the error of one is its outcome, and affects no other.
+    """Run writes in one transaction; a write that fails does not affect the others.
 
-    Raises the error of a savepoint, after which the whole transaction is rolled back.
+    If a savepoint itself fails, the whole transaction is rolled back, and the error is raised.
     """
     try:
         with connection.begin():
@@ -300,7 +300,7 @@ def _run_in_savepoint(
 
 
 def _check_file(path: str, *, create: bool) -> None:
-    """Create a missing file, or raise; SQLite creates its log files with the file's mode."""
+    """Create a missing file, readable by its owner only; raise an error if `create` is false."""
     if create:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     elif not os.path.exists(path):
@@ -319,7 +319,7 @@ def _lock(path: str) -> int:
     releases all its locks.
     """
     if os.stat(path).st_nlink > 1:
-        raise OSError("it has a second hard link, which would have another lock and log")
+        raise OSError("it has a second hard link; each link would have its own lock and log")
     try:
         return lock_file(f"{os.path.realpath(path)}.lock")
     except BlockingIOError as exc:
@@ -336,7 +336,7 @@ def _configure(engine: Engine) -> None:
 
     @event.listens_for(engine, "connect")
     def connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-        # sqlite3 itself would start a transaction only at the first write.
+        # Otherwise the module sqlite3 would start a transaction only at the first write.
         connection.isolation_level = None
         driver = cast(sqlite3.Connection, connection)
         driver.execute(f"PRAGMA busy_timeout={round(_BUSY_S * 1000)}")
@@ -352,6 +352,7 @@ def _configure(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A deferred transaction fails at its first write if another process wrote after its read.
+        # Not deferred for writes: a deferred transaction that has read fails at its first write if
+        # another process has written in between.
         writes = connection.get_execution_options().get("fedone_write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

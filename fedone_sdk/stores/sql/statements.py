@@ -1,4 +1,4 @@
-"""Portable statements of the store's methods, within their transactions.
+"""The SQL of the store's methods for both databases; each function runs in an open transaction.
 
 Changes of tokens and clients first lock the row of ``num_clients``, which serialises them across
 replicas. Therefore indices have no gaps, and a token's uses are counted exactly.
@@ -225,7 +225,7 @@ def add_run(connection: sa.Connection, again: bool, record: base.RunRecord) -> N
         for table in (t.runs, t.run_data):
             row = {c.name: fields[c.name] for c in table.c if c.name in fields}
             connection.execute(sa.insert(table), row)
-    # After the insert, which waits for a concurrent deletion.
+    # Checked after the insert, because the insert waits for a concurrent deletion.
     if deleted(connection, record.run_id) is not None:
         raise base.RunDeleted(f"run {record.run_id!r} was deleted")
 

@@ -48,9 +48,10 @@ def _writes(
 def _writes_once(
     statement: Callable[Concatenate[Connection, bool, P], T],
 ) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
-    """Return a method that writes once, although a transaction with unknown outcome is repeated.
+    """Return a method that changes the data once, even if its transaction is run again.
 
-    The statement's second argument says whether an earlier attempt may have succeeded.
+    A transaction whose outcome is unknown is run again. The statement's second argument, `again`,
+    says whether an earlier attempt may have succeeded.
     """
 
     @_documented(statement)
@@ -176,7 +177,7 @@ class SqlStore(Store):
 
     @abstractmethod
     def _alone(self, *, empty: bool) -> AbstractAsyncContextManager[Connection]:
-        """Return a connection in a transaction while no server uses the database.
+        """Return a connection in a transaction; raise an error if a server uses the database.
 
         With `empty`, creates a missing file and its tables.
         """
@@ -201,7 +202,7 @@ class SqlStore(Store):
     # Schema
 
     async def check(self) -> str:
-        """Return what `open` would do, or raise its error, without changes of the database."""
+        """Return what `open` would do, or raise its error; the database is not changed."""
         revision, where = await self.schema(), self.where
         if revision is None:
             return f"would create the tables in {where}"
@@ -237,11 +238,11 @@ class SqlStore(Store):
     # Waiting clients
 
     async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
-        """As `Store.join`."""
+        """See `Store.join`."""
         await self._write(lambda c: statements.join(c, member), signals)
 
     async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
-        """As `Store.leave`."""
+        """See `Store.leave`."""
         await self._write(lambda c: statements.leave(c, client_indices), signals)
 
     members = _reads(statements.members)

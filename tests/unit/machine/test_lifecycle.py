@@ -70,7 +70,8 @@ class TestModels:
         game.apply(record_model, model="m-2")
         assert game.state.paused
         assert game.state.reason == (
-            "paused: the provider answers with 'm-2' now, it was 'm-1'; resume the run to accept it"
+            "paused: the provider now reports the model 'm-2', before it was 'm-1'; "
+            "resume the run to accept the change"
         )
         game.apply(resume)
         game.apply(record_model, model="m-2")
@@ -163,8 +164,8 @@ class TestStopAndResume:
         game.apply(resume)
         for client in game.seat(clients):
             game.claim(client)
-        ids = {seat.slot: seat.assignment_id for seat in seats}
-        again = [replace(seat, assignment_id=ids[seat.slot]) for seat in game.state.seats]
+        ids = {seat.number: seat.assignment_id for seat in seats}
+        again = [replace(seat, assignment_id=ids[seat.number]) for seat in game.state.seats]
         assert again == list(seats)
 
     @both

@@ -145,7 +145,7 @@ def test_refuses_before_it_spends(
     with pytest.raises(SpecError, match=r"--cap-usd: is required: fake-1 in .* costs money"):
         table3.trials(paid, {})
     for prices, more, message in (
-        (None, {}, "prices: are required: that of fake-1 is not known"),
+        (None, {}, "prices: are required: no price of fake-1 is known"),
         (PRICES, {"modle": "x"}, "backend.modle"),
         (PRICES, {"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
     ):
