@@ -460,7 +460,7 @@ def request_ranges(num_prompts: int, num_examples: int) -> list[range]:
 def _answers(
     scores: messages.Scores, shape: tuple[int, int, int]
 ) -> list[list[LogProbs | str | None]]:
-    """Return the model's answers, by prompt and example; None where it failed."""
+    """Return the model's answers, by prompt and example; None where the model failed."""
     num_prompts, num_examples, _ = shape
     rows: list[list[LogProbs | str | None]] = [list(row) for row in scores.texts]
     if scores.log_probs is not None:
