@@ -93,7 +93,7 @@ class Step:
             spent: What the step has cost the device so far.
 
         Raises:
-            Declining: The user's score function is broken.
+            Declining: The user's score function or the judge's model failed.
         """
         rows: dict[str, Row] = {}
         for places, by_example in answers:
