@@ -240,7 +240,7 @@ async def _may_leave(text: str, work: Work, vocabulary: Vocabulary) -> bool:
     public += [template for _, template in work.run.task.messages]
     if (description := work.run.task.description) is not None:
         public += [description.asked, description.text]
-    if shared := await asyncio.to_thread(reflection.quotes, text, rows, public):
+    if shared := await asyncio.to_thread(reflection.copied_part, text, rows, public):
         # The text is private.
         _log.warning("a candidate quotes a row", what=shared.partition(" ")[0])
         return False
