@@ -183,7 +183,7 @@ class BackendError(FedOneError):
         url: The model's URL.
         key_env: The environment variable of the key, if the key is the problem.
         said: The message of the provider or of the network; it may repeat texts of the request.
-        usage: The cost of the failed call. None if unknown: the reservation is charged in full.
+        usage: The cost of the failed call. If None (unknown), the reservation is charged in full.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ class ProblemError(FedOneError):
     """A refusal with a stable code, sent as RFC 9457 ``application/problem+json``.
 
     Attributes:
-        code: One of `PROBLEMS`; callers branch on this.
+        code: One of `PROBLEMS`. Callers can rely on it.
         retry_after_s: Delay before the same call, seconds; None if unspecified.
     """
 

@@ -26,14 +26,14 @@ class SeatReport(Message):
     """A seat of the current round: a place that is given to one client, with its work.
 
     Attributes:
-        slot: Index of the seat in the round.
+        number: Number of the seat in the round, from 0.
         phase: ``offered`` until the client claims the work; ``working`` until the client's update;
             ``done`` after it.
         step: Number of local steps done.
         due_in_s: Seconds until the server gives the seat to another client; null if done.
     """
 
-    slot: int
+    number: int
     client_id: str
     phase: Literal["offered", "working", "done"]
     step: int
@@ -89,7 +89,7 @@ class PositionProbabilities(Message):
 
 
 class TokenProbabilities(Message):
-    """``GET /v1/runs/{id}/probabilities``: token probabilities by alpha.
+    """``GET /v1/runs/{id}/probabilities``: the candidates' probabilities, computed from alpha.
 
     Attributes:
         vocab_size: N, the number of candidates per position.

@@ -98,7 +98,7 @@ class TestSeats:
         server.clock.advance(40)
         found = await seats_of(server)
         (seat,) = found.seats
-        assert (seat.client_id, seat.phase, seat.slot, seat.due_in_s) == (first, "working", 0, 60)
+        assert (seat.client_id, seat.phase, seat.number, seat.due_in_s) == (first, "working", 0, 60)
         assert found.waiting == 1
 
     async def test_lost_work_outlives_a_restart(self, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ by_class = st.builds(
 )
 seats = st.builds(
     Seat,
-    slot=st.integers(0, 99),
+    number=st.integers(0, 99),
     client=st.integers(0, 10**6),
     phase=st.sampled_from(["offered", "working", "done"]),
     due=numbers,
@@ -88,7 +88,7 @@ run_states = st.builds(
     method=states,
     account=accounts,
     evaluation=accounts,
-    seats=st.lists(seats, max_size=4, unique_by=lambda seat: seat.slot).map(tuple),
+    seats=st.lists(seats, max_size=4, unique_by=lambda seat: seat.number).map(tuple),
     passed=st.frozensets(st.integers(0, 99), max_size=4),
     lost=counts,
     fills=counts,
@@ -115,7 +115,7 @@ def simple() -> RunState:
         method=State(alpha=np.ones((2, 3), np.float32)),
         account=Account(cap=Budget(usd=Decimal("0.10000000000000000000000000001"))),
         evaluation=Account(),
-        seats=(Seat(slot=1, client=4, phase="offered", due=1.0),),
+        seats=(Seat(number=1, client=4, phase="offered", due=1.0),),
         metric=MetricReport(name="accuracy"),
     )
 
@@ -140,7 +140,7 @@ def test_unchanged_arrays_stay_the_same_objects() -> None:
         lambda document: document.pop("account"),
         lambda document: document.update(surprise=1),
         lambda document: document["seats"][0].update(surprise=1),
-        lambda document: document["seats"][0].pop("slot"),
+        lambda document: document["seats"][0].pop("number"),
         lambda document: document["account"].update(spent={"queries": -1}),
         lambda document: document.update(metric=None),
         lambda document: document.update(passed=None),

@@ -300,7 +300,7 @@ async def seats(context: RequestContext) -> web.Response:
     names = await service.access.names([seat.client for seat in state.seats])
     reports = [
         messages.SeatReport(
-            slot=seat.slot,
+            number=seat.number,
             client_id=name,
             phase=seat.phase,
             step=seat.step,

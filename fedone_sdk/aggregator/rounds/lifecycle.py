@@ -336,7 +336,7 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
     """Aggregate the finished seats and start the next round, or end the run."""
     done = [seat for seat in state.seats if seat.phase == "done"]
     # Sorted by enrolment index, because floating-point sums depend on the order.
-    seats = sorted(done, key=lambda seat: (seat.client, seat.slot))
+    seats = sorted(done, key=lambda seat: (seat.client, seat.number))
     by_examples = machine.spec.participation.aggregation == "examples"
     weights = [seat.weight for seat in seats] if by_examples else None
     admitted, defence, verdicts = _judge(machine, state, seats)
@@ -358,7 +358,7 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         banned = _new_quarantines(machine, machine.defence, state, defence, verdicts)
         quarantined = quarantined.union(banned)
         record["defence"] = [
-            {"slot": seat.slot}
+            {"number": seat.number}
             | {name: getattr(verdict, name) for name in ("scale", "outlier", "agreement")}
             for seat, verdict in zip(seats, verdicts, strict=True)
         ]
@@ -475,7 +475,7 @@ def _aggregate(
 
 
 def _seat_record(machine: RoundMachine, seat: Seat) -> dict[str, Any]:
-    names = "slot", "client", "num_samples", "weight", "queries", "mean_loss"
+    names = "number", "client", "num_samples", "weight", "queries", "mean_loss"
     record: dict[str, Any] = {name: getattr(seat, name) for name in names}
     if machine.losses_exchange:
         record["losses"] = [list(losses) for losses in seat.losses]

@@ -328,7 +328,7 @@ class RoundMachine:
         """Return the number of seats of the round without a client."""
         if not state.running:
             return 0
-        taken = {seat.slot for seat in state.seats}
+        taken = {seat.number for seat in state.seats}
         return self.spec.participation.clients_per_round - len(taken)
 
     def is_exhausted(self, state: RunState) -> bool:
@@ -361,7 +361,7 @@ class RoundMachine:
     def candidates(self, state: RunState, seat: Seat) -> Candidates:
         """Return the prompts of a seat's current local step."""
         base = seat.local or state.method
-        key = (seat.client, seat.slot, seat.step, seat.num_samples, state.round, state.rollbacks)
+        key = (seat.client, seat.number, seat.step, seat.num_samples, state.round, state.rollbacks)
         known = self.drawn.get(key)
         if known is not None and known[0] is base:
             return known[1]
@@ -414,7 +414,7 @@ class RoundMachine:
     def seed(self, state: RunState, seat: Seat, purpose: str, step: int) -> int:
         """Return the seed of a seat's draw in a local step."""
         # In draws with replacement a client may get two seats of a round, which need two seeds.
-        position = seat.slot * self.spec.method.local_steps + step
+        position = seat.number * self.spec.method.local_steps + step
         return self.seed_of(state, purpose, seat.client, position)
 
     def seed_of(self, state: RunState, purpose: str, client: int, position: int) -> int:
@@ -480,7 +480,7 @@ class RoundMachine:
 def _defence_of(spec: RunSpec, method: algorithms.Algorithm) -> Defence | None:
     """Return the defence of a run; None if it is off and the method itself bounds its steps."""
     wanted = spec.defence
-    if wanted.judges:
+    if wanted.checks_updates:
         return Defence(
             num_samples=spec.method.num_samples,
             # Methods with a memory compute alpha from it, so a step of alpha cannot be scaled.

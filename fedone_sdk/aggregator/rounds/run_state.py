@@ -33,7 +33,7 @@ class Seat:
     """The part of one client in a round; a round of K* clients has K* seats.
 
     Attributes:
-        slot: Number of the seat in the round, from 0.
+        number: Number of the seat in the round, from 0.
         phase: ``offered`` until the client claims it, ``working`` until its update, then ``done``.
         due: When the client loses the seat, seconds since the epoch.
         step: Number of local steps done.
@@ -51,7 +51,7 @@ class Seat:
         whole: Whether each mini-batch contains all rows that the client had when it was drawn.
     """
 
-    slot: int
+    number: int
     client: int
     phase: Literal["offered", "working", "done"]
     due: float
@@ -75,8 +75,8 @@ class Seat:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Slot and client, which identify the seat in its round."""
-        return self.slot, self.client
+        """Number and client, which identify the seat in its round."""
+        return self.number, self.client
 
     @property
     def num_queries(self) -> int:
@@ -343,13 +343,13 @@ def offers(before: RunState, after: RunState) -> tuple[int, ...]:
     """Return the clients with a new seat, and with a seat that the budget may pay for now."""
     was, now = before.account, after.account
     released = len(now.leases) < len(was.leases) or now.cap is not was.cap
-    known = {(s.slot, s.client, s.step) for s in before.seats if s.phase != "done"}
+    known = {(s.number, s.client, s.step) for s in before.seats if s.phase != "done"}
     return tuple(
         dict.fromkeys(
             seat.client
             for seat in after.seats
             if (released and seat.phase == "offered")
-            or (seat.phase != "done" and (seat.slot, seat.client, seat.step) not in known)
+            or (seat.phase != "done" and (seat.number, seat.client, seat.step) not in known)
         )
     )
 
@@ -367,7 +367,7 @@ def arrays_of(state: RunState) -> dict[str, Any]:
     arrays |= {f"{_DEFENCE}/{key}": value for key, value in state.defence.items()}
     for seat in state.seats:
         if seat.local is not None:
-            arrays |= _named(f"seat{seat.slot}", seat.local)
+            arrays |= _named(f"seat{seat.number}", seat.local)
     return arrays
 
 
@@ -402,7 +402,7 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
         if method is None:
             raise ValueError("the run's alpha is missing")
         seats = tuple(
-            _loaded(Seat, seat, local=_unnamed(f"seat{seat['slot']}", loaded))
+            _loaded(Seat, seat, local=_unnamed(f"seat{seat['number']}", loaded))
             for seat in document["seats"]
         )
         defence = _below(_DEFENCE, loaded)

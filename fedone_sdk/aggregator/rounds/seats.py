@@ -121,19 +121,19 @@ def _draw(
         return state
     rng = stream(machine.seed_of(state, "selection", 0, state.fills))
     chosen = select(pool, count, rng=rng, kind=part.selection)
-    taken = {seat.slot for seat in state.seats}
-    slots = [slot for slot in range(len(taken) + vacant) if slot not in taken]
+    taken = {seat.number for seat in state.seats}
+    free = [number for number in range(len(taken) + vacant) if number not in taken]
     due = now + machine.CLAIM_TIMEOUT_S
     seats = tuple(
         Seat(
-            slot=slot,
+            number=number,
             client=client,
             phase="offered",
             due=due,
             weight=available[client],
             whole=machine.scores_whole(available[client]),
         )
-        for slot, client in zip(slots, chosen, strict=False)
+        for number, client in zip(free, chosen, strict=False)
     )
     return replace(state, seats=state.seats + seats, fills=state.fills + 1)
 
@@ -339,7 +339,7 @@ def vacate(
 def _exclude_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
     others = {client: why for client, why in state.unfit.items() if client != seat.client}
     for other in state.seats:
-        started = other.step or other.phase != "offered" or other.slot == seat.slot
+        started = other.step or other.phase != "offered" or other.number == seat.number
         if other.client == seat.client and not started:
             state = state.without_seat(other)
     return replace(state, unfit=_newest({**others, seat.client: reason}))

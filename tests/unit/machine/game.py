@@ -153,9 +153,9 @@ class Game:
         for account in (state.account, state.evaluation):
             check_within_cap(account)
         participation = self.spec.participation
-        slots = {seat.slot for seat in state.seats}
-        assert len(slots) == len(state.seats)
-        assert all(0 <= slot < participation.clients_per_round for slot in slots)
+        numbers = {seat.number for seat in state.seats}
+        assert len(numbers) == len(state.seats)
+        assert all(0 <= number < participation.clients_per_round for number in numbers)
         if participation.selection == "uniform":
             assert len({seat.client for seat in state.seats}) == len(state.seats)
         assert state.quarantined.isdisjoint(seat.client for seat in state.seats)

@@ -164,8 +164,8 @@ class TestStopAndResume:
         game.apply(resume)
         for client in game.seat(clients):
             game.claim(client)
-        ids = {seat.slot: seat.assignment_id for seat in seats}
-        again = [replace(seat, assignment_id=ids[seat.slot]) for seat in game.state.seats]
+        ids = {seat.number: seat.assignment_id for seat in seats}
+        again = [replace(seat, assignment_id=ids[seat.number]) for seat in game.state.seats]
         assert again == list(seats)
 
     @both

@@ -124,7 +124,7 @@ class TestRounds:
                 weights.append(record["weight"])
                 local = state
                 for step, losses in enumerate(record["losses"]):
-                    seat = Seat(slot=record["slot"], client=record["client"], phase="working",
+                    seat = Seat(number=record["number"], client=record["client"], phase="working",
                                 due=0, step=step, num_samples=record["num_samples"],
                                 local=local)  # fmt: skip
                     at_round = dataclasses.replace(game.state, round=finished.report.round)
