@@ -37,7 +37,7 @@ _TABLES = (
 
 
 class Payer(Protocol):
-    """Pays for requests: reserves their cost before they are sent, and settles it afterwards."""
+    """An account that pays for requests: it reserves their cost first, and settles it later."""
 
     @property
     def name(self) -> str:

@@ -325,7 +325,7 @@ class Worker:
 
 
 def _is_kept(failure: Exception) -> bool:
-    """Return whether failed work is not declined: it can resume, or the server has ended it."""
+    """Return whether failed work is kept and not declined: it can resume, or was ended already."""
     if not isinstance(failure, errors.ProblemError):
         is_kept = isinstance(failure, (errors.MessageError, Paused, errors.TransportError))
         return is_kept and not isinstance(failure, errors.RefusedBetween)

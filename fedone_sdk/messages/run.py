@@ -17,7 +17,7 @@ RunStatus = Literal["running", "completed", "budget_exhausted", "stopped", "fail
 _ACCOUNTS = ("spent", "leased", "evaluation")
 _COUNTS = ("queries", "requests", "prompt_tokens", "completion_tokens")
 
-# Not a model: pydantic 2.14 cannot build a message with several fields of such a model.
+# A dict, because pydantic 2.14 cannot build a message with several fields of one nested model.
 Bill = Annotated[
     dict[str, int | float | None],
     WithJsonSchema(

@@ -480,7 +480,7 @@ class RoundMachine:
 def _defence_of(spec: RunSpec, method: algorithms.Algorithm) -> Defence | None:
     """Return the defence of a run; None if it is off and the method itself bounds its steps."""
     wanted = spec.defence
-    if wanted.judges:
+    if wanted.checks_updates:
         return Defence(
             num_samples=spec.method.num_samples,
             # Methods with a memory compute alpha from it, so a step of alpha cannot be scaled.
