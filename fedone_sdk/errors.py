@@ -9,7 +9,7 @@ FedOneError
 ├── MissingExtraError      an optional dependency is not installed
 ├── BudgetError
 │   ├── BudgetExhausted    a reservation exceeds the cap
-│   └── UnknownLease       a lease (a reservation) to settle was never made, or is settled
+│   └── UnknownLease       a lease (a reserved amount) does not exist, or was settled before
 ├── BackendError
 │   ├── BackendUnavailable the model is temporarily unavailable; a retry may succeed
 │   │   └── FormChanged        the server refused the request's format; a retry uses another one
@@ -183,7 +183,7 @@ class BackendError(FedOneError):
         url: The model's URL.
         key_env: The environment variable of the key, if the key is the problem.
         said: The message of the provider or of the network; it may repeat texts of the request.
-        usage: The cost of the failed call. None if unknown: the reservation is charged in full.
+        usage: The cost of the failed call. If None (unknown), the reservation is charged in full.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ class ProblemError(FedOneError):
     """A refusal with a stable code, sent as RFC 9457 ``application/problem+json``.
 
     Attributes:
-        code: One of `PROBLEMS`; callers branch on this.
+        code: One of `PROBLEMS`. Callers can rely on it.
         retry_after_s: Delay before the same call, seconds; None if unspecified.
     """
 

@@ -125,7 +125,7 @@ def num_groups(num_labels: int, *, private: bool) -> int:
 
 
 def loss_terms(task: TaskSpec, row: LogProbs, target: int) -> list[float]:
-    """Return one example's cross-entropy, and what its derivatives by the label bias consist of.
+    """Return one example's cross-entropy, and quantities for its derivatives by the label bias.
 
     Returns:
         Shape (2 + C,): the loss at the task's bias, nats; the trace of its Hessian,

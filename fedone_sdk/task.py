@@ -163,8 +163,8 @@ Labels = Annotated[
         lambda labels: [Label(value=v, word=w) for v, w in labels.items()], return_type=list[Label]
     ),
 ]
-"""Label value -> label word, in order. JSON has a list, because the keys of its objects have no
-order."""
+"""Label value -> label word, in order. In JSON this is a list, because the keys of a JSON object
+have no order."""
 
 _Template = Annotated[str, Field(max_length=4000), AfterValidator(lambda text: _parsed(text))]
 
@@ -303,7 +303,7 @@ class TaskSpec(Frozen):
             if self.labels:
                 raise ValueError(f"loss {self.loss} takes no labels")
             if self.metric != "loss":
-                raise ValueError(f"loss {self.loss} is measured by metric loss")
+                raise ValueError(f"loss {self.loss} allows only metric loss")
             if "mask" in self._names:
                 raise ValueError(f"loss {self.loss} takes no {{mask}}")
         elif len(self.labels) < 2:
@@ -364,7 +364,7 @@ class TaskSpec(Frozen):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Stop sequences of a generated text, at which the model begins another example.
+        """Stop sequences: a generated text ends where the model begins another example.
 
         The only one is the text before the template's first column, on a new line. A chat has none,
         because chat models end their answers.

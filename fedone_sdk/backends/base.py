@@ -46,7 +46,7 @@ the log-probability of a reference text; ``text``: a generated text.
 class Query:
     """One query: one prompt on one mini-batch of B inputs.
 
-    Attributes with kinds in parentheses (`Want`) are used by queries of these kinds.
+    An attribute with kinds (`Want`) in parentheses is used only by queries of these kinds.
 
     Attributes:
         inputs: The B rendered inputs.
@@ -154,7 +154,7 @@ class LLMBackend(ABC):
         apart: Whether the answer to an input is independent of the other inputs of its query. If
             so, `ModelClient` requests only the inputs that are not in its cache.
         metered: Whether `score` charges each request to the query's payer, as `ModelClient` does.
-        samples: For a model that answers only ``counts``: the number of answers per input from
+        samples: For a model that answers ``counts``: the number of answers per input from
             which `ModelClient` estimates label log-probabilities (`sampled`); 0 for other models.
         local: Whether the model runs in this process at no cost; ``fedone plan`` may then time it.
     """

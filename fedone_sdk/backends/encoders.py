@@ -42,7 +42,7 @@ class Encoding(NamedTuple):
 
 
 class _Encoder:
-    # Put before a continuation, for tokenisers that tokenise the start of a text differently.
+    # A text before continuations, because some tokenisers treat the start of a text differently.
     _anchor = ""
     # Whether label words may have several tokens, and the advice in the error if they may not.
     _multi_token, _advice = False, ""
@@ -75,7 +75,7 @@ class _Encoder:
             raise BackendError("an input is not valid Unicode (it has a lone surrogate)") from exc
 
     def _continued(self, text: str) -> Any:
-        """Return the tokens of a text that continues another one."""
+        """Return the tokens of a text that continues another text."""
         if not self._anchor:
             return self._tokenise(text)
         anchor = self._tokenise(self._anchor).ids
@@ -110,7 +110,7 @@ class _Encoder:
         return labels
 
     def _fitted(self, parts: Rendered, num_extra: int) -> list[int]:
-        """Return the token ids of a rendered input, shortened to `max_length - num_extra`."""
+        """Return the token ids of an input, shortened to `max_length - num_extra` tokens."""
         special = [index for index, part in enumerate(parts) if part.kind in ("mask", "special")]
         names = [parts[index].text or "<mask>" for index in special]
         special_ids = [int(self._tokenizer.token_to_id(name)) for name in names]

@@ -83,7 +83,7 @@ async def valid_words(
 
 
 def spellings_of(text: str) -> Iterator[str]:
-    """Yield spellings of a text and of its words, with a leading space and in lower case."""
+    """Yield a text and each of its words with a leading space, in lower case and as written."""
     words = " ".join(re.split(r"[\W_]+", text)).strip()
     for part in (words, *words.split(), text.strip()):
         if part:

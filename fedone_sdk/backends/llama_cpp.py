@@ -39,8 +39,8 @@ class LlamaCppBackend(LocalBackend[_Plan, GgufEncoder, LlamaEngine]):
     The constructor reads the file's metadata. A worker thread loads the model on the first call
     that needs it.
 
-    The arguments are keys of ``kind: llama_cpp``; `model` is a file, or a name of
-    ``fedone models``.
+    The arguments are keys of ``kind: llama_cpp``; `model` is a file, or a name that
+    ``fedone models`` lists.
     """
 
     answers = frozenset[base.Want]({"labels", "text"})

@@ -213,7 +213,7 @@ class ModelServer:
         """
         status, message = reply.status, self.message_of(reply)
         facts: dict[str, Any] = {"url": self.url, "said": message, "usage": ONE_REQUEST}
-        if status == 401:  # Servers may repeat the key.
+        if status == 401:  # The message is left out, because it may contain the key.
             change = "set api_key_env" if self._key_env is None else "put a valid one in its place"
             facts |= {"said": "", "key_env": self._key_env}
             return BackendBlocked(f"the key is missing or not valid: {change}", **facts)

@@ -29,10 +29,10 @@ class _Meter:
 
     per_minute: float | None
     _recent: deque[_Sent] = field(default_factory=deque)
-    _total: int = 0
-    _allowed: int = 0
-    _allowed_by: int = -1
-    _allowed_until: float = 0.0
+    _total: int = 0  # Amount of all sent requests.
+    _allowed: int = 0  # The total up to which the provider allows requests.
+    _allowed_by: int = -1  # The total of the request whose answer reported this.
+    _allowed_until: float = 0.0  # When the provider's limit resets.
 
     def ready_at(self, amount: int, now: float) -> float:
         """Return the time from which an amount may be sent; it may be in the past."""

@@ -28,7 +28,7 @@ _NEUTRAL = "text"
 @dataclass(slots=True)
 class _Form:
     answered: bool = False
-    refused: int = 0  # In a row.
+    refused: int = 0  # Refusals in a row.
     # The devices whose inputs were refused in a row; None for other callers.
     devices: set[tuple[str, ...] | None] = field(default_factory=set)
     probe_at: int = 1  # Number of refusals after which the neutral input is sent.
@@ -107,7 +107,7 @@ class Refusals:
         self._forms.clear()
 
     async def _decide(self, form: _Form, neutral: Query, refusal: BackendRefused) -> Usage:
-        """Return the usage of the refused request and of the neutral input, if that was sent."""
+        """Send the neutral input if it is due; return its usage plus the refused request's."""
         form.refused += 1
         spent = refusal.usage or NOTHING
         if form.hopeless:

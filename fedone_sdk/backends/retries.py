@@ -56,9 +56,9 @@ class Retries:
         self._failures = 0  # Failed attempts in a row.
         self._tried: set[Want] = set()  # Kinds of which a request has completed.
         self._refusal: BackendBlocked | None = None  # Reason of the open breaker.
-        self._refuse_until = 0.0
-        self._openings = 0
-        self._probe: asyncio.Future[None] | None = None
+        self._refuse_until = 0.0  # End of the pause of the open breaker.
+        self._openings = 0  # How often the breaker has opened.
+        self._probe: asyncio.Future[None] | None = None  # Set while a request is sent alone.
 
     async def run(self, want: Want, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Return the answer of the first successful attempt."""
@@ -67,7 +67,7 @@ class Retries:
             try:
                 answer = await self._attempt(want, ask)
                 return replace(answer, usage=answer.usage + spent)
-            except errors.FormChanged as exc:  # The loop ends: a format does not change back.
+            except errors.FormChanged as exc:  # This loop is finite: no format is tried twice.
                 spent += exc.usage or NOTHING
                 continue
             except BackendUnavailable as exc:
@@ -96,7 +96,7 @@ class Retries:
         try:
             answer = await ask()
         except errors.FormBlocked:
-            self._answered(want, openings)  # Other tasks may work.
+            self._answered(want, openings)  # Requests of other tasks may succeed.
             raise
         except BackendBlocked as exc:
             if openings == self._openings:
@@ -130,7 +130,7 @@ class Retries:
                 probe.set_result(None)
 
     async def _admit(self, want: Want) -> asyncio.Future[None] | None:
-        """Wait until a request may be sent; return a future if it is the probe."""
+        """Wait until a request may be sent; return a future if the request is sent alone."""
         while want not in self._tried or self._refusal is not None or self._alone():
             loop = asyncio.get_running_loop()
             if self._probe is not None:

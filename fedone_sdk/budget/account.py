@@ -39,7 +39,7 @@ class Budget(Frozen):
         return self
 
     def raised(self, caps: Budget) -> Budget:
-        """Return a copy with the values of all caps that `caps` sets; no value may be lower."""
+        """Return a copy with the caps in `caps`, each of which must be at least the present cap."""
         higher = caps.model_dump(exclude_none=True)
         for unit, cap in higher.items():
             current = getattr(self, unit)
@@ -130,11 +130,7 @@ class Account:
         return replace(self, leases={**self.leases, lease_id: self.leases[lease_id].at_least(used)})
 
     def settle(self, lease_id: str, used: Usage) -> Account:
-        """Close a lease: `used` is spent, and the rest is released.
-
-        Raises:
-            UnknownLease: The lease is not open.
-        """
+        """Close a lease, or raise `UnknownLease`: `used` is spent, and the rest is released."""
         if lease_id not in self.leases:
             raise UnknownLease(lease_id)
         open_leases = {key: worst for key, worst in self.leases.items() if key != lease_id}
@@ -151,7 +147,7 @@ class Lease:
 
     @property
     def charge(self) -> Usage:
-        """The amount used; the whole reservation if the body did not settle it."""
+        """The amount used; the whole reservation if the body has not set an amount."""
         return self.worst if self.used is None else self.used
 
     def settle(self, used: Usage) -> None:

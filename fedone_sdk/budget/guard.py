@@ -37,11 +37,11 @@ _TABLES = (
 
 
 class Payer(Protocol):
-    """Pays for requests: reserves their cost before they are sent, and settles it afterwards."""
+    """An account that pays for requests: it reserves their cost first, and settles it later."""
 
     @property
     def name(self) -> str:
-        """Name for fair queuing: under a model's rate limit, payers take turns by name."""
+        """Name for fair queuing: payers with different names take turns at a model's rate limit."""
         ...
 
     def reserve(self, worst: Usage) -> contextlib.AbstractAsyncContextManager[Lease]:

@@ -70,7 +70,8 @@ class Price(Frozen):
     def text(self) -> str:
         """The prices of short prompts as text, for people."""
         cached = "" if self.cached is None else f" ({self.cached:f} if cached)"
-        return f"USD {self.prompt:f} per million prompt tokens{cached}, {self.completion:f} written"
+        prompt = f"USD {self.prompt:f} per million prompt tokens{cached}"
+        return f"{prompt}, {self.completion:f} per million completion tokens"
 
     def in_flex(self) -> Price | None:
         """Return the prices of ``service_tier: flex``; None without this tier."""

@@ -69,9 +69,9 @@ def init(
         about (NOUN[:NOUN]): Nouns for a text and for its label, such as 'movie review:sentiment'.
             Default: taken from the column names, or chosen by the model.
         words (LABEL=WORD,...): The meaning of each label, such as '0=negative,1=positive'.
-        model (NAME): A name of `fedone models`, a GGUF file, a model folder, or the name of a model
-            of OpenAI, or of the compatible service at OPENAI_BASE_URL. The service's key is read
-            from OPENAI_API_KEY. No paid request is sent.
+        model (NAME): A name of `fedone models`, a GGUF file, a model folder, or a model
+            name of OpenAI or of the compatible service at OPENAI_BASE_URL. The service's key is
+            read from OPENAI_API_KEY. No paid request is sent.
         queries (N): The cap on training queries.
         target (RUN.yaml): The file to write.
         fresh: Replace the files of an earlier call.
@@ -252,7 +252,7 @@ async def _drafted(
     spec = validate_spec(BackendSpec, backend, source="--model: backend")
     async with build_backend(spec) as model:
         drafted = await draft(model, backend["kind"], parts.public, **options)
-    if drafted.several:
+    if drafted.multi_token:
         backend["multi_token_labels"] = True
     max_chars = float(_LENGTHS[-1])
     if drafted.char_s:

@@ -145,7 +145,7 @@ def plan(
     Example: fedone plan run.yaml
 
     Args:
-        probe: Measure a local model's speed for about 3 seconds; --no-probe does not load it.
+        probe: Measure a local model's speed for about 3 seconds; --no-probe loads no model.
     """
     output = Output(json_file)
     quiet_logs()

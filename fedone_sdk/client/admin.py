@@ -36,7 +36,6 @@ class AdminClient:
         ```
 
     Args:
-        token: An admin token.
         network: Proxy and certificates; its `timeout_s` is the longest wait for the next bytes.
 
     Raises:
@@ -69,8 +68,7 @@ class AdminClient:
     async def create(self, spec: RunSpec) -> messages.RunResult:
         """Create a run on the devices' data and the server's model.
 
-        Args:
-            spec: A run whose candidates need no file of the server.
+        The candidates of `spec` must not need a file of the server.
 
         Raises:
             ProblemError: ``invalid_run``, or ``run_conflict`` if the name is taken.

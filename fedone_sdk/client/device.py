@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _MAX_RUNS = 8
-"""Number of runs at which the cache is cleared."""
+"""Number of cached runs at which the cache is cleared."""
 
 _UNFIT = (BudgetExhausted, LabelWordError, MissingExtraError, SpecError, Unfit)
 """Failures that all other work of the run would cause too; the device is unfit for the run."""
@@ -252,7 +252,7 @@ class Worker:
         return unsent
 
     async def _send(self, unsent: Unsent) -> Turn:
-        """Send an update; the server accepts a repeated update again.
+        """Send an update. If it was sent before, the server gives the same answer again.
 
         If the update is refused while the assignment is open, the work is declined. Otherwise the
         next claim would get the same assignment.
@@ -305,7 +305,8 @@ class Worker:
         facts, session, journal = facts_of(work), self._device.session, self._journal(work)
         log = _log.bind(run_id=work.run_id, round=work.round)
         if not isinstance(failure, errors.FedOneError):
-            # A bug, perhaps in the app's model. If it were raised, each restart would end again.
+            # A bug, perhaps in the app's model. If it were raised, the client would end, and would
+            # end again after each restart.
             log.error("the work failed", traceback="".join(traceback.format_exception(failure)))
         log.warning("assignment declined", reason=str(failure))
         reason = reason_of(failure)[:500]
@@ -324,7 +325,7 @@ class Worker:
 
 
 def _is_kept(failure: Exception) -> bool:
-    """Return whether failed work is not declined: it can resume, or the server has ended it."""
+    """Return whether failed work is kept and not declined: it can resume, or was ended already."""
     if not isinstance(failure, errors.ProblemError):
         is_kept = isinstance(failure, (errors.MessageError, Paused, errors.TransportError))
         return is_kept and not isinstance(failure, errors.RefusedBetween)

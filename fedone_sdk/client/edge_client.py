@@ -137,7 +137,7 @@ class EdgeClient:
 
         Raises:
             ProblemError: The aggregator refuses this device or its version.
-            SpecError: There is neither an identity nor a token.
+            SpecError: The device has not enrolled, and has no token.
         """
         with self._stop.scope():
             while not self._stop.is_set():
@@ -154,9 +154,7 @@ class EdgeClient:
         function of the app runs in the client's thread, and should return immediately.
 
         Raises:
-            ArgumentError: The time is negative or not a number.
-            ProblemError: The aggregator refuses this device or its version.
-            SpecError: There is neither an identity nor a token.
+            ArgumentError: The time is negative or not a number. Other errors: see `run_forever`.
         """
         if not seconds >= 0:
             raise ArgumentError(f"seconds: must be at least 0, not {seconds!r}")
@@ -173,12 +171,7 @@ class EdgeClient:
         self._stop.set()
 
     async def run_once(self) -> Turn:
-        """Send unsent updates, claim work once, and do the work.
-
-        Raises:
-            ProblemError: The aggregator refuses this device or its version.
-            SpecError: There is neither an identity nor a token.
-        """
+        """Send unsent updates, claim work once, and do the work. Errors: see `run_forever`."""
         with self._stop.scope():
             async with self._turns:
                 try:
@@ -277,7 +270,7 @@ class EdgeClient:
 
         Raises:
             ProblemError: The token is not valid.
-            SpecError: There is neither an identity nor a token.
+            SpecError: The device has not enrolled, and has no token.
             TransportError: The aggregator cannot be reached.
         """
         async with self._turns:
@@ -309,7 +302,7 @@ class EdgeClient:
             BackendError: The device's own model is not available, or cannot do a run's task.
             DataError: The rows cannot be read.
             ProblemError: The aggregator refuses this device, or there is no such run.
-            SpecError: There is neither an identity nor a token.
+            SpecError: The device has not enrolled, and has no token.
             TransportError: The aggregator cannot be reached.
         """
         async with self._turns:

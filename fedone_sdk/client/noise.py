@@ -56,7 +56,7 @@ def noised_means(
         bounds: Lowest and highest value of each row; the values are clipped to them.
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
         random: Source of uniform integers.
-        sensitivity: A bound below sqrt(d), for values that depend on each other.
+        sensitivity: A smaller bound than sqrt(d), for values that depend on each other.
     """
     square = float(len(values) * _GRID * _GRID)
     if sensitivity is not None:  # Rounding to the grid may add one grid step to each sum.
@@ -75,12 +75,9 @@ def noised_means(
 def private_losses(
     losses: Sequence[Sequence[float]], privacy: PrivacySpec, random: Random = _RANDOM
 ) -> tuple[float, ...]:
-    """Return noised mean losses, shape (I,), with each example's loss clipped to [0, C].
+    """Return a noised mean loss for each prompt; losses are clipped to [0, `privacy.clip`].
 
-    Args:
-        losses: Shape (I, b), one row per prompt, the same examples in each.
-        privacy: `PrivacySpec.clip` is C.
-        random: Source of uniform integers.
+    `losses` has a row for each prompt, and the same examples in each row.
     """
     bounds = [(0.0, privacy.clip)] * len(losses)
     return noised_means(losses, bounds, privacy.noise_multiplier, random)
@@ -107,7 +104,7 @@ def private_terms(
     values: list[Sequence[float]] = [rows[0] for rows in columns]
     values += [column for rows in columns for column in rows[2:]]
     values += [[float(target == label) for target in targets] for label in range(labels)]
-    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # at least 1, the count of an example
+    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # an example's 1 is not clipped
     bounds = [(0.0, privacy.clip)] * count
     bounds += [(0.0, PROBABILITY_WIDTH)] * (count * labels) + [(0.0, share)] * labels
     means = noised_means(
@@ -267,8 +264,8 @@ class PrivacyAccount:
     def shown(self, usage: Usage) -> Usage:
         """Return the usage that the server may see: one request per query.
 
-        The number of tokens depends on the texts, and the number of repeated requests on the rows
-        that the model refuses.
+        The exact usage would reveal something about the rows: the number of tokens depends on the
+        texts, and the number of repeated requests on the model's refusals.
         """
         if not self._own_model:
             return usage

@@ -145,9 +145,9 @@ class WorkPolicy:
         budget: Caps on all work of the device, for all runs and servers together; work that would
             exceed them is declined. The usage is stored in the client's `state_dir`. Without a
             `backend` only `queries` can be capped. None is no cap.
-        labels: Values of the label column, which a run has to cover; rows with another value take
-            part in no run. If None, these are the values in the rows; from a declined run the
-            server can then infer that a row has another label.
+        labels: Values of the label column that a run's labels must include; rows with another
+            value take part in no run. If None, these are the values in the rows; from a declined
+            run the server can then infer that a row has another label.
         reflect: The model that may write candidates from rows that a prompt answered wrongly: a
             model on the device (its text is filtered, but has no differential privacy); or
             ``gateway``, the run's model, which reads the rows with their labels. None is no model.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _NUM_WORST, _NUM_BEST = 4, 2
-"""Number of examples of a reflection with the highest and the lowest losses."""
+"""How many examples with the highest and with the lowest losses a reflection uses."""
 
 _MAX_TOKENS = 512
 
@@ -91,8 +91,8 @@ async def _queries(
 class _Recorded(Wrapper):
     """A backend that waits for `only_when` before a query, and stores the query's answer and cost.
 
-    Queries that may have been sent when the process ends count as spent. While these queries run,
-    nothing else charges the device's budget.
+    Queries that may have been sent when the process ends count as spent. Meanwhile nothing else may
+    charge the device's budget, because the cost of the queries is the change of its account.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class _Recorded(Wrapper):
         try:
             answer = await self.inner.score(query)
             check_answer(query, answer)
-        except ValueError as exc:  # Not stored: a restart would read the same answer again.
+        except ValueError as exc:  # The answer is not stored; a restart would fail on it again.
             raise BackendError(f"the model's answer cannot be used: {exc}") from exc
         rows = rows_of(query, answer)
         self._bound = self._bound.beyond(self._at_risk.pop(query))
@@ -240,7 +240,7 @@ async def _may_leave(text: str, work: Work, vocabulary: Vocabulary) -> bool:
     public += [template for _, template in work.run.task.messages]
     if (description := work.run.task.description) is not None:
         public += [description.asked, description.text]
-    if shared := await asyncio.to_thread(reflection.quotes, text, rows, public):
+    if shared := await asyncio.to_thread(reflection.copied_part, text, rows, public):
         # The text is private.
         _log.warning("a candidate quotes a row", what=shared.partition(" ")[0])
         return False

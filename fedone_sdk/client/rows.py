@@ -206,7 +206,7 @@ class Consent:
     def _incomplete(
         self, task: TaskSpec, row: Example, named: Sequence[str]
     ) -> row_checks.RowProblem | None:
-        """Return why a row does not take part, with these required columns; None if it does."""
+        """Return why a row does not take part if it needs these columns; None if it takes part."""
         for name in named:
             if problem := row_checks.field_problem(row, name, MAX_TEXT_CHARS):
                 return problem

@@ -60,7 +60,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Enter a task that the signal stops; the last task to exit clears the signal."""
+        """Context of a task that the signal stops; the last task to exit clears the signal."""
         self._num_inside += 1
         self._loop = asyncio.get_running_loop()
         try:

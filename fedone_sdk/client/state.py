@@ -95,12 +95,12 @@ class _DamagedError(sqlite3.DatabaseError):
 
 
 class DeviceState:
-    """The entries of one server, in memory and in a file that all servers of the device share.
+    """A device's entries (keys and values) for one server, in memory and in a file.
 
-    Without a folder the entries are in memory only. If the file cannot be written, the device
-    continues in memory and logs one warning; the next successful write also stores the earlier
-    changes. A damaged file gets the suffix ``.damaged``, and a new file is started. A missing
-    folder is created, readable by its owner only.
+    The file has the entries for all servers. Without a folder there is no file. If the file cannot
+    be written, the device continues in memory and logs one warning; the next successful write also
+    stores the earlier changes. A damaged file gets the suffix ``.damaged``, and a new file is
+    started. A missing folder is created, readable by its owner only.
 
     Args:
         locks: Whether to lock the folder against other processes until `release`.
@@ -363,7 +363,7 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         try:
             erase_log(db)
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # A full disk: the log is synced.
+            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # Then the log is synced all the same.
                 raise
     except BaseException:
         db.close()

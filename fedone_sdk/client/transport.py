@@ -50,9 +50,8 @@ class Network:
     """How a device reaches its server, and how it identifies itself there.
 
     Attributes:
-        proxy: ``http://[user:password@]host:port`` for all requests.
-            None applies ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``, or the
-            system's settings.
+        proxy: ``http://[user:password@]host:port``. None applies ``HTTPS_PROXY``, ``HTTP_PROXY``,
+            ``ALL_PROXY`` and ``NO_PROXY``, or the system's settings.
         ca_file: Certificate authorities to trust instead of the system's, a PEM file.
         cert_file: The device's certificate for a server that requires one (mTLS), a PEM file.
         key_file: Private key of `cert_file`, unencrypted; None if `cert_file` contains it.

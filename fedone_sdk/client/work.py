@@ -93,7 +93,7 @@ class Step:
             spent: What the step has cost the device so far.
 
         Raises:
-            Declining: The user's score function is broken.
+            Declining: The user's score function or the judge's model failed.
         """
         rows: dict[str, Row] = {}
         for places, by_example in answers:
@@ -460,7 +460,7 @@ def request_ranges(num_prompts: int, num_examples: int) -> list[range]:
 def _answers(
     scores: messages.Scores, shape: tuple[int, int, int]
 ) -> list[list[LogProbs | str | None]]:
-    """Return the model's answers, by prompt and example; None where it failed."""
+    """Return the model's answers, by prompt and example; None where the model failed."""
     num_prompts, num_examples, _ = shape
     rows: list[list[LogProbs | str | None]] = [list(row) for row in scores.texts]
     if scores.log_probs is not None:

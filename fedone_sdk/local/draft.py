@@ -71,13 +71,13 @@ class Draft:
     Attributes:
         task: The section ``task`` without metric; it does not cut texts.
         slots: The candidates of each slot.
-        several: Whether label words have several tokens.
+        multi_token: Whether label words have several tokens.
         char_s: Seconds that the model needs per character of text; None if not measured.
     """
 
     task: dict[str, Any]
     slots: dict[str, Any]
-    several: bool
+    multi_token: bool
     char_s: float | None
 
 
@@ -110,7 +110,7 @@ async def draft(
     reader.opening = f" {opening}" if reader.form == "cloze" else opening
     chosen = await _words(reader, words, kind)
     about = about or _aspect_of(chosen.main)
-    blank = not chosen.several and await reader.accepts(chosen.main.values(), "")
+    blank = not chosen.multi_token and await reader.accepts(chosen.main.values(), "")
     sets = [[*words_of.values()] for words_of in chosen.others]
     if blank:
         sets = [label_set for label_set in sets if await reader.accepts(label_set, "")]
@@ -134,7 +134,7 @@ async def draft(
         slots["codes"] = [*instructions.code_candidates(meanings)]
         form = json.loads(json.dumps(form).replace("{text}", "{codes}{text}"))
     task = {**form, "description": {"text": noun, "aspect": about}, "labels": chosen.main}
-    return Draft(task=task, slots=slots, several=chosen.several, char_s=reader.char_s)
+    return Draft(task=task, slots=slots, multi_token=chosen.multi_token, char_s=reader.char_s)
 
 
 def _noun_of(column: str) -> str | None:
@@ -218,7 +218,7 @@ class _Reader:
 class _Words(NamedTuple):
     main: dict[str, str]
     others: Sequence[dict[str, str]] = ()
-    several: bool = False
+    multi_token: bool = False
 
 
 async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) -> _Words:
@@ -250,8 +250,8 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     fitting = sorted(filter(scores.covers, _orders(labels, main)), key=scores.loss)
     full_names = {label: " " + " ".join(re.findall(r"[^\W_]+", names[label])) for label in labels}
     distinct = has_names and len(set(full_names.values())) == len(labels)
-    several = not main and distinct and kind in _MULTI_TOKEN_KINDS
-    if several:
+    multi_token = not main and distinct and kind in _MULTI_TOKEN_KINDS
+    if multi_token:
         main = full_names
     elif not main:
         main = fitting[0] if fitting and not has_names else derived or await _codes(reader)
@@ -260,7 +260,7 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     # A set with a higher loss on the public rows would only cost queries.
     worst = scores.loss(start) if start == main else np.inf
     others = [words for words in others if words != main and scores.loss(words) <= worst]
-    return _Words(main, sorted(others, key=scores.loss)[: _MAX_SETS - 1], several)
+    return _Words(main, sorted(others, key=scores.loss)[: _MAX_SETS - 1], multi_token)
 
 
 async def _hosted_words(reader: _Reader, names: Mapping[str, str]) -> dict[str, str]:

@@ -131,12 +131,12 @@ class MemoryTransport(Transport):
 
 @dataclass(slots=True)
 class _Member:
-    number: int
+    number: int  # The index of its shard.
     nonce: str
-    index: int | None = None
-    enrolled: messages.Enrolled | None = None
+    index: int | None = None  # The enrolment index.
+    enrolled: messages.Enrolled | None = None  # For the first `enrol` of its `EdgeClient`.
     client: EdgeClient | None = None
-    awake: bool = False
+    awake: bool = False  # Whether its `EdgeClient` works.
 
 
 class _MemberTransport(MemoryTransport):

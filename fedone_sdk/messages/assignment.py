@@ -100,11 +100,7 @@ Assignment = Annotated[
 
 
 class Renewal(Message):
-    """Response to ``POST /v1/assignments/{id}/renew``.
-
-    Attributes:
-        deadline_s: Seconds until the server gives the work to another client.
-    """
+    """Response to ``POST /v1/assignments/{id}/renew``: the new deadline, in seconds from now."""
 
     deadline_s: Annotated[float, Field(gt=0)]
 
@@ -127,9 +123,9 @@ class RunTask(Message):
     Attributes:
         prompt_len: n, number of positions of a prompt.
         vocab_size: N, number of candidates of a position.
-        blank: Index of the blank candidate, if all positions share one.
+        blank: Index of the blank, the empty candidate, if it is the same at all positions.
         layout: For a prompt of slots: each slot's number of positions, number of candidates (at
-            most N) and index of its blank candidate.
+            most N) and index of its blank.
         task_crc32: `TaskSpec.crc32`; a client that computes another number declines the work.
         vocabulary_sha256: Digest of the vocabulary, which is fetched separately.
         gateway: Whether the server scores prompts for clients (``POST /v1/score``).

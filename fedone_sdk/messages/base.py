@@ -60,14 +60,7 @@ PROTOCOL_VERSION = 1
 
 
 def check_protocol(given: str | None) -> None:
-    """Refuse another version of the protocol.
-
-    Args:
-        given: The header's value; None stands for this version.
-
-    Raises:
-        ProblemError: ``upgrade_required``.
-    """
+    """Raise `ProblemError` ``upgrade_required`` unless `given` is this version or None."""
     if given not in (None, str(PROTOCOL_VERSION)):
         raise ProblemError(
             "upgrade_required",
@@ -82,11 +75,7 @@ def is_sendable(secret: str) -> bool:
 
 
 class Problem(Message):
-    """``application/problem+json``.
-
-    Attributes:
-        code: Stable code for programs (`fedone_sdk.errors.PROBLEMS`).
-    """
+    """``application/problem+json``; `code` is for programs (see `fedone_sdk.errors.PROBLEMS`)."""
 
     type: str
     title: str

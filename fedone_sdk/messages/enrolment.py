@@ -34,11 +34,7 @@ class Enrol(Message):
 
 
 class Enrolled(Message):
-    """The new identity.
-
-    Attributes:
-        credential: The client's secret, which it sends as a bearer token from now on.
-    """
+    """The new identity. The client then sends the secret `credential` as its bearer token."""
 
     client_id: Id
     credential: Annotated[Secret, Field(repr=False)]
@@ -97,21 +93,13 @@ class TokenInfo(Message):
 
 
 class CreatedToken(TokenInfo):
-    """A new enrolment token.
-
-    Attributes:
-        token: The secret, which cannot be read again.
-    """
+    """A new enrolment token with its secret `token`, which cannot be read again."""
 
     token: Annotated[str, Field(repr=False)]
 
 
 class TokenList(Message):
-    """``GET /v1/enrolment-tokens``.
-
-    Attributes:
-        tokens: In order of creation.
-    """
+    """``GET /v1/enrolment-tokens``: the tokens in order of creation."""
 
     tokens: tuple[TokenInfo, ...]
 
@@ -122,7 +110,7 @@ class ClientInfo(Message):
     Attributes:
         token: Name of the token that the client enrolled with.
         runs: Runs that the client may access; null is all.
-        seen_at: Day of the client's last request, seconds since the epoch.
+        seen_at: Time of the client's last request, with a precision of a day.
     """
 
     client_id: Id
@@ -135,10 +123,9 @@ class ClientInfo(Message):
 
 
 class ClientList(Message):
-    """``GET /v1/clients``.
+    """``GET /v1/clients``: clients in order of enrolment.
 
     Attributes:
-        clients: In order of enrolment.
         next: Value of the parameter ``after`` for the next page; null on the last page.
     """
 

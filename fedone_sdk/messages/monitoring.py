@@ -89,7 +89,7 @@ class PositionProbabilities(Message):
 
 
 class TokenProbabilities(Message):
-    """``GET /v1/runs/{id}/probabilities``: token probabilities by alpha.
+    """``GET /v1/runs/{id}/probabilities``: the candidates' probabilities, computed from alpha.
 
     Attributes:
         vocab_size: N, the number of candidates per position.

@@ -22,7 +22,7 @@ class SlotText(Message):
 
 
 class PromptReport(Message):
-    """A prompt with its label bias, by default the deployable one.
+    """A prompt with its label bias; usually the deployable prompt, the best choice so far.
 
     Attributes:
         text: The prompt's text; for a prompt of slots, the texts of the slots in order.

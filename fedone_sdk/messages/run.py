@@ -17,7 +17,7 @@ RunStatus = Literal["running", "completed", "budget_exhausted", "stopped", "fail
 _ACCOUNTS = ("spent", "leased", "evaluation")
 _COUNTS = ("queries", "requests", "prompt_tokens", "completion_tokens")
 
-# Not a model: pydantic 2.14 cannot build a message with several fields of such a model.
+# A dict, because pydantic 2.14 cannot build a message with several fields of one nested model.
 Bill = Annotated[
     dict[str, int | float | None],
     WithJsonSchema(
@@ -120,7 +120,7 @@ class CensoringReport(Message):
     """Label log-probabilities that the provider's API did not return.
 
     Attributes:
-        values: Number of label log-probabilities that were needed.
+        values: Number of label log-probabilities in all answers.
         censored: How many of them are only upper bounds, because the API did not return them.
     """
 
@@ -311,13 +311,12 @@ class RunResult(Billed):
         spent: Usage of training and evaluation (`queries`: training only), including the requests
             that open work has sent so far.
         leased: Additional usage that is reserved for open work.
-        censoring: Label log-probabilities that the provider's API did not return.
         evaluation: Usage of evaluation; its `queries` are not part of `spent`.
         proposer: Calls of ``prompt.proposer``; absent before the first one.
         lineage: The candidates that devices wrote or the run's model merged, each below its first
             parent.
         judge: The part of `evaluation` for the judge of ``task.score``; absent without a judge.
-        communication: Traffic of federated messages.
+        communication: Traffic of all requests except calls of the gateway (`gateway`).
         verdict: Whether tuning improved the metric; absent while the run is running.
         model: Fingerprint of the model that scored, once known.
         models: Model names that the provider reported.
@@ -363,8 +362,7 @@ class RunResult(Billed):
 
 
 RunEvent = RoundReport | RunResult
-"""An event of a run: a finished round, sent again once its metric is known; at the end the result.
-"""
+"""An event of a run: a finished round, which is sent again with its metric; or the final result."""
 
 
 Reason = Annotated[str, Field(min_length=1, max_length=500), ONE_LINE]
@@ -433,7 +431,6 @@ class Removal(Message):
     """``DELETE /v1/runs/{id}``: the deleted run, or the run that would be deleted.
 
     Attributes:
-        status: How the run ended.
         spent: Usage of training and evaluation (`queries`: training only).
         deleted: False for a dry run.
     """

@@ -64,11 +64,11 @@ class Reflected(Message):
 
 
 class Score(Message):
-    """``POST /v1/score``: score every prompt on every text, under an assignment's lease.
+    """``POST /v1/score``: score every prompt on every example.
 
     Attributes:
-        assignment_id: The assignment whose lease pays.
-        prompts: Shape (P, n), candidate indices; absent for the assignment's own prompts.
+        assignment_id: The assignment whose reserved queries pay for the scores.
+        prompts: Shape (P, n), candidate indices; absent if they are the assignment's prompts.
         examples: Text fields of the B examples of the mini-batch, without labels.
         references: The B reference texts for loss ``nll``; otherwise empty.
         proposal: Scores one prompt instead of `prompts`: the parent with the proposed text.

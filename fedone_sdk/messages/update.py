@@ -70,7 +70,6 @@ class AlphaUpdate(_Update):
 
     Attributes:
         num_examples: Number of the client's examples, its weight in the aggregation.
-        scored: Counts of the mini-batch's examples.
         usage: Usage of the client's own backend; zero through the gateway.
         mean_loss: Mean loss over all scored prompts, for the run's history.
     """

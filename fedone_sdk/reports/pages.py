@@ -130,7 +130,7 @@ def costs_of(run: ReportedRun) -> list[tuple[str, str, str]]:
         ("of them evaluation", evaluation.requests, None),
         ("Prompt tokens", spent.prompt_tokens, caps.prompt_tokens),
         ("Completion tokens", spent.completion_tokens, caps.completion_tokens),
-        ("Tokens together", spent.prompt_tokens + spent.completion_tokens, caps.tokens),
+        ("Tokens in all", spent.prompt_tokens + spent.completion_tokens, caps.tokens),
         ("Cached answers", result.cache.hits, None),
         ("Federated traffic, up, B", result.communication.upload_bytes, None),
         ("Federated traffic, down, B", result.communication.download_bytes, None),
@@ -149,7 +149,7 @@ def costs_of(run: ReportedRun) -> list[tuple[str, str, str]]:
     ]
     if result.leased != Usage():
         reserved = f"{result.leased.queries:,} queries"
-        texts.append(("Reserved, not settled", reserved, "counts as spent"))
+        texts.append(("Reserved for open work", reserved, "counts as spent"))
     return texts
 
 

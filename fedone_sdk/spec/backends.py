@@ -93,7 +93,7 @@ class BackendSpec(Spec):
             null is the built-in model. ``llama_cpp``: a GGUF file, or a name from `fedone models`.
             ``transformers``: folder, or name on the Hugging Face hub. ``vllm`` and ``openai``: the
             server's name for the model.
-        cache: SQLite file of paid answers, which later runs use; null caches in memory only.
+        cache: SQLite file that stores paid answers for later runs; null caches in memory only.
         threads: CPU threads. With null, ``llama_cpp`` uses one per free core, and ``onnx`` one per
             core but at most 4.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; ``auto`` is CUDA if available, else the CPU.
@@ -109,8 +109,8 @@ class BackendSpec(Spec):
         log_probs: Whether the model returns log-probabilities; ``{samples: 8}`` estimates them from
             up to 8 answers to each input. If false, the task's loss must be ``zero_one``.
         reasoning_effort: Sent if set; newer models return log-probabilities only with ``none``.
-        service_tier: ``flex`` costs half at OpenAI and may take minutes; the default of `timeout_s`
-            is 900 with ``flex``.
+        service_tier: ``flex`` costs half at OpenAI. An answer may take minutes, so the default of
+            `timeout_s` is then 900.
         max_input_tokens: Maximum tokens per input. ``openai``: text fields of longer inputs are
             truncated, to bound the cost of a request; tokens that the chat format adds are not
             counted. ``llama_cpp``: null is the model's training length, but at most 4096.

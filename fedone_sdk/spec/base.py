@@ -36,11 +36,7 @@ _SCALARS = {
 
 
 def validate_spec(model: type[SpecT], value: object, *, source: str) -> SpecT:
-    """Validate a mapping, with readable errors.
-
-    Raises:
-        SpecError: One line per mistake: source, key, what is allowed.
-    """
+    """Validate a mapping; `SpecError` has one line per mistake: source, key, what is allowed."""
     try:
         valid = model.model_validate(value)
     except ValidationError as exc:
@@ -122,9 +118,9 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
-    """Return one line per wrong key; a key is omitted if a key below it is wrong.
+    """Return one line per wrong key, but none for a key above another wrong key.
 
-    For a value that may have several types, pydantic reports an error of each type.
+    If a value may have several types, pydantic also reports why the other types do not match.
     """
     by_key: dict[str, dict[str, None]] = {}
     for key, message in problems:
@@ -193,7 +189,7 @@ _KEY = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*): ")
 
 
 class _Place(NamedTuple):
-    """The keys and indices that lead to a value; `allowed` has the known keys if it is unknown."""
+    """The keys and indices that lead to a value. If the last key is unknown: the allowed keys."""
 
     keys: tuple[str | int, ...] = ()
     allowed: frozenset[str] = frozenset()
@@ -202,9 +198,9 @@ class _Place(NamedTuple):
 def _place(
     schema: Mapping[str, Any], location: tuple[str | int, ...], definitions: Mapping[str, Any]
 ) -> _Place | None:
-    """Return the place of pydantic's location, without its steps that name a type of a union.
+    """Return the place of an error in the file; None if the schema does not explain `location`.
 
-    None if the schema does not explain the location.
+    pydantic's location also has steps that name a type of a union, which are removed.
     """
     if not location:
         return _Place()

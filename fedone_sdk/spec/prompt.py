@@ -29,7 +29,7 @@ from fedone_sdk.vocabulary import (
 )
 
 Shares = Annotated[dict[Token, Annotated[float, Field(gt=0, le=1)]], Field(max_length=256)]
-"""Probabilities of a position, by token."""
+"""Probabilities of the tokens at one position."""
 
 Start = tuple[tuple[tuple[int, float], ...], ...]
 """For each position, pairs of a candidate's index and its probability at the start of the run."""
@@ -103,7 +103,7 @@ class SlotSpec(Spec):
         if self.name in ("prompt", "mask"):
             raise ValueError("name: must not be prompt or mask")
         if (self.name == LABELS) is not isinstance(self.candidates, label_sets.LabelsSource):
-            raise ValueError("candidates.kind: labels is required for the slot labels, and only it")
+            raise ValueError("candidates.kind: must be labels for the slot labels, and only for it")
         if self.name == LABELS and self.repeat > 1:
             raise ValueError("repeat: must be 1 for the slot labels")
         return self
@@ -242,7 +242,7 @@ class PromptSpec(Spec):
 
     @property
     def text_slots(self) -> tuple[str, ...]:
-        """The names of the text slots, in order."""
+        """The names of all slots besides ``labels``, in order."""
         return tuple(slot.name for slot in self.slots if slot.name != LABELS)
 
     @property
@@ -274,7 +274,7 @@ class PromptSpec(Spec):
         return max(len(vocabulary), slot + self.proposer.max_candidates)
 
     @property
-    def wanted(self) -> tuple[str, ...]:
+    def start_tokens(self) -> tuple[str, ...]:
         """Candidates that the vocabulary must contain, because `start` has them."""
         return tuple(token for shares in self.start or () for token in shares)
 
@@ -293,7 +293,7 @@ class PromptSpec(Spec):
             SpecError: A source does not fit the task.
         """
         if not self.slots:
-            return build_vocabulary(self.vocabulary, texts, base_dir, wanted=self.wanted)
+            return build_vocabulary(self.vocabulary, texts, base_dir, wanted=self.start_tokens)
         texts, starts = list(texts), iter(self.start or ())
         built = []
         for number, slot in enumerate(self.slots):

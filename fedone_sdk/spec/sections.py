@@ -191,7 +191,7 @@ class EvaluationSpec(Spec):
 
 
 class CalibrationSpec(Spec):
-    """Correction of label bias (docs/explanation/calibration.md). The section may be just the kind.
+    """Correction of label bias (docs/explanation/calibration.md). The section may be a kind only.
 
     Attributes:
         kind: ``labels`` fits a bias for each prompt, without further queries: the updates contain
@@ -208,7 +208,7 @@ class CalibrationSpec(Spec):
 
 
 class DefenceSpec(Spec):
-    """Defences against false losses (docs/explanation/defences.md). It may be just the kind.
+    """Defences against false losses (docs/explanation/defences.md). The section may be a kind only.
 
     Attributes:
         kind: ``none``, or ``standard`` for devices that you do not control: the server scales down
@@ -250,8 +250,8 @@ class DefenceSpec(Spec):
         return self
 
     @property
-    def judges(self) -> bool:
-        """Whether updates are checked beyond the clipping of losses."""
+    def checks_updates(self) -> bool:
+        """Whether the server checks updates, in addition to the clipping of losses."""
         return self.kind == "standard"
 
 

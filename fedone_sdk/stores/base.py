@@ -23,13 +23,13 @@ _FIRST_PAGE, _LARGEST_PAGE = 16, 1024
 """Number of entries of the first page, and maximum of any page."""
 
 NO_CREDENTIAL = "retired: "
-"""Prefix of the text that replaces the digest of the credential when a client is retired."""
+"""Prefix of the text that replaces the credential's digest when a client is retired (erased)."""
 
 SERVER = -1
 """The client index under which the server's memory is stored."""
 
 Signals = Callable[[str | None], None]
-"""Listener for signals of other replicas; called with None if signals may have been lost."""
+"""Listener for signals, short messages of other replicas; None means that some may be lost."""
 
 
 class VersionConflict(FedOneError):
@@ -37,7 +37,7 @@ class VersionConflict(FedOneError):
 
 
 class RunDeleted(ValueError):
-    """The id is the id of a deleted run, and cannot be used again."""
+    """A deleted run had this id, which cannot be used again."""
 
 
 class TokenRefused(FedOneError):
@@ -56,7 +56,6 @@ class TokenRecord:
         runs: Patterns of the runs that its clients may access, such as ``acme-*``; None is all.
         uses_left: Number of clients that can still enrol with it; None is unlimited.
         expires_at: Expiry; None is never.
-        revoked_at: None if it is not revoked.
     """
 
     name: str
@@ -87,7 +86,6 @@ class ClientRecord:
         runs: Patterns of the runs that it may access; None is all.
         previous_sha256: Digest of the credential before the last rotation. It is valid until the
             new credential is used, because the response with it may have been lost.
-        revoked_at: None if it is not revoked.
         seen_at: Time of its last request, updated at most once a day; None before the first update.
     """
 
@@ -272,7 +270,7 @@ class Store(Protocol):
         """Change fields of a `ClientRecord`; raise ``IndexError`` for an unknown index."""
 
     async def idle_clients(self, before: float, limit: int) -> list[int]:
-        """Return the indices of clients last seen before a time and not retired, ascending."""
+        """Return the indices of clients that were last seen before a time, without retired ones."""
 
     async def retire_client(self, index: int, now: float) -> None:
         """Erase a client permanently, except for its index and public id, which runs refer to."""

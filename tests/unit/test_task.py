@@ -339,7 +339,7 @@ def test_generation_has_no_labels_and_is_measured_by_its_loss(loss: str) -> None
     ("change", "message"),
     [
         ({"labels": LABELS}, "loss nll takes no labels"),
-        ({"metric": "accuracy"}, "loss nll is measured by metric loss"),
+        ({"metric": "accuracy"}, "loss nll allows only metric loss"),
         ({"template": "{prompt} {text} {mask}"}, r"loss nll takes no \{mask\}"),
         ({"template": "{prompt} {label}"}, "must not contain the label field"),
         ({"template": "{prompt} {answer}", "label_field": "answer"}, "must not contain the label"),

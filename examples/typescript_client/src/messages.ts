@@ -29,13 +29,10 @@ export interface Enrol {
   nonce?: string | null;
 }
 /**
- * The new identity.
+ * The new identity. The client then sends the secret `credential` as its bearer token.
  */
 export interface Enrolled {
   client_id: string;
-  /**
-   * The client's secret, which it sends as a bearer token from now on.
-   */
   credential: string;
 }
 /**
@@ -137,12 +134,9 @@ export interface LossesAssignment {
   reflect?: boolean;
 }
 /**
- * Response to `POST /v1/assignments/{id}/renew`.
+ * Response to `POST /v1/assignments/{id}/renew`: the new deadline, in seconds from now.
  */
 export interface Renewal {
-  /**
-   * Seconds until the server gives the work to another client.
-   */
   deadline_s: number;
 }
 /**
@@ -164,11 +158,11 @@ export interface RunTask {
    */
   vocab_size: number;
   /**
-   * Index of the blank candidate, if all positions share one.
+   * Index of the blank, the empty candidate, if it is the same at all positions.
    */
   blank?: number | null;
   /**
-   * For a prompt of slots: each slot's number of positions, number of candidates (at most N) and index of its blank candidate.
+   * For a prompt of slots: each slot's number of positions, number of candidates (at most N) and index of its blank.
    */
   layout?: [number | null, number | null, number | null][];
   /**
@@ -413,7 +407,7 @@ export interface PrivacySpec {
   max_epsilon?: number | null;
 }
 /**
- * Correction of label bias (docs/explanation/calibration.md). The section may be just the kind.
+ * Correction of label bias (docs/explanation/calibration.md). The section may be a kind only.
  */
 export interface CalibrationSpec {
   /**
@@ -475,15 +469,15 @@ export interface Slot {
   repeat?: number;
 }
 /**
- * `POST /v1/score`: score every prompt on every text, under an assignment's lease.
+ * `POST /v1/score`: score every prompt on every example.
  */
 export interface Score {
   /**
-   * The assignment whose lease pays.
+   * The assignment whose reserved queries pay for the scores.
    */
   assignment_id: string;
   /**
-   * Shape (P, n), candidate indices; absent for the assignment's own prompts.
+   * Shape (P, n), candidate indices; absent if they are the assignment's prompts.
    */
   prompts?: Tensor | null;
   /**
@@ -649,15 +643,12 @@ export interface Receipt {
   body_sha256: string;
 }
 /**
- * `application/problem+json`.
+ * `application/problem+json`; `code` is for programs (see `fedone_sdk.errors.PROBLEMS`).
  */
 export interface Problem {
   type: string;
   title: string;
   status: number;
-  /**
-   * Stable code for programs (`fedone_sdk.errors.PROBLEMS`).
-   */
   code: string;
   detail: string;
 }

@@ -478,7 +478,7 @@ class RoundMachine:
 def _defence_of(spec: RunSpec, method: algorithms.Algorithm) -> Defence | None:
     """Return the defence of a run; None if it is off and the method bounds its own steps."""
     wanted = spec.defence
-    if wanted.judges:
+    if wanted.checks_updates:
         return Defence(
             num_samples=spec.method.num_samples,
             # A method with a memory computes alpha from it, so scaling alpha has no effect.

@@ -263,9 +263,9 @@ class _Threads:
 
 
 def _run_batch(connection: Connection, works: list[Callable[[Connection], Any]]) -> _Outcomes:
-    """Run writes in one transaction. If a write fails, its outcome is the error; the others stay.
+    """Run writes in one transaction; a write that fails does not affect the others.
 
-    Raises the error of a savepoint; then the whole transaction is rolled back.
+    If a savepoint itself fails, the whole transaction is rolled back, and the error is raised.
     """
     try:
         with connection.begin():
@@ -336,7 +336,7 @@ def _configure(engine: Engine) -> None:
 
     @event.listens_for(engine, "connect")
     def connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-        # sqlite3 itself would start a transaction only at the first write.
+        # Otherwise the module sqlite3 would start a transaction only at the first write.
         connection.isolation_level = None
         driver = cast(sqlite3.Connection, connection)
         driver.execute(f"PRAGMA busy_timeout={round(_BUSY_S * 1000)}")
