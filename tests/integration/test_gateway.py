@@ -216,7 +216,7 @@ class TestRefusals:
             ({"prompts": Tensor.pack([0, 1], (2,), "uint8")}, "must be integers [P, 2]"),
             ({"prompts": Tensor.pack([0, 1], (1, 2), "float32")}, "must be integers [P, 2]"),
             ({"prompts": Tensor.pack([], (0, 2), "uint8")}, "prompts: are empty"),
-            ({"prompts": None}, "are required in this exchange"),
+            ({"prompts": None}, "are required in the alpha exchange"),
         ],
         ids=str,
     )

@@ -32,8 +32,8 @@ class Change:
     """A committed change of a run.
 
     Attributes:
-        offered: Clients that can claim work of the round: a client was drawn, or the budget now
-            pays for the work of a client that was drawn before.
+        offered: Clients that can claim work since this change, because they were drawn for a seat
+            of the round, or because the budget now pays for their work.
         measured: Whether a round has a new metric.
         back_to: Number of rounds that remain after a rollback; None without a rollback.
         reloaded: Whether another replica changed the run; the other fields are then unknown.
@@ -51,7 +51,7 @@ class Change:
 
     @classmethod
     def of(cls, before: RunState, result: Result[Any]) -> Self:
-        """Return the change from a state to the state of a handler's result."""
+        """Return the change from the state `before` to the state in a handler's result."""
         after = result.state
         lines = dict(result.log)
         return cls(
@@ -66,7 +66,7 @@ class Change:
 
     @property
     def of_rounds(self) -> bool:
-        """Whether the change may add, change or remove rounds, or may end the run."""
+        """Whether the change may have added, changed or removed rounds, or ended the run."""
         return self.finished is not None or self.measured or self.ended or self.reloaded
 
     def signal(self, run_id: str, version: int, state: RunState) -> str:

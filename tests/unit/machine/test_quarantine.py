@@ -171,7 +171,8 @@ def test_a_run_whose_clients_are_all_known_fails() -> None:
         assert work is not None
         game.apply(decline, assignment_id=work.assignment_id, reason=WHY, unfit=True)
     game.seat([0, 1])
-    assert (game.state.status, game.state.reason) == ("failed", f"no client fits; last: {WHY}")
+    reason = f"no client fits the run; the last client declined: {WHY}"
+    assert (game.state.status, game.state.reason) == ("failed", reason)
 
 
 def test_a_budget_without_a_result_is_reported() -> None:
