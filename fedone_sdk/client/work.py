@@ -40,7 +40,7 @@ repeats at most one request. Smaller requests cost more traffic, because each co
 
 Answers = tuple[LogProbs | Score | float | None, ...]
 """A model's answers to one prompt, one for each example: label log-probabilities, or the score of a
-written text. After a restart, the text's loss is in place of its score. None: the model failed."""
+written text (after a restart, its loss). None for an example on which the model failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,9 @@ class Step:
 
     Attributes:
         number: Index of the step in the assignment, from 0.
-        prompts: Shape (P, n), candidate indices.
-        biases: The label bias of each prompt, shape (P, C); None without label calibration.
-        proposal: A text to try: it replaces the candidate of its slot in the only prompt.
+        prompts: P prompts of n candidate indices each, shape (P, n).
+        biases: The prompts' biases for C labels, shape (P, C); None without label calibration.
+        proposal: A new candidate to score. It replaces the slot's candidate in the only prompt.
     """
 
     work: Work

@@ -170,11 +170,11 @@ async def query_as_evaluation(
             await persist(run, settle)
 
 
-async def persist(run: ServedRun, store: Callable[[], Awaitable[object]]) -> None:
-    """Call `store`; retry while the store is unavailable, because open leases block budget."""
+async def persist(run: ServedRun, action: Callable[[], Awaitable[object]]) -> None:
+    """Call `action`; retry while the store is unavailable, because open leases block budget."""
     while True:
         try:
-            await store()
+            await action()
             return
         except errors.ProblemError:
             return  # The lease was refused, or its whole amount is charged already.
@@ -200,7 +200,7 @@ class Companion(ABC):
     def __init__(self, run: ServedRun) -> None:
         self._run = run
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._alone: asyncio.Task[None] | None = None
+        self._single: asyncio.Task[None] | None = None
 
     @abstractmethod
     def on_change(self, change: Change) -> None:
@@ -215,18 +215,18 @@ class Companion(ABC):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _begin_alone(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._alone is not None and not self._alone.done():
+    def _begin_unless_running(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._single is not None and not self._single.done():
             work.close()
         else:
-            self._alone = self._begin(work)
+            self._single = self._begin(work)
 
     async def wait_idle(self) -> None:
         """Wait until the work is done and charged."""
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._alone is not None:
-            await asyncio.shield(self._alone)
+        if self._single is not None:
+            await asyncio.shield(self._single)
 
     async def aclose(self) -> None:
         """Cancel the work; pending calls are charged in full."""

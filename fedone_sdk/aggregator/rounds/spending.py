@@ -118,7 +118,7 @@ def begin_reflection(
     """Record that the server writes a candidate for an assignment; refuse a second request."""
     seat = find_seat(state, assignment_id)
     if _REFLECTION in seat.calls:
-        raise ProblemError("run_conflict", "the assignment's reflection was requested before")
+        raise ProblemError("run_conflict", "a reflection was already requested for this assignment")
     return Result(state=state.with_seat(replace(seat, calls=seat.calls | {_REFLECTION})))
 
 
@@ -139,7 +139,7 @@ def new_queries(
     left = state.account.leases[assignment_id].queries - seat.used.queries - pending
     if queries > left:
         raise ProblemError(
-            "lease_exhausted", f"{queries} queries requested, {left} left under the lease"
+            "lease_exhausted", f"{queries} queries were sent, the lease has {left} left"
         )
     return queries
 
