@@ -9,7 +9,7 @@ FedOneError
 ├── MissingExtraError      an optional dependency is not installed
 ├── BudgetError
 │   ├── BudgetExhausted    a reservation exceeds the cap
-│   └── UnknownLease       a lease (a reservation) does not exist, or is already settled
+│   └── UnknownLease       a lease (a reserved amount) does not exist, or was settled before
 ├── BackendError
 │   ├── BackendUnavailable the model is temporarily unavailable; a retry may succeed
 │   │   └── FormChanged        the server refused the request's format; a retry uses another one

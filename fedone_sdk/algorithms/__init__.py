@@ -1,4 +1,4 @@
-"""Black-box prompt search in pure NumPy: `ask`/`tell` methods and the aggregation of results."""
+"""Methods in pure NumPy: `ask` returns prompts to score, and `tell` takes their losses."""
 
 from __future__ import annotations
 

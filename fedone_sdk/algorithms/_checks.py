@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def integer(name: str, value: object, *, minimum: int = 0) -> int:
-    """Return `value` as an int that is at least `minimum`."""
+    """Return `value` as an int; raise unless it is an integer >= `minimum`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < minimum:
         raise ValueError(f"{name} must be an integer >= {minimum}, not {value!r}")
     return int(value)
 
 
 def number(name: str, value: object, *, above: float = 0.0) -> float:
-    """Return `value` as a finite float greater than `above`."""
+    """Return `value` as a float; raise unless it is a finite number > `above`."""
     if (
         isinstance(value, bool)
         or not isinstance(value, (int, float, np.integer, np.floating))
@@ -45,7 +45,7 @@ def samples_and_seed(num_samples: object, seed: object) -> None:
 
 
 def count(num_samples: int | None, *, default: int) -> int:
-    """Return the number of prompts that an ask returns."""
+    """Return `num_samples` if it is an integer >= 1, or `default` if it is None."""
     return default if num_samples is None else integer("num_samples", num_samples, minimum=1)
 
 
@@ -63,19 +63,19 @@ def matrix(name: str, value: ArrayLike, *, shape: tuple[int, int]) -> NDArray[np
 
 
 def positive_alpha(value: ArrayLike, *, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return `alpha` in float64; raise unless it is positive on the mask and 0 elsewhere."""
+    """Return `alpha` in float64; raise unless it is positive where `mask` is True, 0 elsewhere."""
     alpha = matrix("alpha", value, shape=mask.shape)
     if alpha[mask].min() <= 0.0:
-        raise ValueError("alpha must be positive: project it first")
+        raise ValueError("alpha must be positive; call project first")
     if alpha[~mask].any():
-        raise ValueError("alpha must be 0 where a position has no such candidate")
+        raise ValueError("alpha must be 0 for candidates that a position does not have")
     return alpha
 
 
 def losses(
     value: ArrayLike, candidates: Candidates, *, shape: tuple[int, int]
 ) -> NDArray[np.float64]:
-    """Return the losses in float64; raise if they or the candidates do not fit `shape`, (n, N)."""
+    """Return the losses in float64; raise if they or the candidates do not fit alpha's `shape`."""
     drawn_from = candidates.probabilities.shape
     if drawn_from != shape:
         raise ValueError(

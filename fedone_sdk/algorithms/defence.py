@@ -1,11 +1,11 @@
-"""Defences against Byzantine clients, also for rounds of one client.
+"""Defences against Byzantine clients, which send false updates.
 
-An update is compared with earlier updates of the run, because a round of one client has no others:
+A round may have only one client, so an update is compared with earlier updates of the run:
 
 - its *size* with the sizes of recent updates;
-- its *direction* with the accumulated effect of each token.
+- its *direction* with the effects that earlier updates showed for the same tokens.
 
-The result limits or rejects the update's step, and is recorded per client.
+The update's step is applied, shortened or rejected, and the result is recorded per client.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ WARM_UP = 5
 """Number of updates before an update can be an outlier."""
 
 PRIOR = 2.0
-"""Shrinkage of a token's effect, as a number of updates without an effect."""
+"""A token's mean effect is computed as if this many more updates had shown no effect."""
 
 _MOST_VOTE = 3.0
-"""Bound of an update's vote for a token, as a multiple of the root mean square of its votes."""
+"""Bound of the effect of one token in an update, in root mean squares of all tokens' effects."""
 
 _FEW = 3
-"""Updates that define a typical step; the median of fewer could be a Byzantine client's."""
+"""With fewer updates there is no typical step, because their median could be a false update."""
 
 _FIRST_STEP, _FIRST_BOUND = 0.02, 0.3
-"""Longest step before `_FEW` updates, in norms of alpha: by default, and with `only_bounds`."""
+"""Longest step until `_FEW` updates exist, in norms of alpha; the second is for `only_bounds`."""
 
 _GROWTH = 2.0
 """Upper bound of a recorded step length, as a multiple of the allowed length."""
 
 _SIZE_FLOOR = 0.25
-"""Least robust standard deviation of log sizes: a factor of e^0.25."""
+"""Lower bound of the robust standard deviation of the sizes' logarithms."""
 
 _MAD_TO_STD = 1.4826
 _MOST_SCORE = 10.0
@@ -56,9 +56,9 @@ class Contribution:
 
     Attributes:
         alpha: Alpha after the client's local steps, float32, shape (n, N), feasible.
-        advantage: By how much the losses of a token's prompts exceed the average, shape (n, N), 0
-            for tokens that no prompt has; None derives it from the step of alpha.
-        spread: Standard deviation of the reported losses; None uses the norm of the step instead.
+        advantage: By how much the losses of prompts with a token exceed the average, shape (n, N),
+            0 for tokens that no prompt has. If None, the step of alpha is used instead.
+        spread: Standard deviation of the losses. If None, the norm of the step is used instead.
     """
 
     client: int
@@ -73,10 +73,10 @@ class Admitted:
     """The part of a contribution that is applied.
 
     Attributes:
-        alpha: Float32, shape (n, N). If `scale` is 1, it is bit for bit the client's alpha; if 0,
-            the round's initial alpha.
+        alpha: Float32, shape (n, N). If `scale` is 1, it is bit for bit the client's alpha; if
+            `scale` is 0, it is the round's initial alpha.
         scale: The applied fraction of the step, from 0 to 1.
-        agreement: Cosine with the accumulated effects of the same tokens; None without effects.
+        agreement: Cosine between the update and the known effects of its tokens; None if unknown.
     """
 
     client: int
@@ -91,11 +91,11 @@ class Influence:
     """The accumulated influence of one client on a run.
 
     Attributes:
-        rounds: Number of the client's accepted updates.
+        rounds: Number of the client's updates that were judged.
         movement: The sum of the L2 norms of the client's applied steps.
-        score: Mean outlier score in robust standard deviations; negative is disagreement.
-        loss_residual: Mean difference of the client's mean losses from the run's median at the time
-            of each.
+        scaled: Number of the client's updates whose step was shortened.
+        score: Mean score of the updates in robust standard deviations; negative is disagreement.
+        loss_residual: Mean difference of the client's losses from the run's median at that time.
     """
 
     client: int
@@ -109,17 +109,17 @@ class Influence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defence:
-    """Limits or rejects the clients' steps. Pure: the memory is passed in and returned.
+    """Limits or rejects the clients' steps. Its memory is an argument and part of the result.
 
     Attributes:
-        num_samples: I. A correlation over I prompts has a sampling error of about 1/sqrt(I - 1),
-            the least robust standard deviation of agreement.
-        trust_region: The longest step, in medians of recent steps; None is no limit.
-        outliers: Threshold of an outlier, in robust standard deviations (1.48 MAD) below the
-            typical agreement or above the typical spread. Outliers are rejected; None disables.
+        num_samples: I, the number of prompts that an update scored. The standard deviation of
+            agreements is taken as at least their sampling error, about 1/sqrt(I - 1).
+        trust_region: The longest step, as a multiple of the median recent step; None is no limit.
+        outliers: An update is rejected if its agreement is this many robust standard deviations
+            (1.48 MAD) below, or its size this many above, the median; None rejects no update.
         quarantine: A client is quarantined when at least this many of its updates, and more than
-            half of them, were outliers; None disables.
-        only_bounds: Whether steps are scaled only: clients are neither judged nor recorded.
+            half of them, were outliers; None quarantines no client.
+        only_bounds: Whether steps are only shortened, and clients are neither judged nor recorded.
     """
 
     num_samples: int
@@ -129,7 +129,7 @@ class Defence:
     only_bounds: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse impossible options."""
+        """Check the options."""
         _checks.integer("num_samples", self.num_samples, minimum=2)
         if self.trust_region is not None:
             _checks.number("trust_region", self.trust_region)
@@ -145,7 +145,7 @@ class Defence:
 
         Args:
             alpha: The round's initial alpha, shape (n, N).
-            contributions: In the order of enrolment index and seat.
+            contributions: Ordered by the clients' enrolment indices.
             memory: As returned for the previous round; empty at the start.
 
         Returns:
@@ -153,7 +153,7 @@ class Defence:
         """
         history = _History(memory, (0, 0) if self.only_bounds else alpha.shape)
         updates = [_Update.of(each, alpha, history) for each in contributions]
-        # The median of three updates shows which one is too long; the median of two does not.
+        # The median shows which of three steps is too long; the median of two steps does not.
         usual = [
             *history.steps,
             *(update.norm for update in updates if len(updates) > 2 and update.norm),
@@ -216,7 +216,7 @@ class Defence:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Update:
-    """A contribution with the measurements derived from it."""
+    """A contribution with its measurements; `evidence` has the effect of each token."""
 
     client: int
     alpha: NDArray[np.float32]
@@ -292,7 +292,7 @@ class _History:
         return self.entries.get(client, [0.0] * len(_COLUMNS))
 
     def agreement(self, evidence: NDArray[np.float64]) -> float | None:
-        """Cosine of an update's evidence with the accumulated effects of the same tokens."""
+        """Return the cosine of an update's evidence with the known effects of the same tokens."""
         if not self.votes.size:
             return None
         effects = np.where(evidence != 0.0, self.votes / (self.seen + PRIOR), 0.0)
@@ -308,7 +308,7 @@ class _History:
             return
         touched = update.evidence != 0.0
         if touched.any():
-            # Each update has one vote, whatever its scale.
+            # Updates are normalised, so that they count equally whatever their scale.
             typical = math.sqrt(float((update.evidence[touched] ** 2).mean()))
             if typical > 0.0:
                 self.votes += np.clip(update.evidence / typical, -_MOST_VOTE, _MOST_VOTE)

@@ -4,21 +4,22 @@ The model of a mini-batch is, for each class,
 
     loss of a prompt = random intercept of the mini-batch + value of the prompt + noise,
 
-with each loss at the prompt's best label bias. A class is a group of examples that clients report
-separately; with many labels or under privacy all examples are one group. Values are a Gaussian
-process whose kernel depends on the candidates that prompts share (`Kernel`). Intercepts have a flat
-prior, so prompts are compared within a mini-batch, or through prompts that link mini-batches. The
-noise of a mean over b examples has the variance sigma^2 / b; a part of the noise is correlated
-between similar prompts. Variances maximise the marginal likelihood (`Likelihood`).
+where a prompt's loss is taken at its best label bias. A class is a group of examples whose losses
+are reported separately; with many labels or under privacy, all examples are one group. The values
+are a Gaussian process whose kernel depends on the candidates that prompts share (`Kernel`). The
+intercepts have a flat prior, so only losses of the same mini-batch are compared directly. The noise
+of a mean over b examples has the variance sigma^2 / b; part of it is correlated between similar
+prompts. The variances maximise the marginal likelihood (`Likelihood`).
 
-A prompt's best bias is a shared bias, fitted to all losses, plus a deviation. The same process,
-with a larger prior variance, estimates the gradient and the trace of each prompt's losses at the
-shared bias; the deviation minimises the loss with this gradient and trace (`label_bias`), under a
-normal prior.
+A prompt's best bias is a bias that all prompts share plus a deviation. A second Gaussian process
+with a larger prior variance estimates the gradient and the trace of each prompt's loss at the
+shared bias. The deviation minimises the loss with this gradient and trace (`label_bias`).
 
-Clients may be Byzantine. A mini-batch whose losses disagree with the others by more than the noise
-explains gets less weight (trust): the noise has a t distribution with one scale per mini-batch
-(Lange, Little and Taylor 1989).
+Clients may send false losses. A mini-batch whose losses disagree with the others by more than the
+noise explains gets less weight (trust): in the model, the noise has a t distribution with one scale
+per mini-batch (Lange, Little and Taylor 1989).
+
+Shapes: P prompts, E losses, J mini-batches of I prompts, K classes, C labels, F features.
 """
 
 from __future__ import annotations
@@ -52,21 +53,18 @@ _DEGREES_OF_FREEDOM = 4.0
 """Degrees of freedom of the noise's t distribution: the usual choice."""
 
 _MARGIN = 1.0
-"""Standard deviations by which an incumbent must beat the reference.
+"""A pessimistic value is the expected value plus this many standard deviations.
 
-The prior already corrects for choosing the best of many prompts. Share of the possible improvement
-after 100 / 300 queries in the 40 runs of `ThompsonSampling`, with honest clients, and with a fifth
-of them Byzantine: margin 0: 83 / 94 %, 63 / 91 % (one run lost twice that much); margin 1:
-85 / 93 %, 70 / 92 %; 1.5: 83 / 96 %, 59 / 89 %; 2: 81 / 93 %, 40 / 90 %. On 200 words of small
-effect (24 runs, 500 queries) a margin of 1 gains 0.0076 nats, and a margin of 2 gains 0.0056."""
+In the 40 runs of `ThompsonSampling`, with a fifth of the clients Byzantine, 100 queries reached
+70 % of the possible improvement with a margin of 1, and 63, 59 and 40 % with margins of 0, 1.5
+and 2. With honest clients, or after 300 queries, the margins differed by at most 4 points."""
 
 _CONFIRMED = 1.5
-"""Minimum sum, in each class, of the trust in mini-batches that scored an incumbent: at least two.
+"""A confirmed prompt has, in each class, at least this sum of the trust of its mini-batches.
 
-A search of 20 queries in asks of 5 seldom scores a prompt three times. In 30 simulated runs on
-written answers (scores of 0 or 1), a minimum of 2.5 deployed "no prompt" in 67 % of the runs, 1.5
-in 23 %; of a possible gain of 0.169, they reached 0.030 and 0.078. From 60 queries on both are
-equal."""
+A trust is at most 1, so 1.5 needs two mini-batches, and 2.5 would need three. In 30 simulated runs
+of 20 queries in asks of 5 with losses of 0 or 1, a minimum of 2.5 deployed "no prompt" in 67 % of
+the runs and gained 0.030 of a possible 0.169. With 1.5, the numbers were 23 % and 0.078."""
 
 _DEVIATION_STD = 1.0
 """Prior standard deviation of a prompt's label bias about the shared bias, nats."""
@@ -75,21 +73,21 @@ _NOISED_STD = 1.0
 """Prior standard deviation of the shared bias if clients add noise, nats."""
 
 _JITTER = 1e-6
-"""Fraction of the mean variance that is added to the covariance of draws for its Cholesky root."""
+"""This fraction of the mean variance is added to variances, so that a Cholesky root exists."""
 
 _POOLED = 8.0
-"""Weight of all classes' noise in the noise of a class, as a number of differences of losses."""
+"""Weight of the common noise of all classes in the noise of a class; see `_Parts.posteriors`."""
 
 _FITTED = 128
-"""Prompts of the last mini-batches that hyperparameters are fitted to; the cost grows with the cube
-of their number."""
+"""Largest number of prompts in the last mini-batches that hyperparameters are fitted to, because
+the cost grows with the cube of the number of prompts."""
 
 _ALL_AT_ONCE = 64
-"""With up to this many prompts, each mini-batch updates all hyperparameters; with more, one."""
+"""With more prompts than this, each mini-batch updates only one of the hyperparameters."""
 
 
 class Estimates(NamedTuple):
-    """The posterior of each prompt in numbers.
+    """Estimates of each prompt's loss; the reference is "no prompt", unless another is given.
 
     Attributes:
         value: Expected loss at the prompt's best bias, relative to the average prompt, shape (P,).
@@ -115,8 +113,8 @@ class Evaluator:
         present: Features of each prompt, 0 or 1, shape (P, F).
         kernel: The kernel in units of one example's noise.
         inverse: The inverse of the prior covariance, shape (P, P).
-        classes: The posterior of each class; None if no example of it was observed.
-        reference: The row of "no prompt", with which prompts are compared; None if absent.
+        classes: The posterior of each class; None for a class without observed examples.
+        reference: The row of "no prompt", with which prompts are compared; None if not observed.
     """
 
     observed: Observations
@@ -152,13 +150,13 @@ class Evaluator:
         """Return the value of each prompt and its uncertainty.
 
         Args:
-            against_row: The prompt to compare with; the reference by default.
+            against_row: The row of the prompt to compare with; by default `reference`.
         """
         size = len(self.observed.prompts)
         row = self.reference if against_row is None else against_row
         value, variance = _optimism(self.observed), np.zeros(size)
         if row is None:
-            # Prompts are compared with their mean.
+            # Prompts are compared with the mean of all prompts.
             against = np.full(size, 1.0 / size)
         else:
             against = np.zeros(size)
@@ -179,14 +177,14 @@ class Evaluator:
     ) -> NDArray[np.float64]:
         """Return joint posterior draws of values, shape (count, P + Q).
 
-        The draws are of the P observed prompts, then of Q new `prompts`, shape (Q, n), without
-        their nuggets, on which there is no information.
+        The first P columns are the observed prompts; the others are Q new `prompts`, shape (Q, n),
+        without their nuggets (`Kernel`), about which nothing is known.
         """
         observed = np.arange(len(self.present))
         prior = self.kernel.matrix(np.concatenate([self.present, self.features.present(prompts)]))
         unknown = np.arange(len(observed), len(prior))
         prior[unknown, unknown] -= self.kernel.nugget
-        # The covariance of a class is noise * (prior - gain (K - unit) gain'), K = prior[P, P].
+        # The covariance of a class is noise * (prior - gain (seen - unit) gain').
         gain = prior[:, observed] @ self.inverse
         mean, explained, scale = np.zeros(len(observed)), np.zeros_like(self.inverse), 0.0
         seen = prior[np.ix_(observed, observed)]
@@ -203,7 +201,7 @@ class Evaluator:
 
     @property
     def confirmed(self) -> NDArray[np.bool_]:
-        """Whether mini-batches of two clients agree on each prompt (`incumbent`), shape (P,)."""
+        """Whether each prompt is confirmed, as `incumbent` defines it, shape (P,)."""
         evaluations = self.observed.trusted_evaluations[:, self.observed.seen]
         confirmed: NDArray[np.bool_] = np.all(evaluations >= _CONFIRMED, axis=1)
         if self.reference is not None:
@@ -213,8 +211,8 @@ class Evaluator:
     def incumbent(self, estimates: Estimates) -> int:
         """Return the row with the best pessimistic value among confirmed prompts.
 
-        A prompt is confirmed when two mini-batches agree on it in each class. With fewer, a prompt
-        could get a bias that fits one class, if each client has one class only. The reference is
+        A prompt is confirmed when two trusted mini-batches scored it in each class. Otherwise its
+        bias could fit one class only, if each client has examples of one class. The reference is
         always confirmed. If no prompt is confirmed, the choice is among all prompts.
         """
         confirmed = self.confirmed
@@ -244,10 +242,10 @@ class _Parts(NamedTuple):
     def posteriors(
         self, observed: Observations, losses: NDArray[np.float64]
     ) -> tuple[Posterior | None, ...]:
-        """Return the posterior of each class, from losses (J, I, C).
+        """Return the posterior of each class, from losses (J, I, K).
 
-        The noise of a class is shrunk to the noise of all classes, because one or two rows of a
-        class do not show how much the class's rows differ.
+        The noise of a class is shrunk towards the mean noise of all classes, because one or two
+        rows of a class do not show how much the losses of its rows differ.
         """
         weights = observed.trust[:, None] * observed.examples
         processes: dict[int, Posterior] = {
@@ -267,7 +265,7 @@ class _Parts(NamedTuple):
 def updated(
     observed: Observations, features: Features, values: Hyperparameters
 ) -> tuple[Evaluator, Hyperparameters]:
-    """Return the posterior with new biases, trust and hyperparameters, after a new mini-batch."""
+    """Fit biases, trust and hyperparameters after a new mini-batch, and return the posterior."""
     shared = None
     if observed.biases.shape[1] > 1:
         shared = _shared_bias(observed)
@@ -341,11 +339,11 @@ def _with_unseen(biases: NDArray[np.float64], observed: Observations) -> NDArray
 
 
 def _optimism(observed: Observations) -> NDArray[np.float64]:
-    """Return the expected loss at the best bias minus the loss at the fitted bias, shape (P,).
+    """Return by how much the loss at a fitted bias is too low, shape (P,).
 
-    A bias of C - 1 numbers, fitted to n examples with the ridge r / n, makes their mean loss lower
-    by about tr((H + r / n)^-1 H) / 2n nats (Akaike 1974, with a ridge). H is taken as h times the
-    identity on C - 1 dimensions, where h (C - 1) is the mean trace. Without this correction, the
+    A bias of C - 1 numbers is fitted to n examples with the ridge r / n. Their mean loss gets too
+    low by about tr((H + r / n)^-1 H) / 2n nats (Akaike 1974, with a ridge). H is taken as h times
+    the identity on C - 1 dimensions, where h (C - 1) is the mean trace. Without this correction,
     prompts with few examples would seem the best.
     """
     free = observed.biases.shape[1] - 1
@@ -383,7 +381,7 @@ def _trust_of(
     losses: NDArray[np.float64],
     processes: tuple[Posterior | None, ...],
 ) -> NDArray[np.float64]:
-    """Return the trust in each mini-batch, from its agreement with the other ones, shape (J,)."""
+    """Return the trust in each mini-batch, from its agreement with the others, shape (J,)."""
     batches, reml = parts.batches, parts.reml
     squares = np.zeros(len(observed.examples))
     degrees = np.zeros(len(observed.examples))

@@ -1,4 +1,7 @@
-"""The Gaussian process behind searches: kernel, noise, posterior and hyperparameters."""
+"""The Gaussian process behind searches: kernel, noise, posterior and hyperparameters.
+
+Shapes: P prompts, E losses, J mini-batches of up to I prompts, K classes, F features.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from .space import Space
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MiniBatches:
-    """The prompts that each mini-batch scored.
+    """The prompts that were scored on each mini-batch.
 
     Attributes:
         members: Rows of prompts, shape (J, I), padded by 0.
-        present: Where there is a prompt, shape (J, I).
+        present: Whether an entry of `members` is a prompt and not padding, shape (J, I).
     """
 
     members: NDArray[np.int64]
@@ -65,22 +68,22 @@ class MiniBatches:
         return flat.astype(np.float64, copy=False).reshape(size, size)
 
     def blocks(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the part of a (P, P) matrix of each mini-batch's prompts, shape (J, I, I)."""
+        """Return, per mini-batch, the part of a (P, P) matrix for its prompts: (J, I, I)."""
         return matrix[self.members[:, :, None], self.members[:, None, :]]
 
 
 class RemlNoise(NamedTuple):
-    """The noise of a mini-batch of one example, after its random intercept is integrated out.
+    """The noise of mini-batches of one example, after their intercepts are integrated out.
 
-    As in restricted maximum likelihood (REML, Patterson and Thompson 1971), only differences
-    between prompts count: with the noise covariance R of the prompts' losses and a flat prior for
-    the intercept, their precision is R^-1 - R^-1 1 1' R^-1 / (1' R^-1 1).
+    The losses of the mini-batch's prompts have the noise covariance R, and the intercept has a flat
+    prior. The losses then have the precision R^-1 - R^-1 1 1' R^-1 / (1' R^-1 1): only differences
+    between prompts count (restricted maximum likelihood, Patterson and Thompson 1971).
 
     Attributes:
         precision: Shape (J, I, I), 0 where there is no prompt.
-        level: Weights of the losses in the intercept's estimate, shape (J, I), sum 1.
+        level: Weights of the losses in the estimate of the intercept, shape (J, I), sum 1.
         log_det: log det R + log 1' R^-1 1, shape (J,).
-        degrees: Independent differences, shape (J,).
+        degrees: Number of independent differences between prompts, shape (J,).
     """
 
     precision: NDArray[np.float64]
@@ -117,13 +120,13 @@ class RemlNoise(NamedTuple):
         return cls(precision, sums / total[:, None], log_det, degrees)
 
 
-# No slots: cached_property needs a __dict__.
+# Without `slots=True`, because cached_property needs a __dict__.
 @dataclass(frozen=True)
 class Features:
     """The features of prompts: the candidates of each slot, whatever their position in the slot.
 
-    The blank of a repeated slot is no feature, because a missing candidate does not make prompts
-    similar. In a slot of one position the blank is a candidate like any other.
+    In a slot of several positions the blank is not a feature, because prompts are not similar only
+    because both have a blank. In a slot of one position the blank is a candidate like any other.
     """
 
     space: Space
@@ -144,7 +147,7 @@ class Features:
 
     @cached_property
     def count(self) -> int:
-        """Features, F."""
+        """The number of features, F."""
         return sum(self.space.sizes[positions[0]] for positions in self.space.groups())
 
     def present(self, prompts: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -159,16 +162,14 @@ class Kernel(NamedTuple):
     """The prior covariance of prompts' values, in arbitrary units.
 
     A value is a sum of independent normal parts: one per feature, one per pair of features, and one
-    of the whole prompt (the nugget). Feature effects have a common random mean; for example, most
-    words do harm. Prompts of a and b features that share m of them have the covariance
+    of the whole prompt (the nugget). The effects of features have a common random mean, because
+    most words may do harm. Prompts of a and b features that share m of them have the covariance
 
         additive (m / L + a b / L^2) + pairs m (m - 1) / (L (L - 1)) + nugget [equal prompts].
 
-    If all prompts have the same number of features, the mean is part of the intercepts.
-
     Attributes:
-        additive: Variance of the features' part of a prompt of L features.
-        pairs: Variance of the pairs' part.
+        additive: Variance of the sum of the features' parts in a prompt of L features.
+        pairs: Variance of the sum of the pairs' parts in such a prompt.
         nugget: Variance of the nugget.
         length: L, the number of features of a typical prompt, at least 2.
     """
@@ -215,8 +216,8 @@ class Comparisons(NamedTuple):
     """Losses of one class with the weights of their mini-batches.
 
     Attributes:
-        losses: Shape (J, I) or (J, I, G), nats, 0 where there is no prompt.
-        weights: Examples of the class times the mini-batch's trust, shape (J,).
+        losses: Shape (J, I), nats, 0 where there is no prompt. Shape (J, I, G) holds G such arrays.
+        weights: Number of examples of the class times the mini-batch's trust, shape (J,).
     """
 
     batches: MiniBatches
@@ -233,7 +234,7 @@ class Comparisons(NamedTuple):
         return self.batches.totals(self._weighted())
 
     def square(self) -> float:
-        """Return the weighted sum of squared differences of plain losses (J, I)."""
+        """Return the weighted sum of squared differences of losses of shape (J, I)."""
         return float((self.losses * self._weighted()).sum())
 
     def degrees(self) -> float:
@@ -248,13 +249,13 @@ class Comparisons(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """A Gaussian process at the observed prompts, for one class.
+    """The posterior values of the observed prompts, for one class.
 
     Attributes:
         mean: Values relative to the average prompt, nats, shape (P,).
         unit: Covariance of the values in units of the noise variance, shape (P, P).
         noise: The variance of one example's noise, nats^2.
-        degrees: The number of independent differences of losses behind `noise`.
+        degrees: The number of independent differences of losses that `noise` was computed from.
     """
 
     mean: NDArray[np.float64]
@@ -285,7 +286,7 @@ _STEP = math.log(2.0)
 """Largest step of a hyperparameter, on a log scale."""
 
 _LEAST_NUGGET = 1e-3
-"""Smallest nugget, relative to the other variances, for a well-conditioned covariance."""
+"""Smallest nugget relative to the other variances, so that covariances are well conditioned."""
 
 LARGEST = 12.0
 """Bound on the absolute value of hyperparameters."""
@@ -297,7 +298,7 @@ class Hyperparameters(NamedTuple):
     Attributes:
         additive: Log of `Kernel.additive`; likewise `pairs` and `nugget`.
         shared_noise: Log-odds of the part of the noise that has the kernel's covariance.
-        curves: Prior variance at a fixed label bias, relative to that at each prompt's best bias.
+        curves: Log of how many times larger the prior variance is at one bias for all prompts.
     """
 
     additive: float
@@ -321,7 +322,7 @@ class Hyperparameters(NamedTuple):
 
 
 PRIOR = Hyperparameters(math.log(0.5), math.log(0.25), math.log(0.25), 0.0, math.log(4.0))
-"""Prior means: with these, half of the variance between prompts is noise."""
+"""Prior means; with them, the values of prompts vary as much as the noise of a mini-batch."""
 
 _CURVES_INDEX = 4
 """The index of `curves`, which has its own likelihood."""
@@ -336,9 +337,9 @@ class Likelihood:
 
     Attributes:
         present: Features of each prompt, 0 or 1, shape (P, F).
-        losses: Losses of each class at each prompt's best bias, shape (J, I, C).
-        unbiased: Losses at one bias for all prompts, shape (J, I, C); None without calibration.
-        weights: Examples of each class times the mini-batch's trust, shape (J, C).
+        losses: Losses of each class at each prompt's best bias, shape (J, I, K).
+        unbiased: Losses at one bias for all prompts, shape (J, I, K); None without label biases.
+        weights: Number of examples of each class times the mini-batch's trust, shape (J, K).
         examples: The number of examples of a typical mini-batch.
     """
 
@@ -352,7 +353,7 @@ class Likelihood:
     def improved(
         self, values: Hyperparameters, coordinates: Sequence[int] = range(len(PRIOR))
     ) -> Hyperparameters:
-        """Return better hyperparameters: one step along each coordinate in turn."""
+        """Return better hyperparameters, after one step along each coordinate in turn."""
         improved = _coordinate_step(
             self._loss, list(values), [at for at in coordinates if at < _CURVES_INDEX]
         )
@@ -416,7 +417,7 @@ def _prior_deviance(values: Hyperparameters) -> float:
 def _coordinate_step(
     loss: Callable[[list[float]], float], values: list[float], coordinates: Sequence[int]
 ) -> list[float]:
-    """Step along each coordinate: to the best of both sides and of the minimum of a parabola."""
+    """Move each coordinate up, down or to the minimum of a parabola, if this lowers the loss."""
     if not coordinates:
         return values
     current, best = values, loss(values)

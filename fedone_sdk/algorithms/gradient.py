@@ -1,7 +1,8 @@
-"""Policy gradients in a distribution over tokens, their optimisers, and the mean of alphas.
+"""Policy-gradient methods, their optimisers, and the mean of the clients' alphas.
 
-GS-BDPL is the Gumbel-Softmax policy gradient of FedOne (Wang et al., ICML 2025), BDPL black-box
-discrete prompt learning on the simplex (Diao et al. 2022).
+alpha has a weight for each position and token (candidate), from which prompts are drawn. GS-BDPL is
+the Gumbel-Softmax policy gradient of FedOne (Wang et al., ICML 2025). BDPL is black-box discrete
+prompt learning on the simplex (Diao et al. 2022).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Optimizer(Protocol):
         ...
 
     def longest_step(self, largest: float) -> float:
-        """Return a bound on the change of a parameter; `largest` bounds the parameters."""
+        """Return a bound on the change of a parameter; no parameter may exceed `largest`."""
         ...
 
 
@@ -57,8 +58,8 @@ class SGD:
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019), as PyTorch computes it.
 
-    The memory holds the moments "m" and "v" (float64, the parameters' shape) and the number of
-    steps "t".
+    The memory holds the moments "m" and "v" (float64, in the shape of the parameters) and the
+    number of steps "t".
     """
 
     learning_rate: float
@@ -80,7 +81,7 @@ class AdamW:
         return decayed - step_size * m / scale, {"m": m, "v": v, "t": np.array(t, dtype=np.int64)}
 
     def longest_step(self, largest: float) -> float:
-        """Return a bound: the Cauchy-Schwarz inequality bounds m / sqrt(v), `largest` the decay."""
+        """Return a bound; `ratio` bounds m / sqrt(v) by the Cauchy-Schwarz inequality."""
         beta1, beta2 = self.BETAS
         ratio = (1.0 - beta1) / math.sqrt((1.0 - beta2) * (1.0 - beta1**2 / beta2))
         return self.learning_rate * (max(ratio, 1.0) + self.WEIGHT_DECAY * largest)
@@ -91,7 +92,7 @@ class AdamW:
         try:
             m, v, t = memory["m"], memory["v"], int(memory["t"])
         except (KeyError, TypeError) as exc:
-            raise ValueError("not a memory of adamw: it holds m, v and t") from exc
+            raise ValueError("not a memory of adamw, which has m, v and t") from exc
         if m.shape != shape or v.shape != shape:
             raise ValueError(f"adamw's moments have shape {m.shape}, the parameters {shape}")
         return m, v, t
@@ -102,15 +103,15 @@ _OPTIMIZERS: dict[str, type[SGD | AdamW]] = {"adamw": AdamW, "sgd": SGD}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyGradient(PlainAlgorithm, ABC):
-    """A method whose alpha moves by one optimiser step per mini-batch.
+    """A method that changes alpha by one optimiser step per mini-batch.
 
     Attributes:
-        num_samples: I, at least 2.
+        num_samples: I, the number of prompts per ask, at least 2.
         optimizer: "adamw" or "sgd".
-        alpha_min: The floor of alpha (the nu > 0 of Theorem 3.4), a float32 below 1/N. A token at
-            the floor moves by 1/alpha_min when it is drawn, so SGD needs a higher floor.
-        start: The warm start of alpha (`warm_start`); None starts uniform.
-        seed: Breaks ties of the deployable prompt.
+        alpha_min: The floor (least value) of alpha, below 1/N; nu in Theorem 3.4 of the paper. The
+            gradient at the floor is proportional to 1/alpha_min, so SGD needs a higher floor.
+        start: The warm start of alpha (`warm_start`); None means a uniform start.
+        seed: Breaks ties between tokens of the deployable prompt.
     """
 
     space: Space
@@ -122,10 +123,10 @@ class PolicyGradient(PlainAlgorithm, ABC):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse impossible options."""
+        """Check the options."""
         _checks.samples_and_seed(self.num_samples, self.seed)
         _checks.number("learning_rate", self.learning_rate)
-        # Rounded to float32, so that the floor and the alphas on it compare equal.
+        # Rounded to float32 like alpha, so that entries at the floor are equal to it.
         floor = float(np.float32(_checks.number("alpha_min", self.alpha_min)))
         object.__setattr__(self, "alpha_min", floor)
         if not 0.0 < floor < 1.0 / self.space.vocab_size:
@@ -134,7 +135,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Positions and tokens, (n, N)."""
+        """The numbers of positions and of candidates, (n, N)."""
         return self.space.shape
 
     @property
@@ -147,7 +148,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
         return State(alpha=self.project(warm_start(self.space, self.start)))
 
     def check(self, state: State) -> None:
-        """Raise if alpha is not positive, or if the memory is another optimiser's."""
+        """Raise if alpha is not positive, or if the memory is not one of this optimiser."""
         self._optimizer().update(self._alpha(state), np.zeros(self.shape), state.memory)
 
     def ask(
@@ -157,7 +158,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
         num_samples: int | None = None,
         holder: Holder | None = None,
     ) -> Candidates:
-        """Draw prompts from the categoricals of alpha; `holder` has no effect."""
+        """Draw prompts from the distributions that alpha defines; `holder` has no effect."""
         alpha = self._alpha(state)
         count = _checks.count(num_samples, default=self.num_samples)
         probabilities = self._probabilities(alpha, rng)
@@ -174,7 +175,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
         return State(alpha=self.project(alpha), memory=memory)
 
     def longest_step(self, alpha: NDArray[np.float32], num_steps: int) -> float:
-        """Return a bound on an entry's change in local steps from `alpha`; it may be infinite."""
+        """Return a bound (maybe infinity) on how far `num_steps` local steps move an entry."""
         longest, largest = 0.0, float(alpha.max())
         for _ in range(num_steps):
             # A projection at most doubles a change.
@@ -193,7 +194,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
     def _probabilities(
         self, alpha: NDArray[np.float64], rng: np.random.Generator
     ) -> NDArray[np.float64]:
-        """Return the categoricals that prompts are drawn from, shape (n, N)."""
+        """Return the distribution of each position's tokens, shape (n, N)."""
 
     @abstractmethod
     def _gradient(
@@ -201,8 +202,8 @@ class PolicyGradient(PlainAlgorithm, ABC):
     ) -> NDArray[np.float64]:
         """Return the gradient, shape (n, N), from the advantage of each token.
 
-        It is the advantage times the difference of a token's scores if drawn and if not drawn.
-        Where the mask is false the advantage is 0, so the scores there have no effect.
+        It is the advantage times (drawn - other), as in `drawn_advantage`. Candidates that do not
+        exist have the advantage 0.
         """
 
     def _alpha(self, state: State) -> NDArray[np.float64]:
@@ -216,27 +217,27 @@ class PolicyGradient(PlainAlgorithm, ABC):
 class GumbelSoftmaxBDPL(PolicyGradient):
     """Black-box discrete prompt learning through a Gumbel-Softmax.
 
-    A step draws one Gumbel noise g (n x N), which gives the categoricals
-    p_ij = softmax_j((log alpha_ij + g_ij) / tau) (eq. 2), and then I prompts from them. At a
-    small tau the noise decides most positions, so prompts of one step are similar: at tau = 0.1,
-    of 20 prompts about 4, 11 and 19 differ for n = 6, 20 and 50.
+    An ask draws one matrix g of Gumbel noise, then I prompts with the probabilities
+    p_ij = softmax_j((log alpha_ij + g_ij) / tau) (FedOne, eq. 2). At a small tau the noise decides
+    most positions, so the prompts of an ask are similar: at tau = 0.1 and n = 6, only about 4 of 20
+    prompts are distinct.
 
-    The score of a prompt at fixed noise (eq. 5) is (1 - p_ij) / (tau alpha_ij) at the token that
-    was drawn and -p_ij / (tau alpha_ij) at the others.
+    With fixed noise, the derivative of a prompt's log-probability (eq. 5) is
+    (1 - p_ij) / (tau alpha_ij) for the token that was drawn and -p_ij / (tau alpha_ij) for others.
 
     Attributes:
-        tau: Temperature of the softmax. `PolicyGradient` has the other attributes.
+        tau: Temperature of the softmax. `PolicyGradient` documents the other attributes.
     """
 
     tau: float
 
     def __post_init__(self) -> None:
-        """Refuse impossible options."""
+        """Check the options."""
         super(GumbelSoftmaxBDPL, self).__post_init__()
         _checks.number("tau", self.tau)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Clamp alpha to its floor."""
+        """Raise entries below the floor to the floor."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
         return np.where(self.space.mask, np.maximum(checked, self.alpha_min), 0.0).astype(
             np.float32
@@ -259,13 +260,12 @@ class GumbelSoftmaxBDPL(PolicyGradient):
 class BDPL(PolicyGradient):
     """Black-box discrete prompt learning: alpha holds the probabilities themselves.
 
-    The score d log P / d p is 1/p_ij at the token that was drawn, 0 at other tokens. The floor is
-    needed because at p = 0 the score is infinite, and the token would never be drawn again.
-    `PolicyGradient` has the attributes.
+    The derivative d log P / d p is 1/p_ij for the token that was drawn and 0 for other tokens. The
+    floor is needed because a token with p = 0 would never be drawn again.
     """
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Project each row on the simplex, above the floor."""
+        """Return the nearest probabilities that are not below the floor."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
         return nearest_probabilities(checked, floor=self.alpha_min, mask=self.space.mask)
 
@@ -285,13 +285,13 @@ class BDPL(PolicyGradient):
 def drawn_advantage(candidates: Candidates, losses: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return 1/(I-1) sum_r (l_r - mean l) [prompt r has token j at position i], shape (n, N).
 
-    The policy gradient is 1/(I-1) sum_r (l_r - mean l) score_r (FedOne, eq. 6). The mean is a
-    baseline: the estimate is unbiased, and a constant added to all losses does not change it. The
-    score functions have the form `other_ij + (drawn_ij - other_ij) [token drawn]`. The centred
-    losses sum to zero, so `other` cancels: the gradient is `(drawn - other) * drawn_advantage`,
-    without an (I, n, N) array. Tokens that no prompt drew get exactly 0; AdamW would amplify
-    rounding noise. All operations are correctly rounded and in a fixed order, so a phone and a
-    server compute the same bits.
+    The policy gradient is 1/(I-1) sum_r (l_r - mean l) score_r (FedOne, eq. 6). A score is the
+    derivative of a prompt's log-probability: `drawn_ij` for tokens of the prompt, `other_ij` for
+    others. The differences from the mean loss sum to 0, so the gradient is
+    `(drawn - other) * drawn_advantage`, which needs no (I, n, N) array.
+
+    Tokens that no prompt has get exactly 0, because AdamW would amplify rounding noise. All
+    operations are correctly rounded and in a fixed order, so all machines compute the same bits.
     """
     advantage = np.zeros_like(candidates.probabilities)
     positions = np.arange(len(advantage))

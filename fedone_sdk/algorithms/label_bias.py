@@ -1,13 +1,13 @@
-"""Label biases: an approximation of the loss at other biases, and a convex fit of the best bias.
+"""Label biases: numbers (nats) that are added to the log-probabilities of the labels.
 
-For a prompt and some examples, scored at a bias b0, a client reports the mean loss l, the mean
-label probabilities p and the trace h of the loss's Hessian; t are the shares of the true labels.
-The loss at the bias b0 + d is approximated by
+A client scores a prompt on some examples with a bias b0. It reports the mean loss l, the mean label
+probabilities p, and the trace h of the loss's Hessian with respect to the bias. The shares of the
+true labels are t. The loss with another bias b0 + d is then approximated by
 
     l - t.d + s log sum_k p_k e^(d_k / s),    s = (1 - sum_k p_k^2) / h.
 
-At d = 0 the approximation has the reported value, the gradient p - t and the reported trace. For
-large d it has the slopes of a cross-entropy. It is convex, and exact for one example, where s is 1.
+At d = 0 the approximation has the reported loss, gradient (p - t) and trace. It is convex, and
+exact for one example, where s is 1. `lowest` finds the bias that minimises it.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ PRIOR_STD = 3.0
 """Prior standard deviation of a label's bias, nats."""
 
 UNKNOWN_TRACE = 1.0
-"""Value of h if clients add noise; a real trace is below 1."""
+"""Value of h that clients report if they add noise for privacy; a real trace is below 1."""
 
 _LARGEST = 50.0
-"""Bound of a fitted bias, nats."""
+"""Bound on the absolute value of a fitted bias, nats."""
 
 _MOST_SPREAD = 10.0
-"""Bound of s, which would be very large for examples whose log-odds differ much."""
+"""Upper bound of s; for examples whose log-odds differ much, s would be very large."""
 
 _LEAST = 1e-30
 _STEPS = 100
 
 
 class Expansions(NamedTuple):
-    """Losses as functions of the label bias, expanded at the biases that they were scored at.
+    """Losses as functions of the label bias, approximated as described above for C labels.
 
     Attributes:
         losses: l, nats, shape (...).
-        probabilities: p, shape (..., C), on the simplex.
-        gradients: p - t, shape (..., C), sum 0. With noise, p here may be off the simplex.
+        probabilities: p, shape (..., C), at least 0, sum 1.
+        gradients: p - t, shape (..., C), sum 0; noise may have made the p here negative.
         spreads: s, shape (...), at least 1.
         biases: b0, shape (..., C).
     """
@@ -56,7 +56,7 @@ class Expansions(NamedTuple):
     def of(
         cls, means: NDArray[np.floating], targets: _Floats, biases: NDArray[np.floating]
     ) -> Self:
-        """Return the expansions of reported numbers.
+        """Return the functions that reported numbers define.
 
         Args:
             means: l, h and p of some examples, shape (..., 2 + C).
@@ -65,7 +65,7 @@ class Expansions(NamedTuple):
         """
         numbers = means.astype(np.float64)
         gradients = numbers[..., 2:] - targets
-        # Noised probabilities give only the gradient; the curvature is that of equal probabilities.
+        # Probabilities with noise are used for the gradient only; p is set to equal probabilities.
         noised = numbers[..., 1:2] >= UNKNOWN_TRACE
         probabilities = np.where(noised, 1.0 / targets.shape[-1], on_simplex(numbers[..., 2:]))
         return cls(
@@ -77,7 +77,7 @@ class Expansions(NamedTuple):
         )
 
     def at(self, biases: _Floats) -> Self:
-        """Return the expansions at other biases, broadcast to (..., C)."""
+        """Return the same functions, expressed at other biases b0, broadcast to (..., C)."""
         shift = biases - self.biases
         scaled = np.log(np.maximum(self.probabilities, _LEAST)) + shift / self.spreads[..., None]
         total = np.logaddexp.reduce(scaled, axis=-1)
@@ -92,7 +92,7 @@ class Expansions(NamedTuple):
 
     @property
     def traces(self) -> _Floats:
-        """h, shape (...)."""
+        """The traces h, shape (...)."""
         traces: _Floats = _impurity(self.probabilities) / self.spreads
         return traces
 
@@ -105,7 +105,7 @@ def on_simplex(values: _Floats) -> _Floats:
 
 
 def expanded(gradients: _Floats, targets: _Floats, traces: _Floats, biases: _Floats) -> Expansions:
-    """Return expansions from smoothed gradients, traces and label shares; their losses are 0."""
+    """Return functions with the given gradients, label shares t and traces h, and with l = 0."""
     probabilities = on_simplex(gradients + targets)
     spreads = _spreads(probabilities, traces)
     about = np.broadcast_to(biases, gradients.shape)
@@ -123,14 +123,14 @@ def _spreads(probabilities: _Floats, traces: _Floats) -> _Floats:
 
 
 def lowest(parts: Expansions, weights: _Floats, ridge: _Floats) -> _Floats:
-    """Return the biases that minimise weighted means of expansions.
+    """Return the biases that minimise weighted means of losses.
 
     Newton's method with bounded steps minimises, for each row,
 
         sum_t w_t loss_t(b0 + d) + ridge |d|^2 / 2.
 
     Args:
-        parts: Shape (P, T), with one b0 per row.
+        parts: The losses, shape (P, T); all losses of a row have the same b0.
         weights: w, shape (P, T), sum 1.
         ridge: Shape (P,); positive.
 
@@ -140,7 +140,7 @@ def lowest(parts: Expansions, weights: _Floats, ridge: _Floats) -> _Floats:
     size = parts.probabilities.shape[-1]
     log_probs = np.log(np.maximum(parts.probabilities, _LEAST))
     wanted = np.einsum("pt,ptc->pc", weights, parts.probabilities - parts.gradients)
-    # With noise the shares of the labels may be off the simplex, where the loss has no minimum.
+    # Noise may make the shares of labels negative; the loss would then have no minimum.
     off = (wanted < 0.0).any(axis=1, keepdims=True)
     wanted = np.where(off, on_simplex(np.maximum(wanted, ridge[:, None])), wanted)
     shift = np.zeros_like(wanted)
@@ -169,7 +169,7 @@ def fitted_bias(
     """Return the label bias of the least cross-entropy, with a normal prior (`PRIOR_STD`).
 
     Args:
-        log_probs: Shape (R, C), nats.
+        log_probs: Log-probabilities of C labels for R rows, shape (R, C), nats.
         targets: Indices of the true labels, shape (R,).
         weights: Weight of each row, shape (R,); None weighs all equally.
 

@@ -1,4 +1,4 @@
-"""The protocol of black-box prompt search: `ask` for candidates, `tell` their losses."""
+"""The protocol of a method: `ask` returns prompts to score, and `tell` takes their losses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Float = TypeVar("_Float", bound=np.floating[Any])
 
 
 class Holder(NamedTuple):
-    """The client whose rows a mini-batch has.
+    """The client whose rows are in a mini-batch.
 
     Attributes:
         client: Enrolment index of the client.
@@ -29,14 +29,14 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """Prompts to be scored. The arrays are read-only.
+    """Candidates for the best prompt, which are to be scored: an ask's result. Read-only arrays.
 
     Attributes:
-        prompts: Token indices, int64, shape (I, n).
-        probabilities: The categoricals that the tokens were drawn from, float64, shape (n, N).
-        biases: The label bias to score each prompt at, nats, rounded to float32, shape (I, C);
-            None without calibration.
-        holder: The client that scores them; None if unknown.
+        prompts: I prompts of n positions, as indices of the slots' candidates, int64, shape (I, n).
+        probabilities: The distributions that the indices were drawn from, float64, shape (n, N).
+        biases: The label bias to score each prompt with, nats, rounded to float32, shape (I, C) for
+            C labels; None if the method fits no label biases.
+        holder: The client that scores the prompts; None if unknown.
     """
 
     prompts: NDArray[np.int64]
@@ -70,17 +70,17 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassLosses:
-    """Losses of one mini-batch for the fit of label biases. Read-only arrays.
+    """Losses of one mini-batch, from which label biases can be fitted. Read-only arrays.
 
     The examples are in K groups: one per class, or one for all. `label_bias` has the formulas.
 
     Attributes:
-        means: For each prompt and group of examples, at the prompt's bias: the mean loss, the trace
-            of its Hessian, and the mean probability of each label; float64, shape (I, K, 2 + C).
+        means: For each prompt and group: the mean loss, the trace of its Hessian, and the mean
+            probability of each label, all with the prompt's bias; float64, shape (I, K, 2 + C).
             Zeros for a group without an example.
-        counts: Examples of each group, int64, shape (K,); their sum is at least 1.
+        counts: Number of examples in each group, int64, shape (K,); the sum is at least 1.
         targets: Shares of the true labels in each group, float64, shape (K, C).
-        biases: The label bias that each prompt was scored at, nats, float64, shape (I, C).
+        biases: The label bias that each prompt was scored with, nats, float64, shape (I, C).
     """
 
     means: NDArray[np.float64]
@@ -113,7 +113,7 @@ class ClassLosses:
 
     @classmethod
     def plain(cls, losses: NDArray[np.float64]) -> ClassLosses:
-        """Return losses without label biases, shape (I,), as losses of one group and one label."""
+        """Return plain losses, shape (I,), as losses of one group and one label without biases."""
         means = np.stack([losses, np.zeros_like(losses), np.ones_like(losses)], axis=1)
         return cls(
             means=means[:, None],
@@ -123,7 +123,7 @@ class ClassLosses:
         )
 
     def plus(self, more: NDArray[np.float64]) -> ClassLosses:
-        """Return the losses with `more` added, a number per prompt, shape (I,)."""
+        """Return the losses plus `more`, which has one number per prompt, shape (I,)."""
         means = self.means.copy()
         means[..., 0] += more[:, None]
         return replace(self, means=means)
@@ -141,7 +141,7 @@ def clip_losses(losses: NDArray[_Float], highest: float | None) -> NDArray[_Floa
 
 
 class Algorithm(Protocol):
-    """A black-box method: pure functions of an immutable state; the generator is passed in.
+    """A black-box method, whose functions only depend on their arguments; states are immutable.
 
     Example::
 
@@ -162,7 +162,7 @@ class Algorithm(Protocol):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the memory belongs to the run (a pool of prompts), not to each client."""
+        """Whether the run has one memory (a pool of prompts); False if each client has its own."""
         ...
 
     def init(self) -> State:
@@ -170,7 +170,7 @@ class Algorithm(Protocol):
         ...
 
     def check(self, state: State) -> None:
-        """Raise unless the method can continue from a state. The state's memory may be untrusted.
+        """Raise unless the method can continue from a state, whose memory may come from a client.
 
         Raises:
             ValueError: Alpha has another shape, or the memory is not one of this method.
@@ -182,11 +182,11 @@ class Algorithm(Protocol):
         ...
 
     def prompt(self, state: State) -> NDArray[np.int64]:
-        """Return the deployable prompt: n token indices."""
+        """Return the deployable prompt: the indices of n candidates."""
         ...
 
     def bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return the deployable prompt's label bias, shape (C,); None without calibration."""
+        """Return the deployable prompt's label bias, shape (C,); None if no biases are fitted."""
         ...
 
     def plain_bias(self, state: State) -> NDArray[np.float64] | None:
@@ -212,7 +212,7 @@ class Algorithm(Protocol):
         num_samples: int | None = None,
         holder: Holder | None = None,
     ) -> Candidates:
-        """Return `num_samples` prompts, by default I, to score on rows of `holder`."""
+        """Return `num_samples` prompts (by default `wanted`) to score on rows of `holder`."""
         ...
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
@@ -221,7 +221,7 @@ class Algorithm(Protocol):
         Args:
             state: The state that was passed to `ask`.
             candidates: The result of `ask`, at least 2 prompts.
-            losses: Shape (I,), finite; lower is better. A method with calibration takes
+            losses: Shape (I,), finite; lower is better. A method that fits label biases takes
                 `ClassLosses`.
 
         Raises:
@@ -231,7 +231,7 @@ class Algorithm(Protocol):
 
 
 class PlainAlgorithm:
-    """Defaults for a method without calibration that asks for I prompts and never finishes.
+    """Defaults for a method without label biases that asks for I prompts and never finishes.
 
     Every `alpha` of the method's shape is feasible.
     """
@@ -254,11 +254,11 @@ class PlainAlgorithm:
         return self.num_samples
 
     def bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return None: there is no calibration."""
+        """Return None: the method fits no label biases."""
         return None
 
     def plain_bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return None: there is no calibration."""
+        """Return None: the method fits no label biases."""
         return None
 
     def finished(self, state: State) -> bool:

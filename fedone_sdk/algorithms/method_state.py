@@ -1,4 +1,4 @@
-"""The immutable state of a method, and its exact binary form."""
+"""The immutable state of a method, and its conversion to and from bytes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MEMORY_DTYPES = tuple(np.dtype(code) for code in ("<f4", "<f8", "<i8"))
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class State:
-    """A method's state, with read-only copies of the given arrays.
+    """What a method has learned so far, as read-only copies of the given arrays.
 
     Attributes:
-        alpha: Shape (n, N), C-order little-endian float32, finite.
+        alpha: A weight for each position and candidate: finite little-endian float32, (n, N).
         memory: The rest of the state (optimiser moments, a pool of prompts): float32, float64 or
             int64 arrays by name; empty for plain SGD.
     """
@@ -48,7 +48,7 @@ class State:
         """Return a copy with some fields replaced."""
         return replace(self, **changes)
 
-    # A mapping proxy cannot be pickled.
+    # `memory` is a mapping proxy, which cannot be pickled.
     def __reduce__(self) -> tuple[Callable[[bytes], State], tuple[bytes]]:
         """Pickle as the bytes of `dump_state`."""
         return load_state, (dump_state(self),)
@@ -78,7 +78,7 @@ def load_state(data: bytes) -> State:
 
 
 def dump_memory(memory: Memory) -> bytes:
-    """Return a memory as bytes, without `alpha`."""
+    """Return a memory as bytes, from which `load_memory` restores it."""
     return _pack(_prefixed(_frozen_memory(memory)))
 
 
@@ -102,7 +102,7 @@ def _frozen_copy(value: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _frozen_memory(memory: Memory) -> Memory:
     copies = {}
-    for key in sorted(memory):  # Equal memories give equal bytes.
+    for key in sorted(memory):  # Sorted, so that equal memories give equal bytes.
         dtype = np.asarray(memory[key]).dtype.newbyteorder("<")
         if dtype not in _MEMORY_DTYPES:
             allowed = ", ".join(allowed.name for allowed in _MEMORY_DTYPES)

@@ -1,4 +1,7 @@
-"""The observed losses of a search: prompts and their losses, per mini-batch."""
+"""The observed losses of a search: prompts and their losses, per mini-batch.
+
+Shapes: P prompts of n positions, E losses, J mini-batches, K classes (groups), C labels.
+"""
 
 from __future__ import annotations
 
@@ -16,38 +19,36 @@ from .method_state import Memory
 from .space import Space
 
 EVALUATIONS_PER_PROMPT = 4
-"""Remembered losses per prompt, on average."""
+"""Largest mean number of losses per prompt that a search remembers."""
 
 _SHARE_SPREAD = 0.1
 """Prior standard deviation of a class's share; the prior mean is an equal share for each class."""
 
 _CLIENTS_AHEAD = 50
-"""Assumed number of future clients: the more the clients' class shares differ, the less certain are
-the mean shares of the future ones."""
+"""Assumed number of future clients, whose mean class shares are estimated."""
 
 
-# No slots: cached_property needs a __dict__.
+# Without `slots=True`, because cached_property needs a __dict__.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observations:
     """Distinct prompts with their remembered losses.
 
-    Classes are weighted by their share among all clients so far, not by the classes that a prompt
-    was evaluated on: a prompt does not get better by evaluations on positive reviews alone. If
-    clients have different classes, the first clients are a poor estimate of all, so the shares are
-    shrunk towards equal shares.
+    The mean loss of a prompt weights each class by the class's share in the examples of all clients
+    so far. The classes that the prompt itself was scored on do not matter. If the clients' shares
+    differ, the first clients are a poor estimate of all, so shares are shrunk to equal shares.
 
     Attributes:
         prompts: Shape (P, n), int64.
-        rows: The prompt of each loss, shape (E,), int64.
+        rows: The row in `prompts` that each loss belongs to, shape (E,), int64.
         batches: The mini-batch of each loss, shape (E,), int64, ascending.
-        means: For each group of examples, as in `ClassLosses`, shape (E, K, 2 + C), float32.
-        scored_at: The label bias that each loss was scored at, nats, shape (E, C), float32.
+        means: Per loss, the numbers of `ClassLosses.means`, shape (E, K, 2 + C), float32.
+        scored_at: The label bias that each loss was scored with, nats, shape (E, C), float32.
         examples: The number of examples of each group and mini-batch, shape (J, K), int64.
         targets: The shares of the labels among these examples, shape (J, K, C), float32.
         trust: The weight of each mini-batch, in (0, 1], shape (J,), float64.
         biases: The best label bias of each prompt so far, nats, shape (P, C), float64.
-        clients: The client c of each mini-batch, shape (J,), int64: c if it has all rows of its
-            client, ``-2 - c`` if it has a part of them, and -1 if the client is unknown.
+        clients: The client c of each mini-batch, shape (J,), int64: c if the mini-batch has all
+            rows of the client, ``-2 - c`` if it has some, and -1 if the client is unknown.
     """
 
     prompts: NDArray[np.int64]
@@ -81,7 +82,7 @@ class Observations:
     def remembered(cls, memory: Memory, space: Space, groups: int = 1, labels: int = 1) -> Self:
         """Return the observations in a state's memory, of K groups and C labels.
 
-        The memory may come from a client, and is checked.
+        The memory is checked, because it may come from a client.
 
         Raises:
             ValueError: `memory` is not the memory of a search.
@@ -92,9 +93,9 @@ class Observations:
             return empty
         names = empty.memory().keys()
         if missing := sorted(names - memory.keys()):
-            raise ValueError(f"not the memory of a search: {', '.join(missing)} missing")
+            raise ValueError(f"not the memory of a search: {', '.join(missing)} is missing")
         arrays = {name: memory[name] for name in names}
-        # By size, because an array from a client may have no first axis.
+        # Computed from the sizes, because an array from a client may have no axes.
         size, evaluations = arrays["prompts"].size // prompt_len, arrays["rows"].size
         clients = arrays["examples"].size // groups
         shapes = {
@@ -114,7 +115,7 @@ class Observations:
             for name, shape in shapes.items()
         )
         if not fits:
-            raise ValueError(f"the memory's arrays do not fit prompts of {prompt_len} tokens")
+            raise ValueError(f"the memory's arrays do not fit prompts of {prompt_len} positions")
         if not all(np.isfinite(array).all() for array in arrays.values()):
             raise ValueError("the memory's numbers must be finite")
         if not (_covers(arrays["rows"], size) and _covers(arrays["batches"], clients)):
@@ -122,13 +123,13 @@ class Observations:
         if (np.diff(arrays["batches"]) < 0).any():
             raise ValueError("a memory's mini-batches must be in ascending order")
         if not space.holds(arrays["prompts"]):
-            raise ValueError("the memory's tokens must be candidates of their positions")
+            raise ValueError("the memory's prompts must have candidates of their positions")
         if len(np.unique(arrays["prompts"], axis=0)) != size:
             raise ValueError("the prompts of a memory must differ")
         if len(np.unique(arrays["batches"] * size + arrays["rows"])) != evaluations:
-            raise ValueError("a mini-batch of a memory must have one loss per prompt")
+            raise ValueError("a mini-batch of a memory must not have two losses of a prompt")
         if arrays["examples"].min(initial=0) < 0:
-            raise ValueError("a memory's counts must not be negative")
+            raise ValueError("a memory's numbers of examples must not be negative")
         if not arrays["examples"].any(axis=1).all():
             raise ValueError("every mini-batch of a memory must have examples")
         if arrays["trust"].min(initial=1.0) <= 0.0 or arrays["trust"].max(initial=1.0) > 1.0:
@@ -158,7 +159,7 @@ class Observations:
         Args:
             prompts: Shape (I, n). A repeated prompt counts once.
             losses: The losses of the prompts.
-            holder: The client; None if unknown.
+            holder: The client that scored them; None if unknown.
 
         Raises:
             ValueError: The losses have other groups or labels than the observations.
@@ -194,11 +195,11 @@ class Observations:
         )
 
     def of(self, prompts: NDArray[np.int64], evaluations: NDArray[np.int64]) -> Self:
-        """Return some of the losses; prompts and mini-batches without such a loss are left out.
+        """Return some of the losses, with the prompts and mini-batches that they belong to.
 
         Args:
-            prompts: Rows of `prompts`, in their new order.
-            evaluations: Indices of losses, ascending.
+            prompts: Row numbers of the prompts, in the order of the result.
+            evaluations: Indices of the losses, ascending.
         """
         prompts = prompts[np.isin(prompts, self.rows[evaluations])]
         place = np.zeros(len(self.prompts), dtype=np.int64)
@@ -228,26 +229,26 @@ class Observations:
         backwards = self.batches[::-1]
         inside = np.flatnonzero(distinct <= size)
         oldest = backwards[inside[-1]]
-        # Mini-batches are not divided.
+        # A mini-batch is kept whole or not at all.
         if inside[-1] + 1 < len(backwards) and backwards[inside[-1] + 1] == oldest:
             oldest += 1
         evaluations = np.flatnonzero(self.batches >= min(oldest, self.batches[-1]))
         return self.of(np.unique(self.rows[evaluations]), evaluations)
 
     def remembering(self, prompts: NDArray[np.int64], size: int) -> Self:
-        """Return some prompts (rows, in a new order) with the last `size` of all their losses."""
+        """Return the prompts of the given rows, in this order, with their last `size` losses."""
         evaluations = np.flatnonzero(np.isin(self.rows, prompts))[-size:]
         return self.of(prompts, evaluations)
 
     @property
     def seen(self) -> NDArray[np.bool_]:
-        """Whether an example of a class was observed, shape (C,)."""
+        """Whether examples of each class were observed, shape (K,)."""
         seen: NDArray[np.bool_] = self.examples.sum(axis=0) > 0
         return seen
 
     @cached_property
     def class_share(self) -> NDArray[np.float64]:
-        """The estimated share of each class in all examples, shape (C,)."""
+        """The estimated share of each class in all examples, shape (K,)."""
         equal = 1.0 / len(self.seen)
         if not len(self.examples):
             return np.full(self.seen.shape, equal)
@@ -257,8 +258,8 @@ class Observations:
         np.add.at(totals, of, each)
         shares = totals / np.bincount(of)[:, None]
         clients, mean, square = len(shares), shares.mean(axis=0), (shares**2).mean(axis=0)
-        # The variance about equal shares, because the variance about the mean is too small if a few
-        # clients are similar by chance.
+        # The variance about equal shares is used, because the variance about the mean is too small
+        # if a few clients are similar by chance.
         from_equal = square - 2.0 * equal * mean + equal**2
         varies = float((from_equal / clients + (square - mean**2) / _CLIENTS_AHEAD).max())
         believed = _SHARE_SPREAD**2 / (_SHARE_SPREAD**2 + varies)
@@ -273,7 +274,7 @@ class Observations:
 
     @cached_property
     def trusted_evaluations(self) -> NDArray[np.float64]:
-        """For each prompt and class, the summed trust of mini-batches with a loss, shape (P, C).
+        """The sum of the trust of the mini-batches that scored a prompt, per class, shape (P, K).
 
         Mini-batches of the same rows count once, with the largest trust.
         """
@@ -296,9 +297,9 @@ class Observations:
         return self.expansions.at(self.biases[self.rows][:, None]).losses
 
     def biases_for(self, prompts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the label biases to score some prompts at, nats, shape (I, C).
+        """Return the label biases to score some prompts with, nats, shape (I, C).
 
-        A known prompt has its best bias, a new prompt the mean over all evaluations.
+        A known prompt gets its best bias; a new prompt gets the mean bias of all losses.
         """
         if not len(self.prompts):
             return np.zeros((len(prompts), self.biases.shape[1]))
@@ -311,7 +312,7 @@ class Observations:
     def last_batches(self) -> NDArray[np.int64]:
         """Return the last mini-batch of each prompt, shape (P,)."""
         last = np.zeros(len(self.prompts), dtype=np.int64)
-        last[self.rows] = self.batches  # Batches are ascending: the last one is kept.
+        last[self.rows] = self.batches  # Batches ascend, so the last value remains.
         return last
 
     def row(self, prompt: NDArray[np.int64] | None) -> int | None:
@@ -333,12 +334,12 @@ def _covers(numbers: NDArray[np.int64], count: int) -> bool:
 class Standings(NamedTuple):
     """Mean losses of a position's candidates, at the best label biases of their prompts.
 
-    Losses of candidates that were not evaluated are NaN.
+    Losses of candidates that were not scored are NaN.
 
     Attributes:
-        examples: Example calls per candidate, float64, shape (N_i,).
-        losses: Mean loss with equal weights of the groups of examples, shape (N_i,).
-        by_class: Mean loss of each group, shape (N_i, K).
+        examples: Number of examples that were scored with each candidate, float64.
+        losses: Mean loss with each candidate; all groups of examples have the same weight.
+        by_class: Mean loss with each candidate in each of the K groups of examples.
     """
 
     examples: NDArray[np.float64]
@@ -347,7 +348,7 @@ class Standings(NamedTuple):
 
 
 def standings(memory: Memory, position: int, size: int) -> Standings:
-    """Return the standings of one position's candidates, whatever the other positions have."""
+    """Return the mean losses of one position's candidates, over all prompts that have them."""
     if not memory:
         return Standings(np.zeros(size), np.full(size, np.nan), np.full((size, 1), np.nan))
     observed = _read(memory)
@@ -369,9 +370,8 @@ def standings(memory: Memory, position: int, size: int) -> Standings:
 def clusters(memory: Memory, position: int) -> Counter[int]:
     """Return the number of clients for which each candidate of a position is best.
 
-    The best candidate of a client is the deployable prompt's, unless another candidate is better on
-    at least two mini-batches that scored both, by more than the standard error of the mean
-    difference.
+    The best candidate is that of the deployable prompt, unless another candidate was better by more
+    than the standard error of the difference, on two or more of the client's mini-batches.
     """
     if not memory:
         return Counter()

@@ -1,4 +1,7 @@
-"""The base class of searches over prompts: evaluator, re-evaluation, successive halving."""
+"""The base class of the search methods: known and new prompts, successive halving.
+
+Shapes: I prompts of an ask, P observed prompts, n positions, N candidates, C labels.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from .sampling import argmax_prompt, draw_prompts, stream, stream_seed
 from .space import Space, Start, is_warm_started, nearest_probabilities, warm_start
 
 POOL_SIZE = 256
-"""Prompts that a search remembers; with 1,000 the Gaussian process would take a second."""
+"""Number of prompts that a search remembers; with 1,000, each `tell` would take a second."""
 
 ELITE = 4
 """How many of the best prompts are always remembered, and are varied to make new prompts."""
@@ -32,24 +35,23 @@ REVISITED = 0.3
 CHANGES = 2.0
 """Mean number of positions in which new prompts differ from "no prompt".
 
-In the seven tables of docs/benchmarks/slots.md, one changed slot of four reaches 25 to 100 % of the
-improvement by the best combination, 71 % on average; two changed slots reach 94 %. A few hundred
-queries can distinguish the 10 to 17 prompts with one change, and combinations of two changes."""
+In the tables of docs/benchmarks/slots.md, prompts have four slots. On average, the best prompt with
+one changed slot has 71 % of the best prompt's improvement, and with two changed slots 94 %."""
 
 FINALISTS = 8
 """The largest number of prompts that enter successive halving."""
 
 NEAR = 128
-"""New prompts near "no prompt" in a posterior draw, and as many near the best prompts."""
+"""Number of new prompts near "no prompt" in a posterior draw; as many are near the best prompts."""
 
 DRAWS = 16
-"""Posterior draws that determine alpha."""
+"""Number of posterior draws that alpha is computed from."""
 
 _REDRAWS = 8
-"""Redraws of repeated prompts within an ask; a tiny vocabulary may have no others."""
+"""Largest number of redraws of repeated prompts; few candidates may not give enough prompts."""
 
 _WITHIN = 1.959964
-"""Posterior standard deviations of a 95 % interval."""
+"""Half the width of a 95 % interval in posterior standard deviations."""
 
 # Indices into `progress`.
 _ASKS, _HALVING_START = range(2)
@@ -63,7 +65,7 @@ class Known(NamedTuple):
 
     @property
     def prompts(self) -> NDArray[np.int64]:
-        """The observed prompts, shape (P, n): the incumbent, then by pessimistic value."""
+        """The observed prompts, shape (P, n): the incumbent, then others by pessimistic value."""
         return self.evaluator.observed.prompts
 
 
@@ -71,28 +73,29 @@ class Known(NamedTuple):
 class PromptSearch(ABC):
     """A search that remembers its observations; subclasses make new prompts.
 
-    An ask has known prompts to re-evaluate: the reference ("no prompt", if the space has it), then
-    in equal parts the best prompts and those with the best optimistic values. The other prompts of
-    an ask are new. `Evaluator` compares losses of different clients.
+    An ask returns known prompts, which are scored again, and new prompts. The known ones are the
+    reference ("no prompt", if the space has it), and in equal parts the best prompts and those with
+    the best optimistic values. `Evaluator` makes losses of different clients comparable.
 
-    The deployable prompt is the incumbent, the prompt with the best pessimistic value, with its
-    best bias. Before a prompt is confirmed (`Evaluator.incumbent`), the incumbent is the reference.
+    The deployable prompt is the incumbent: the prompt with the best pessimistic value, with its
+    best label bias. The incumbent is the reference until another prompt is confirmed
+    (`Evaluator.incumbent`).
 
-    **Successive halving.** After `search` asks there are no new prompts. The best prompts and the
-    reference are re-evaluated for `halving` asks, in stages of equal length; each stage keeps the
-    better half of them. Then the method has finished.
+    **Successive halving.** After `search` asks, no new prompts are made. The best prompts and the
+    reference are scored again for `halving` asks, in stages of equal length, and each stage keeps
+    the better half of them. Then the method has finished.
 
-    alpha is the probability of each candidate to be in the best prompt: its smoothed frequency in
-    the minima of `DRAWS` posterior draws. It is only reported: the search uses the observations.
+    alpha has the estimated probability that a candidate is in the best prompt: its smoothed
+    frequency in the best prompts of `DRAWS` posterior draws. The search itself does not use alpha.
 
     Attributes:
         num_samples: I, at least 2.
-        search: Asks before the halving; None never ends the search.
-        halving: Asks of the successive halving.
-        num_labels: C, the labels of the biases that are fitted; 1 disables calibration.
-        num_groups: K, the groups of examples that losses are reported for: C, or 1.
-        start: The warm start of the first ask (`warm_start`); None disables.
-        seed: Breaks ties of the untrained prompt, and seeds the draws behind alpha.
+        search: Number of asks before the halving; if None, there is no halving.
+        halving: Number of asks in the halving.
+        num_labels: C, the number of labels whose biases are fitted; with 1, none are fitted.
+        num_groups: The number of groups of examples with separate losses: C, or 1.
+        start: The warm start for the first ask (`warm_start`); None means a uniform start.
+        seed: Breaks ties of the untrained prompt, and seeds the posterior draws for alpha.
     """
 
     space: Space
@@ -106,7 +109,7 @@ class PromptSearch(ABC):
     _features: Features = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse impossible options."""
+        """Check the options."""
         _checks.samples_and_seed(self.num_samples, self.seed)
         if self.search is not None:
             _checks.integer("search", self.search)
@@ -118,12 +121,12 @@ class PromptSearch(ABC):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Positions and tokens, (n, N)."""
+        """The numbers of positions and of candidates, (n, N)."""
         return self.space.shape
 
     @property
     def shares_memory(self) -> bool:
-        """True: the observations belong to the run."""
+        """True: all clients of a run share the observations."""
         return True
 
     def init(self) -> State:
@@ -138,7 +141,7 @@ class PromptSearch(ABC):
         self._progress(state)
 
     def wanted(self, state: State) -> int:
-        """Return I; in successive halving, the number of remaining prompts and the reference."""
+        """Return I; in successive halving, the number of prompts that remain."""
         if not self._is_halving(state):
             return self.num_samples
         return len(self._finalists(state, self._observed(state)))
@@ -187,7 +190,7 @@ class PromptSearch(ABC):
         return State(alpha=self.project(alpha), memory=memory)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Project each row on the simplex, above the smoothed probability of unseen candidates."""
+        """Return the nearest probabilities; none is below the smoothed frequency of 0 draws."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
         floor = float(np.float32(1.0 / self.space.vocab_size / (DRAWS + 1)))
         return nearest_probabilities(checked, floor=floor, mask=self.space.mask)
@@ -198,13 +201,13 @@ class PromptSearch(ABC):
         return prompts[0].copy() if len(prompts) else argmax_prompt(state.alpha, self.seed)
 
     def bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return the incumbent's best label bias, (C,); None without calibration or losses."""
+        """Return the incumbent's best label bias, shape (C,); None if no bias was fitted."""
         observed = self._observed(state)
         known = self._calibrates and len(observed.prompts)
         return observed.biases[0].copy() if known else None
 
     def plain_bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return the best label bias of "no prompt", shape (C,); None if it was not evaluated."""
+        """Return the best label bias of "no prompt", shape (C,); None if none was fitted."""
         observed = self._observed(state)
         row = observed.row(self.space.reference)
         return observed.biases[row].copy() if self._calibrates and row is not None else None
@@ -214,8 +217,8 @@ class PromptSearch(ABC):
     ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
         """Return the shortest confirmed prompt that may be as good as the incumbent, and its bias.
 
-        It may be as good if the 95 % posterior interval of its difference to the incumbent contains
-        0. "No prompt" is returned only if it is the incumbent.
+        A prompt may be as good if the 95 % posterior interval of its difference to the incumbent
+        contains 0. "No prompt" is returned only if it is the incumbent.
         """
         observed = self._observed(state)
         known = self._known(state)
@@ -233,17 +236,17 @@ class PromptSearch(ABC):
         return bool(halving_start >= 0 and asks - halving_start >= self.halving)
 
     def search_on(self, state: State) -> State:
-        """Return the state without its halving; from there the search makes new prompts again."""
+        """Return the state with the halving cancelled, so that new prompts are made again."""
         if not self._is_halving(state):
             return state
         asks = self._progress(state)[_ASKS]
         return state.evolve(memory={**state.memory, "progress": np.array([asks, -1.0])})
 
-    # Hooks of the methods
+    # Hooks that subclasses override
 
     @abstractmethod
     def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return prompts to try, shape (count, n)."""
+        """Return new prompts, shape (count, n)."""
 
     def _next(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return known prompts to re-evaluate and new ones, shape (count, n)."""
@@ -261,7 +264,7 @@ class PromptSearch(ABC):
         return self.num_labels > 1
 
     def _first(self, state: State, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return the prompts of the first ask: "no prompt", others near it, and the warm start."""
+        """Return the first ask: "no prompt", prompts near it, and prompts of the warm start."""
         indices = self._near(count, rng)
         if is_warm_started(state.alpha):
             drawn = draw_prompts(state.alpha.astype(np.float64), (count + 1) // 2, rng)
@@ -291,9 +294,9 @@ class PromptSearch(ABC):
     def _changed(self, count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
         """Return the positions in which new prompts may differ from the reference, (count, n).
 
-        Their number is drawn from a geometric distribution: as many random slots of one position,
-        and as many of the first positions of each repeated slot with a blank. Other positions may
-        always differ.
+        For each prompt a number k is drawn from a geometric distribution. Then k random slots of
+        one position may differ, and the first k positions of each longer slot with a blank. The
+        positions of longer slots without a blank may always differ.
         """
         order = np.zeros((count, self.space.prompt_len), dtype=np.int64)
         if self.space.reference is not None:
@@ -306,7 +309,7 @@ class PromptSearch(ABC):
         return changed
 
     def _revisited(self, known: Known, count: int) -> NDArray[np.int64]:
-        """Return rows to re-evaluate: the reference, the best, and the best by optimistic value."""
+        """Return rows to score again: the reference, the best, and the optimistically best."""
         wanted = min(max(2, round(REVISITED * count)), count - 1) if count > 1 else count
         number = min(wanted, len(known.prompts))
         reference = known.evaluator.reference
@@ -325,14 +328,14 @@ class PromptSearch(ABC):
         return Known(evaluator, evaluator.estimates())
 
     def _kept(self, known: Known, incumbent: int) -> NDArray[np.int64]:
-        """Return rows to remember: the incumbent, then by pessimistic value."""
+        """Return rows to remember: the incumbent, then the others by pessimistic value."""
         order = np.argsort(known.estimates.pessimistic, kind="stable")
         first = np.array([incumbent], dtype=np.int64)
         ranked: NDArray[np.int64] = np.concatenate([first, order[order != incumbent]])
         if len(ranked) <= POOL_SIZE:
             return ranked
-        # After the elite and the reference, the latest evaluated are kept. Ranking by loss
-        # would keep poor candidates with lucky losses.
+        # Besides the elite and the reference, the prompts that were scored last are kept.
+        # Ranking by loss would keep poor prompts with lucky losses.
         reference = known.evaluator.reference
         is_kept = np.zeros(len(ranked), dtype=bool)
         is_kept[ranked[:ELITE]] = True
@@ -352,10 +355,10 @@ class PromptSearch(ABC):
         return alpha
 
     def _lowest(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return the minima of posterior draws, shape (count, n).
+        """Return the prompts with the lowest values in posterior draws, shape (count, n).
 
-        A draw has values of the observed prompts, and of new prompts near the reference or one of
-        the best. Each draw allows other positions of new prompts to differ (`_changed`).
+        A draw has values of the observed prompts, and of new prompts near the reference or near one
+        of the best prompts. `_changed` limits the new prompts that may win in each draw.
         """
         best = known.prompts[rng.integers(min(len(known.prompts), ELITE), size=NEAR)]
         changes = rng.geometric(1.0 / CHANGES, size=(NEAR, 1))
@@ -407,7 +410,7 @@ class PromptSearch(ABC):
     # Successive halving
 
     def _progress(self, state: State) -> NDArray[np.float64]:
-        """Return the number of asks, and the first ask of the halving, or -1."""
+        """Return the number of asks, and the first ask of the halving (-1 before the halving)."""
         progress: Any = state.memory.get("progress")
         if progress is None:
             return np.array([0.0, -1.0])
@@ -428,7 +431,7 @@ class PromptSearch(ABC):
         return bool(self._progress(state)[_HALVING_START] >= 0)
 
     def _finalists(self, state: State, observed: Observations) -> NDArray[np.int64]:
-        """Return the prompts of the halving: half as many in each of log2(FINALISTS) stages."""
+        """Return the prompts of the current stage, half as many as in the stage before."""
         asks, halving_start = self._progress(state)
         entered = min(FINALISTS, self.num_samples)
         stages = max(1, math.ceil(math.log2(entered)))

@@ -1,7 +1,7 @@
 """Methods by name, and a user's own methods.
 
-Only RUN.yaml or a program of this machine can load a user's method (`load_method`). A run in a
-message or a store is refused unless the object that it names was loaded before.
+A user's method is imported only for a RUN.yaml or by a program on this machine (`load_method`). A
+run that was posted over HTTP or read from a store is refused unless its method was loaded before.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ def method_from_spec(
         spec: The section.
         space: The prompts of the run.
         seed: The run's seed.
-        num_labels: Labels whose biases a search fits; 1 disables calibration.
-        num_groups: Groups of examples that losses are reported for (`losses.num_groups`).
-        asks: The run's number of asks; a search uses the last of them for successive halving. None
-            disables the halving.
+        num_labels: Number of labels whose biases a search fits; with 1 it fits none.
+        num_groups: Number of groups of examples with separate losses (`losses.num_groups`).
+        asks: The number of asks that the run plans. A search uses the last of them for successive
+            halving. None disables the halving.
         start: The warm start of the search (`warm_start`).
 
     Raises:
@@ -113,7 +113,7 @@ def method_from_spec(
 
 @cache
 def _defaults(name: str) -> Mapping[str, Any]:
-    """Return RUN.yaml's defaults of the options that have none in the class."""
+    """Return the defaults of RUN.yaml for the options without a default in the class."""
     from pydantic import TypeAdapter
 
     from fedone_sdk.spec import MethodSpec
@@ -138,13 +138,13 @@ _loaded: dict[str, Callable[..., Any]] = {}
 
 
 def load_method(spec: MethodSpec, folder: str | Path = ".") -> None:
-    """Import the object that RUN.yaml names as its method; other methods need no import.
+    """Import the object that ``method.object`` of RUN.yaml names; do nothing for other methods.
 
     The object is called with the spec's options, and with each of the following arguments that its
     signature names: `prompt_len` (n), `vocab_size` (N), `num_samples` (I), `seed`, `blank` (the
     index of the blank candidate, or None), `space` (`Space`, the candidates of each position),
-    `asks` (the number of asks that the run plans) and `start` (the warm start, or None). It returns
-    an `Algorithm`; `PlainAlgorithm` is a base class.
+    `asks` (the number of asks that the run plans) and `start` (the warm start, or None). The call
+    must return an `Algorithm`; `PlainAlgorithm` is a base class.
 
     Args:
         spec: The method.
@@ -160,7 +160,7 @@ def load_method(spec: MethodSpec, folder: str | Path = ".") -> None:
 def own_method(
     spec: OwnMethodSpec, space: Space, *, seed: int, asks: int | None, start: Start | None
 ) -> OwnAlgorithm:
-    """Return a user's method, checked once.
+    """Create and check a user's method.
 
     Raises:
         SpecError: The method was not loaded.
@@ -169,8 +169,8 @@ def own_method(
     make = None if spec.object is None else _loaded.get(spec.object)
     if make is None:
         raise SpecError(
-            f"method.object: {spec.object!r} was not loaded here, and a stored run loads nothing; "
-            "give the RUN.yaml that names it (--run RUN.yaml, or runs of a server's config)",
+            f"method.object: {spec.object!r} was not loaded here. Stored runs cannot load it; pass "
+            "the RUN.yaml that names it (--run RUN.yaml, or the key runs of a server's config)",
             source="run",
         )
     available: dict[str, Any] = {
@@ -185,11 +185,11 @@ def own_method(
     }
     arguments = _accepted(make, available)
     if start is not None and "start" not in arguments:
-        raise ValueError(f"object: {spec.object} takes no start, and prompt.start gives one")
+        raise ValueError(f"object: {spec.object} takes no argument start, but prompt.start is set")
     if min(space.sizes) < space.vocab_size and "space" not in arguments:
         raise ValueError(
-            f"object: {spec.object} takes no space, and the slots have different numbers of "
-            "candidates"
+            f"object: {spec.object} takes no argument space, but the slots have different numbers "
+            "of candidates"
         )
     try:
         method = make(**arguments, **spec.options)
@@ -201,7 +201,7 @@ def own_method(
 
 
 def check_algorithm(method: Any, *, space: Space, num_samples: int) -> None:
-    """Check that an object implements the protocol `Algorithm`, by calls of its members.
+    """Check that an object implements the protocol `Algorithm`, by calling its members.
 
     The states must be storable, and equal inputs must give equal results, because a restarted
     server repeats calls.
@@ -212,7 +212,7 @@ def check_algorithm(method: Any, *, space: Space, num_samples: int) -> None:
     missing = [name for name in _MEMBERS if not hasattr(method, name)]
     if missing:
         kind = type(method).__name__
-        raise MethodError(f"makes a {kind} without {', '.join(missing)}; see PlainAlgorithm")
+        raise MethodError(f"returns a {kind} without {', '.join(missing)}; see PlainAlgorithm")
     _require(method.num_samples == num_samples, f"num_samples: must be {num_samples}")
     _require(tuple(method.shape) == space.shape, f"shape: must be {space.shape} (n, N)")
     state = _resumable_state("init", method.init(), method, space)
@@ -234,7 +234,7 @@ def check_algorithm(method: Any, *, space: Space, num_samples: int) -> None:
 class OwnAlgorithm(PlainAlgorithm):
     """A user's method. Its results are checked, and its exceptions become `MethodError`.
 
-    Label biases are estimated by the SDK's searches only.
+    Only the SDK's own searches fit label biases.
     """
 
     def __init__(self, method: Algorithm, *, name: str, space: Space) -> None:
@@ -245,12 +245,12 @@ class OwnAlgorithm(PlainAlgorithm):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Positions and candidates, (n, N)."""
+        """The numbers of positions and of candidates, (n, N)."""
         return self._space.shape
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the memory belongs to the run."""
+        """Whether the run has one memory; False if each client has its own."""
         return bool(self._method.shares_memory)
 
     def wanted(self, state: State) -> int:
@@ -338,7 +338,7 @@ def _require(condition: bool, problem: str) -> None:
 
 
 def _valid_state(member: str, state: Any, space: Space) -> State:
-    """Check that a state can be stored and shown."""
+    """Check the type, the shape and the sign of a state."""
     _require(isinstance(state, State), f"{member}: must return a State")
     valid: State = state
     shape = valid.alpha.shape
@@ -372,7 +372,7 @@ def _valid_candidates(candidates: Any, space: Space, num_samples: int | None) ->
     valid: Candidates = candidates
     prompts = valid.prompts
     fit = prompts.shape[1] == space.prompt_len and space.holds(prompts)
-    _require(fit, "ask: returns prompts that are not of the run's candidates")
+    _require(fit, "ask: returns indices of candidates that do not exist")
     count = len(prompts)
     enough = count == num_samples if num_samples is not None else count >= 2
     _require(enough, f"ask: returns {count} prompts, not {num_samples or 'at least 2'}")

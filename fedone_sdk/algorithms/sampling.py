@@ -1,4 +1,4 @@
-"""Random draws of a run: its streams, prompts and clients."""
+"""Random draws of a run: independent streams of random numbers, prompts, and clients."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _WORD = 2**32
 def stream_seed(
     run_seed: int, purpose: str, round_number: int, client_index: int = 0, step: int = 0
 ) -> int:
-    """Return the seed of one stream of a run, in [0, 2**53), which JSON parsers keep exact.
+    """Return the seed of a stream of random numbers, below 2**53, so that it is exact in JSON.
 
     Args:
-        run_seed: The run's seed, in [0, 2**64) like the other numbers.
-        purpose: The use of the draws ("prompts", "selection", ...).
-        round_number: The round.
+        run_seed: The run's seed. This and the other numbers must be in [0, 2**64).
+        purpose: What the random numbers are for, such as "prompts" or "selection".
+        round_number: The number of the round.
         client_index: The client's enrolment index.
-        step: The local step.
+        step: The number of the client's local step in the round.
     """
     digest = hashlib.sha256(purpose.encode()).digest()
     words: list[int] = []
@@ -41,23 +41,23 @@ def stream_seed(
         high, low = divmod(_checks.integer(name, value), _WORD)
         if high >= _WORD:
             raise ValueError(f"{name} must be below 2**64, not {value}")
-        # SeedSequence concatenates numbers of any length. With two words for each, (2**32, 0) and
-        # (0, 1) do not collide.
+        # SeedSequence concatenates numbers of any length. Two words for each number ensure that
+        # (2**32, 0) and (0, 1) give different seeds.
         words += [low, high]
-    # An array of words: a list is converted number by number.
+    # SeedSequence converts an array faster than a list.
     entropy = np.array(words, dtype=np.uint32)
     state = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
     return int(state[0]) >> 11
 
 
 def stream(seed: int) -> np.random.Generator:
-    """Return the generator of a stream: Philox, the same on every platform."""
+    """Return a generator (Philox) whose numbers are the same on every platform."""
     seed = _checks.integer("seed", seed)
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the categoricals of rows of logits, shape (n, N)."""
+    """Return the softmax of each row, shape (n, N)."""
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     result: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
     return result
@@ -66,19 +66,19 @@ def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 def draw_prompts(
     probabilities: NDArray[np.float64], num_samples: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Draw prompts with independent positions, j_i ~ Cat(p_i), by the inverse CDF.
+    """Draw prompts by the inverse CDF; position i gets, independently, a token j_i ~ Cat(p_i).
 
     Args:
         probabilities: Shape (n, N); rows need not sum exactly to 1.
         num_samples: The number of prompts, I.
-        rng: Draws I * n uniforms.
+        rng: The generator, from which I * n uniform numbers are drawn.
 
     Returns:
-        Token indices, shape (I, n).
+        Tokens (indices of candidates), shape (I, n).
     """
     cumulative = np.cumsum(probabilities, axis=1)
-    # Rounding may leave the last sum below 1. The division makes it exactly 1, above all uniforms.
-    # With side="right" a token of probability 0 is never drawn.
+    # Rounding may leave the last sum below 1. The division makes it exactly 1, and all uniform
+    # numbers are below 1. With side="right" a token of probability 0 is never drawn.
     cumulative /= cumulative[:, -1:]
     uniforms = rng.random((num_samples, len(cumulative)))
     indices = np.empty(uniforms.shape, dtype=np.int64)
@@ -90,8 +90,8 @@ def draw_prompts(
 def argmax_prompt(alpha: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
     """Return the likeliest token of each position, shape (n,).
 
-    Exact ties are broken at random, by `seed`: the untrained, uniform matrix gives a random prompt
-    and not n copies of token 0.
+    Exact ties are broken at random by `seed`. A uniform (untrained) alpha therefore gives a random
+    prompt, not n copies of token 0.
     """
     priority = stream(stream_seed(seed, "ties", 0)).random(alpha.shape)
     tied = alpha == alpha.max(axis=1, keepdims=True)
@@ -109,13 +109,13 @@ def select(
             clients has no effect.
         count: How many clients to draw.
         rng: The generator.
-        kind: "uniform" draws without replacement; "proportional" draws in proportion to the
-            examples, with replacement.
+        kind: "uniform" draws without replacement; "proportional" draws with replacement, and a
+            client's probability is proportional to its number of examples.
     """
     _checks.integer("count", count, minimum=1)
     _checks.choice("selection", kind, SELECTIONS)
     clients = sorted(available)
-    # Both kinds use only `random`: NumPy may change `choice` between versions.
+    # Only `rng.random` is used, because NumPy may change the draws of `rng.choice`.
     if kind == "uniform":
         if count > len(clients):
             raise ValueError(f"cannot select {count} of {len(clients)} clients")
@@ -128,6 +128,6 @@ def select(
         return [clients[k] for k in order[:count]]
     examples = [_checks.integer(f"examples of client {k}", available[k]) for k in clients]
     if sum(examples) == 0:
-        raise ValueError("cannot select in proportion to examples: no client holds any")
+        raise ValueError("cannot select in proportion to examples: no client has examples")
     cumulative = np.cumsum(examples) / sum(examples)
     return [clients[k] for k in np.searchsorted(cumulative, rng.random(count), side="right")]

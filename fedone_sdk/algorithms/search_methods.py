@@ -15,36 +15,34 @@ from .prompt_search import Known, PromptSearch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomSearch(PromptSearch):
-    """Makes random prompts near "no prompt". `PromptSearch` has the attributes."""
+    """Makes random prompts that differ from "no prompt" (the empty prompt) in few positions."""
 
     def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         return self._near(count, rng)
 
 
 _SPARE = 4
-"""Extra draws that replace duplicates."""
+"""Number of extra prompts that an ask draws, to replace duplicates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThompsonSampling(PromptSearch):
-    """Each prompt of an ask, new or known, minimises one draw from the posterior.
+    """Thompson sampling (Thompson 1933; Russo et al. 2018).
 
-    A draw is one plausible value function of all prompts, given the losses (Thompson 1933; Russo
-    et al. 2018). A loss informs about all prompts with some of the same candidates. `PromptSearch`
-    has the attributes.
+    For each prompt that an ask returns, plausible losses of all prompts are drawn from the
+    posterior. The prompt with the lowest drawn loss is returned, whether it is new or known.
 
-    Each ask also re-evaluates the incumbent (at first the reference): false losses are detected by
-    their disagreement with well-known values. With 5 prompts per mini-batch of 8 rows (SmolLM2 and
-    Gemma on SST-2, 40 runs), 100 / 300 queries reach 85 / 93 % of the possible improvement, and 70
-    / 92 % if a fifth of the clients invert their losses. Asks without the incumbent reach 82 / 96
-    and 60 / 89 %. Adding the reference to each mini-batch costs 1 to 4 points.
+    Each ask also returns the incumbent (the best known prompt), because false losses are detected
+    by their disagreement with well-known ones. In 40 runs on SST-2 (SmolLM2 and Gemma, 5 prompts
+    per mini-batch of 8 rows), a fifth of the clients inverted their losses. After 100 queries, the
+    search had reached 70 % of the possible improvement, and 60 % without the incumbent in each ask.
     """
 
     def _next(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         drawn = self._new(known, count - 1 + _SPARE, rng)
         every = np.concatenate([known.prompts[:1], drawn])
         first = np.sort(np.unique(every, axis=0, return_index=True)[1])
-        # Random prompts replace duplicates.
+        # If too few prompts are distinct, random prompts are added.
         missing = max(count - len(first), 0)
         chosen = np.concatenate([every[first], self._near(missing, rng)])[:count]
         return np.asarray(chosen, dtype=np.int64)
@@ -55,18 +53,18 @@ class ThompsonSampling(PromptSearch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TPE(PromptSearch):
-    """Optuna's multivariate TPE (extra `optuna`) suggests prompts, with one category per candidate.
+    """Search by Optuna's multivariate TPE; needs the extra `optuna`.
 
-    A trial is a prompt on a mini-batch; its value is the loss there at the prompt's best bias so
-    far. TPE treats the level of a mini-batch as noise. Each ask builds a study from the
-    observations, and seeds it from the generator. `PromptSearch` has the attributes.
+    Each ask builds an Optuna study. A position is a categorical parameter, and each loss is a
+    trial with the value that the loss has at the prompt's best label bias so far. TPE does not
+    correct for hard and easy mini-batches.
 
-    With successive halving, `Evaluator` chooses the deployable prompt. Without it (`halving` 0),
-    as in plain TPE, the prompt with the least mean loss is deployed.
+    With successive halving, `Evaluator` chooses the deployable prompt. Without it (`halving` is 0),
+    the prompt with the least mean loss is deployed, as in plain TPE.
     """
 
     def __post_init__(self) -> None:
-        """Refuse impossible options, and a missing Optuna before any prompt is paid for."""
+        """Check the options, and that Optuna is installed."""
         super(TPE, self).__post_init__()
         _optuna()
 
@@ -107,7 +105,7 @@ class TPE(PromptSearch):
         return int(means.argmin())
 
     def _losses(self, known: Known) -> NDArray[np.float64]:
-        """Return the weighted loss of each evaluation at its prompt's bias, shape (E,)."""
+        """Return the losses as means over classes, weighted by `class_share`, shape (E,)."""
         observed = known.evaluator.observed
         weights = observed.class_share * (observed.examples[observed.batches] > 0)
         values: NDArray[np.float64] = (weights * observed.losses).sum(axis=1) / weights.sum(axis=1)

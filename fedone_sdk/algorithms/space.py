@@ -1,4 +1,4 @@
-"""The space of prompts, probabilities over it, and a warm start in it."""
+"""The set of prompts that a method can choose, and probabilities of their candidates."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# A float32 entry has a relative rounding error of at most 2**-24; a sum of 1, at most 6e-8.
+# Largest accepted difference of a sum from 1; rounding to float32 causes at most 6e-8.
 _ROUNDING = 1e-6
 
 
 def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.float64]:
     """Return the nearest rows that sum to 1 with every entry at least `floor`.
 
-    The projection subtracts a threshold, found by sorting, from a row, and clips at zero (Duchi et
-    al. 2008, figure 1). A floor shifts the simplex and reduces its mass to 1 - N floor.
+    The projection subtracts a threshold from each row and clips at zero; sorting finds the
+    threshold (Duchi et al. 2008, figure 1). Only the mass 1 - N floor is distributed in this way.
 
     Args:
         rows: Shape (..., N), finite.
@@ -31,7 +31,7 @@ def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.flo
     if not 0.0 <= floor < 1.0 / size:
         raise ValueError(f"floor must lie in [0, 1/{size}), not {floor!r}")
     mass = 1.0 - size * floor
-    # A constant added to a row does not change its projection; this one keeps the sums small.
+    # A row minus a constant has the same projection; subtracting the maximum keeps sums small.
     values = values - values.max(axis=-1, keepdims=True)
     descending = np.flip(np.sort(values, axis=-1), axis=-1)
     excess = np.cumsum(descending, axis=-1) - mass
@@ -44,15 +44,15 @@ def project_to_simplex(rows: ArrayLike, *, floor: float = 0.0) -> NDArray[np.flo
 def nearest_probabilities(
     alpha: NDArray[np.float64], *, floor: float, mask: NDArray[np.bool_]
 ) -> NDArray[np.float32]:
-    """Return `alpha` projected in float32; a feasible one is returned bit for bit.
+    """Return the nearest probabilities in float32; a feasible `alpha` is returned bit for bit.
 
-    Float32 rows sum to 1 only up to rounding, so a second projection would change their last bits,
-    and with them `alpha_sha256`.
+    Float32 rows sum to 1 only up to rounding. A second projection would change their last bits, and
+    so `alpha_sha256`.
 
     Args:
         alpha: Shape (n, N).
         floor: The least probability of a candidate.
-        mask: Whether a candidate exists, shape (n, N); if not, its probability is 0.
+        mask: Whether each candidate exists, shape (n, N); the others get the probability 0.
     """
     feasible = not alpha[~mask].any() and alpha[mask].min() >= floor
     feasible = feasible and np.abs(alpha.sum(axis=1) - 1.0).max() <= _ROUNDING
@@ -67,13 +67,13 @@ def nearest_probabilities(
 
 
 Start = Sequence[Sequence[tuple[int, float]]]
-"""A warm start: for each position, tokens and their shares of the probability."""
+"""A warm start: for each position, tokens (candidate indices) and their shares of probability."""
 
 
 def warm_start(space: Space, start: Start | None) -> NDArray[np.float64]:
-    """Return initial probabilities with the given shares, shape (n, N).
+    """Return initial probabilities, shape (n, N); they are uniform without a warm start.
 
-    The remaining probability of a position is uniform over its candidates.
+    Probability that a warm start does not assign is distributed equally over all candidates.
 
     Raises:
         ValueError: The positions, tokens or shares of `start` are invalid.
@@ -98,26 +98,26 @@ def warm_start(space: Space, start: Start | None) -> NDArray[np.float64]:
 
 
 def is_warm_started(alpha: NDArray[np.float32]) -> bool:
-    """Return whether an untrained alpha has a warm start."""
+    """Return whether an untrained alpha has a warm start, and so is not uniform."""
     existing = np.where(alpha > 0.0, alpha, np.nan)
     return bool((np.nanmax(existing, axis=1) > np.nanmin(existing, axis=1)).any())
 
 
-# No slots: cached_property needs a __dict__.
+# Without `slots=True`, because cached_property needs a __dict__.
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """The prompts of a search: one candidate per position.
+    """The prompts of a search: one candidate at each of n positions.
 
-    A prompt is n indices; index j of position i is candidate j of the position's slot. Positions of
-    a slot are adjacent and share its candidates: the paper's prompt is one slot repeated n times.
-    Arrays of shape (n, N) are as wide as the largest slot, and 0 where a position has no such
-    candidate (`mask`).
+    A prompt is stored as n indices (tokens): index j at position i is candidate j of the position's
+    slot. The positions of a slot are adjacent and share its candidates. The paper's prompt is one
+    slot of n positions. Arrays of shape (n, N) have a column for each of the N candidates of the
+    largest slot, and are 0 where a position has fewer candidates (`mask`).
 
     Attributes:
         sizes: The number of candidates of each position.
         blanks: For each position the index of its blank candidate (no text), or None.
-        slots: For each position the number of its slot, from 0 and ascending.
-        width: N, if it exceeds the largest slot's size, to leave room for new candidates.
+        slots: For each position the number of its slot; slots are numbered from 0, in order.
+        width: N, if it exceeds the largest slot's size, so that candidates can be added later.
     """
 
     sizes: tuple[int, ...]
@@ -128,9 +128,9 @@ class Space:
     def __post_init__(self) -> None:
         """Raise unless the positions are consistent."""
         if not self.sizes or not len(self.sizes) == len(self.blanks) == len(self.slots):
-            raise ValueError("a space needs sizes, blanks and slots of the same positions")
+            raise ValueError("a space needs a size, a blank and a slot for each position")
         if min(self.sizes) < 1 or max(self.sizes) < 2:
-            raise ValueError("a space needs a candidate in each position, and 2 in one of them")
+            raise ValueError("a space needs a candidate at each position, and 2 at one of them")
         if self.width is not None and self.width < max(self.sizes):
             raise ValueError(f"width must be at least {max(self.sizes)}, not {self.width}")
         for size, blank in zip(self.sizes, self.blanks, strict=True):
@@ -145,7 +145,7 @@ class Space:
 
     @classmethod
     def repeated(cls, prompt_len: int, vocab_size: int, blank: int | None = None) -> Space:
-        """Return the space of the paper: one slot of N candidates, repeated n times."""
+        """Return the space of the paper: one slot of n positions and N candidates."""
         return cls.of([(prompt_len, vocab_size, blank)])
 
     @classmethod
@@ -155,7 +155,7 @@ class Space:
         Args:
             slots: For each slot, its number of positions, its number of candidates, and the index
                 of its blank candidate.
-            width: N; None for the candidates of the largest slot.
+            width: N; None means the number of candidates of the largest slot.
         """
         rows = [
             (size, blank, number)
@@ -169,17 +169,17 @@ class Space:
 
     @property
     def prompt_len(self) -> int:
-        """Positions, n."""
+        """The number of positions, n."""
         return len(self.sizes)
 
     @property
     def vocab_size(self) -> int:
-        """N: the width, or the candidates of the largest slot."""
+        """N: `width`, or the number of candidates of the largest slot."""
         return self.width or max(self.sizes)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(n, N)."""
+        """The shape of alpha, (n, N)."""
         return self.prompt_len, self.vocab_size
 
     @cached_property
@@ -197,7 +197,7 @@ class Space:
         return uniform
 
     def admitted(self, alpha: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return alpha, in which new candidates get their position's mean weight, shape (n, N)."""
+        """Return alpha with new candidates, which get the mean weight of their position, (n, N)."""
         weights = alpha.astype(np.float64)
         known = weights > 0.0
         means = weights.sum(axis=1) / known.sum(axis=1)
@@ -205,9 +205,9 @@ class Space:
 
     @property
     def reference(self) -> NDArray[np.int64] | None:
-        """The prompt with blanks where possible and candidate 0 elsewhere, shape (n,).
+        """The prompt "no prompt": blanks where possible, candidate 0 elsewhere; shape (n,).
 
-        None if no position has a blank.
+        It is None if no position has a blank.
         """
         if all(blank is None for blank in self.blanks):
             return None
@@ -219,7 +219,7 @@ class Space:
             yield tuple(at for at, slot in enumerate(self.slots) if slot == number)
 
     def holds(self, prompts: NDArray[np.int64]) -> bool:
-        """Return whether these are prompts of the space, shape (P, n)."""
+        """Return whether all `prompts`, shape (P, n), are prompts of the space."""
         return bool(((prompts >= 0) & (prompts < np.array(self.sizes))).all())
 
     def random(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:

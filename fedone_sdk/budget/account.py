@@ -130,7 +130,7 @@ class Account:
         return replace(self, leases={**self.leases, lease_id: self.leases[lease_id].at_least(used)})
 
     def settle(self, lease_id: str, used: Usage) -> Account:
-        """Close a lease, or raise `UnknownLease`: `used` is spent, and the rest is released."""
+        """Close a lease, and count `used` as spent. Raises `UnknownLease` if it is not open."""
         if lease_id not in self.leases:
             raise UnknownLease(lease_id)
         open_leases = {key: worst for key, worst in self.leases.items() if key != lease_id}
@@ -138,7 +138,7 @@ class Account:
 
 
 class Lease:
-    """An open reservation. The body of `BudgetGuard.reserve` sets the amount used."""
+    """An open reservation. The body of ``async with guard.reserve(...)`` sets the amount used."""
 
     def __init__(self, lease_id: str, worst: Usage) -> None:
         self.lease_id = lease_id
@@ -159,5 +159,5 @@ class Lease:
         self.used = NOTHING
 
     def add(self, used: Usage) -> None:
-        """Add `used` to the amount used; call this before spending a part of the reservation."""
+        """Add `used` to the amount used. Call this before each part of the spending, not after."""
         self.used = (self.used or NOTHING) + used

@@ -37,7 +37,7 @@ _TABLES = (
 
 
 class Payer(Protocol):
-    """Pays for requests: reserves their cost before they are sent, and settles it afterwards."""
+    """An account that pays for requests: it reserves their cost first, and settles it later."""
 
     @property
     def name(self) -> str:
@@ -124,7 +124,7 @@ class BudgetGuard:
         return (await self.account()).remaining
 
     def _call(self, call: Callable[[MemoryLedger], T]) -> asyncio.Future[T]:
-        """Submit a call to the ledger; not as a task, because a loop that ends cancels tasks."""
+        """Submit a call to the ledger. It is not a task, because an ending loop cancels tasks."""
         if isinstance(self._ledger, SqliteLedger):
             return asyncio.wrap_future(self._ledger.submit(call))
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()

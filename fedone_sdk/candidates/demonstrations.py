@@ -20,7 +20,7 @@ _TRIES = 50
 """Maximum number of draws until a block differs from the others."""
 
 LONG_SHOT = 300
-"""Shots with more characters are used only if a class has too few shorter ones."""
+"""Examples (shots) with more characters are used only if a class has too few shorter ones."""
 
 _TEXTS = ""
 """Key of the single pool if examples have reference texts in place of labels."""
@@ -41,8 +41,8 @@ class DemonstrationsSource(Frozen):
         file: A labelled file in one of the formats that `fedone_sdk.data.load_examples` reads. A
             relative path is relative to the run file's folder.
         shots: Examples per block; 0 is the blank candidate.
-        blocks: Different blocks for each number of shots; fewer if the file does not have enough
-            rows.
+        blocks: Number of blocks for each number of shots; fewer if the file does not have enough
+            rows for that many different blocks.
     """
 
     kind: Literal["demonstrations"] = "demonstrations"
@@ -68,22 +68,22 @@ def demonstration_candidates(
 
     A shot is the part of the task's template after ``{slot_name}`` (or ``{prompt}``), filled with
     an example's texts. The placeholder of its label word replaces ``{mask}``, or is appended if
-    there is no ``{mask}``. For generation, its reference text is used instead. In a chat, the
+    there is no ``{mask}``. A task without labels has the reference text there. In a chat, the
     messages that follow the slot's message belong to the shot too, each on its own line. Names of
     other slots stay as placeholders, which `placeholders.fill` replaces. A one-line shot ends with
     a line feed. In a block with longer shots, every shot ends with a blank line.
 
-    Classes alternate within a block, in a random order; every second block has the reverse order.
+    Classes alternate within a block. Blocks come in pairs: a random order, then its reverse.
     Rows that contain a placeholder or a model's special token are skipped.
 
     Args:
         task: Supplies the template, and the label values or the column of reference texts.
         slot_name: The slot of the candidates.
         examples: Public labelled rows.
-        slots: Names of the slots in the task's template, which are not columns.
+        slots: Names of the slots in the task's template; other names in it are columns.
         shots: Examples per block; 0 is the blank candidate.
-        blocks: Blocks for each number of shots; fewer if there are not enough rows for that many
-            different blocks. Blocks of one number of shots do not depend on the other numbers.
+        blocks: Number of blocks for each number of shots; fewer if there are not enough rows for
+            that many different blocks.
 
     Returns:
         Unique blocks of at most `MAX_CANDIDATE_CHARS`: the blank one first, the others in the
@@ -135,7 +135,7 @@ class _Form(NamedTuple):
             raise SpecError(f"task: has neither {{{slot_name}}} nor {{prompt}}")
         begin = next(i for i, (_, name, _) in enumerate(messages[first]) if name == mark) + 1
         *inputs, answer = [messages[first][begin:], *messages[first + 1 :]]
-        # Each message is on its own line, also an answer without text before it.
+        # Each message is on its own line, even an answer without text before it.
         lines = [part for part in inputs if any(text.strip() or name for text, name, _ in part)]
         lines.append(answer)
         pieces = [piece for line in lines for piece in [("\n", None, None), *line]][1:]
@@ -218,7 +218,7 @@ def _blocks(
                 break
     if not unique:
         raise DataError(
-            f"{slot_name}: a block of {count} shots takes {shortest} characters or more, a "
+            f"{slot_name}: a block of {count} shots takes {shortest} characters or more, but a "
             f"candidate has at most {MAX_CANDIDATE_CHARS}; use fewer shots or shorter rows"
         )
     return list(unique)

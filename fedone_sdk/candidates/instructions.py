@@ -19,7 +19,7 @@ from fedone_sdk.task import Description
 _NAME = re.compile(r"[^\W_]+")
 _WORDS = re.compile(r"\{(\w+)\}")
 _VOWEL = re.compile(r"(?!uni|use|usu|eu|one\b|once)[aeiou]|hour|honest|heir", re.IGNORECASE)
-"""The beginning of a word with the sound of a vowel."""
+"""Matches the beginning of a word that needs the article "an"."""
 
 
 class InstructionsSource(Frozen):
@@ -27,10 +27,10 @@ class InstructionsSource(Frozen):
 
     Attributes:
         kind: ``instructions`` ship with the SDK and are filled from the task's description.
-            ``codes`` explain label words that are codes, such as `` A``, `` B``, by the label
-            values.
-        size: The largest number of candidates, including a blank; null uses all. The first ones
-            differ most from each other.
+            ``codes`` explain label words that are codes, such as `` A``, `` B``: they say which
+            label value each code stands for.
+        size: The largest number of candidates, including a blank; null uses all. The first
+            candidates differ most from each other.
     """
 
     kind: Literal["instructions", "codes"] = "instructions"
@@ -42,8 +42,8 @@ def instruction_candidates(
 ) -> tuple[str, ...]:
     """Return the blank candidate and the shipped instructions, filled with a task's description.
 
-    Instructions are unique, of alternating styles, and end with a line feed. Label words are
-    placeholders, which `fill` replaces. Without labels, instructions that list labels are omitted.
+    Instructions alternate between styles and end with a line feed. In place of label words they
+    have placeholders (`fill`). If the task has no labels, instructions that list them are omitted.
     """
     placeholders = [label_placeholder(label) for label in labels]
     words = {
@@ -65,7 +65,7 @@ def instruction_candidates(
 
 
 def code_candidates(names: Mapping[str, str]) -> tuple[str, ...]:
-    """Return texts that explain label words that are codes; `names` are by label value."""
+    """Return texts that explain label words that are codes; `names` maps label values to names."""
     plain = {label_placeholder(key): " ".join(_NAME.findall(name)) for key, name in names.items()}
     listed = _listed([f"{code} for {name}" for code, name in plain.items()], "or")
     lines = "".join(f"{code}: {name}\n" for code, name in plain.items())

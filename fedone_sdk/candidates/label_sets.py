@@ -19,14 +19,14 @@ _MAX_WORD_CHARS = 200
 
 
 LabelSet = dict[LabelValue, str] | tuple[str, ...]
-"""One label word per class: by label value, or in the task's label order."""
+"""One label word per class: a mapping from label values, or in the task's label order."""
 
 
 class LabelsSource(Frozen):
     """Sets of label words, including the task's own; for the reserved slot ``labels``.
 
     Attributes:
-        sets: The other sets, used verbatim; if empty, the shipped sets for the task's words.
+        sets: Sets besides the task's own; if empty, sets that ship with the SDK are used.
     """
 
     kind: Literal["labels"] = "labels"
@@ -40,11 +40,11 @@ def label_candidates(
 
     Args:
         task_labels: The task's own label words, by label value.
-        sets: Other sets; their words are used verbatim, with the leading space that a raw template
-            needs. If empty, `shipped_label_sets`.
+        sets: Other sets. Their words are used verbatim, so for a raw template they must begin with
+            a space. If `sets` is empty, `shipped_label_sets` is used.
 
     Returns:
-        Unique JSON arrays of words in the task's label order; the first has the task's words.
+        Unique JSON arrays of words in the task's label order; the first array has the task's words.
 
     Raises:
         SpecError: A set does not fit the task, or the task's words are the only set.
@@ -69,10 +69,11 @@ def label_candidates(
 
 
 def shipped_label_sets(task_labels: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
-    """Return the shipped sets of the family that has a task's words, in the task's spelling.
+    """Return sets of label words that ship with the SDK for tasks with the same words.
 
-    The words of the task may be in any order. Each set has its words in the task's label order. The
-    result is empty if no family has the task's words.
+    The sets are grouped into families. The result is the family in which one set has the task's
+    words, in any order; it is empty without such a family. Each set is returned in the task's label
+    order, with capitals and leading spaces as in the task's words.
     """
     task_words = [word.strip().casefold() for word in task_labels.values()]
     space = " " if all(word[:1].isspace() for word in task_labels.values()) else ""
@@ -88,12 +89,12 @@ def shipped_label_sets(task_labels: Mapping[str, str]) -> tuple[tuple[str, ...],
 
 @cache
 def label_families() -> tuple[list[list[str]], ...]:
-    """Return the shipped sets in families, one per kind of task."""
+    """Return the shipped sets; a family has the sets for one kind of task."""
     return tuple(tomllib.loads(assets.path("label_sets.toml").read_text("utf-8")).values())
 
 
 def label_words(candidate: str, count: int | None = None) -> tuple[str, ...]:
-    """Return the label words of a candidate of the slot ``labels``."""
+    """Return the label words of a candidate of the slot ``labels``, and check their number."""
     try:
         words = json.loads(candidate)
     except (ValueError, RecursionError) as exc:

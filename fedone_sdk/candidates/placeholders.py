@@ -1,4 +1,4 @@
-"""The prompt of chosen candidates, and the placeholders in candidates."""
+"""Functions that build a prompt from chosen candidates, and replace placeholders in them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def label_placeholder(label: str) -> str:
 def fill(texts: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
     """Return the texts of slots with placeholders of label words and slots replaced.
 
-    ``{label:KEY}`` becomes the label word of class KEY. After text the word is unchanged
-    (``It was{label:1}`` and ``" great"``); after white space, at the beginning, and after an
-    opening quote or bracket it loses its leading white space.
+    ``{label:KEY}`` becomes the label word of class KEY. After text the word is unchanged: with the
+    word ``" great"``, ``It was{label:1}`` becomes ``It was great``. After white space, at the
+    beginning, and after an opening quote or bracket the word loses its leading white space.
 
-    ``{NAME}`` becomes the text of slot NAME, in which label words are replaced but slot names are
-    not. A slot's reference to itself is not replaced. Any other brace is text. Takes linear time.
+    ``{NAME}`` becomes the text of slot NAME. In that text, placeholders of label words are
+    replaced, but those of slots are not. A slot's placeholder in its own text is not replaced.
 
     Args:
         texts: The chosen candidate of each slot, by name, without the slot ``labels``.
@@ -43,12 +43,12 @@ def fill(texts: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
 def _replaced(text: str, labels: Mapping[str, str], others: Mapping[str, str]) -> str:
     words = {label_placeholder(label): word for label, word in labels.items()}
     slots = {f"{{{name}}}": other for name, other in others.items()}
-    # The longest key first: a name that contains braces can begin like another placeholder.
+    # The longest key comes first, because a name with braces can begin like another placeholder.
     keys = sorted([*words, *slots], key=len, reverse=True)
     if "{" not in text or not keys:
         return text
     pieces: list[str] = []
-    before, end = "", 0  # the last 2 characters written; the end of the text read
+    before, end = "", 0  # the last 2 characters of the result; how much of `text` was read
     for match in re.finditer("|".join(map(re.escape, keys)), text):
         plain, key = text[end : match.start()], match[0]
         before = (before + plain[-2:])[-2:]
@@ -60,7 +60,7 @@ def _replaced(text: str, labels: Mapping[str, str], others: Mapping[str, str]) -
 
 
 def _word(word: str, before: str) -> str:
-    if before and before[-1] in _QUOTES:  # an opening quote only if no text precedes it
+    if before and before[-1] in _QUOTES:  # It is an opening quote if no text precedes it.
         before = before[:-1]
     return word.lstrip() if not before or before[-1].isspace() or before[-1] in _OPENING else word
 
@@ -89,10 +89,10 @@ def prompt_of(
 
 
 def no_prompt(task: TaskSpec, vocabulary: Vocabulary) -> TextPrompt:
-    """Return the baseline "no prompt": an empty text.
+    """Return the baseline "no prompt", which is an empty text in a run without slots.
 
-    With slots, each slot is blank if possible; otherwise it has its first candidate, which a user
-    would write without tuning.
+    With slots, each slot has its blank candidate. A slot without a blank has its first candidate,
+    which is what a user would write without tuning.
     """
     if not vocabulary.slots:
         return ""
@@ -110,10 +110,10 @@ def label_sets_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[tuple[str, ..
 
 
 def forms_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[Rendered, ...]:
-    """Return inputs of the task without content, to check the label words that follow them.
+    """Return inputs with empty fields, to check whether a model supports the label words.
 
-    Label words have a leading space only after text (`answer_word`). There are two such inputs if
-    some candidates of the last slot end in text and others do not.
+    Label words have a leading space only after text (`answer_word`). If some candidates of the last
+    slot end in text and others do not, two inputs are therefore returned.
     """
     if not task.slots:
         return (form_of(task),)
@@ -129,5 +129,5 @@ def forms_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[Rendered, ...]:
 def label_checks(
     task: TaskSpec, vocabulary: Vocabulary
 ) -> tuple[tuple[tuple[str, ...], Rendered], ...]:
-    """Return each set of label words with each form of the task, which a model must support."""
+    """Return all pairs of label words and inputs (`forms_of`) that a model must support."""
     return tuple(product(label_sets_of(task, vocabulary), forms_of(task, vocabulary)))

@@ -1,8 +1,8 @@
-"""New candidates from a language model: messages with scored candidates, and the answer's parser.
+"""New candidates from a language model: the messages to the model, and the parser of its answer.
 
-The model gets candidates and their mean losses, never an example of a device. Its answer is
-untrusted text and is used only as candidates. Messages list candidates from the worst to the best,
-as in OPRO (Yang et al. 2024, "Large Language Models as Optimizers").
+The messages have candidates and their mean losses, never an example of a device. Candidates are
+listed from the worst to the best, as in OPRO (Yang et al. 2024, "Large Language Models as
+Optimizers"). The answer is untrusted text and is used only as candidates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS, special_token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredCandidate:
-    """A candidate with its mean losses over all queries that contain it, nats.
+    """A candidate with its mean loss over all queries whose prompt contains it, nats.
 
     Attributes:
         class_losses: The mean loss on the examples of each class, by label value.
@@ -76,7 +76,7 @@ def proposal_messages(
 def task_paragraphs(
     description: Description,
     labels: Mapping[str, str],
-    form: Iterable[tuple[Role | None, str]],
+    messages: Iterable[tuple[Role | None, str]],
     slot: str,
 ) -> list[str]:
     """Return the paragraphs about a task: its question, its labels and its input."""
@@ -84,7 +84,7 @@ def task_paragraphs(
     if labels:
         named = (f"{label_placeholder(label)} = {quoted(word)}" for label, word in labels.items())
         paragraphs.append(f"Labels, each with the placeholder for its word: {', '.join(named)}.")
-    if shape := "\n".join(f"[{role}] {text}" if role else text for role, text in form if text):
+    if shape := "\n".join(f"[{role}] {text}" if role else text for role, text in messages if text):
         whole = f"The whole input; you write what stands at {{{slot}}}:\n---\n{shape}\n---"
         paragraphs.append(whole)
     return paragraphs
@@ -108,11 +108,11 @@ def quoted(text: str) -> str:
 _MAX_ANSWER_CHARS = 100_000
 _MAX_ARRAYS = 50
 
-_DECODER = json.JSONDecoder(strict=False)  # models often write line feeds within a string
+_DECODER = json.JSONDecoder(strict=False)  # Models often write line feeds within a string.
 _ITEM = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*(?:,|\]|$)', re.DOTALL)
 _MARKED = re.compile(r"[ \t]*(?:\d{1,3}[.):]|[-*\u2022])[ \t]+(\S.*)")
 _QUOTES = ('""', "''", "``", "\u201c\u201d", "\u2018\u2019")
-_JOINERS = "\u200c\u200d"  # parts of words in Persian and of emoji
+_JOINERS = "\u200c\u200d"  # Persian words and emoji contain these invisible characters.
 
 
 def read_proposals(
@@ -123,17 +123,17 @@ def read_proposals(
     Args:
         text: The answer: a JSON array of strings, possibly truncated or within other text; or a
             numbered or bulleted list. Any other text gives no candidates.
-        known: The slot's candidates. A text that differs from one of them only in case and white
-            space is dropped. New candidates get the white space that all known ones start or end
-            with.
+        known: The slot's candidates. A text that differs from a known candidate only in case and
+            white space is dropped. If all known candidates start or end with the same white space,
+            new candidates get it too.
         count: The largest number to return.
         labels: The label values whose placeholders are allowed; a candidate with other braces is
             dropped.
 
     Returns:
         Unique candidates in the answer's order. A text is dropped if it is blank, has more than
-        `MAX_PROPOSAL_CHARS` characters or an invisible one, or forms a special token, alone or
-        next to another candidate.
+        `MAX_PROPOSAL_CHARS` characters, has an invisible character, or contains a special token of
+        a model, alone or next to another candidate.
     """
     begin, end = _margins(known)
     placeholders = re.compile("|".join(re.escape(label_placeholder(key)) for key in labels) or "$^")
@@ -149,7 +149,7 @@ def read_proposals(
             or _folded(core) in {"", *seen}
             or not _is_plain(core)
             or set("{}") & set(placeholders.sub("", core))
-            # The positions before and after may have any candidate.
+            # Any candidate may stand before and after this candidate.
             or any(special_token(f"{text}{candidate}{text}") for text in (candidate, *known, *new))
         ):
             continue

@@ -1,7 +1,7 @@
-"""Reflection: messages about failed examples, and filters of the model's answer.
+"""Reflection: messages about wrongly answered examples, and filters of the model's answer.
 
-A model reads why a prompt failed and rewrites one of its slots, as in GEPA (Agrawal et al. 2025,
-"GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning").
+A model reads why answers were wrong and rewrites one slot of the prompt, as in GEPA (Agrawal et al.
+2025, "GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning").
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _SHARED_WORDS = 5
 """A proposal must not share this many consecutive words with a row of data."""
 
 _CASE_CHARS = 2000
-"""Maximum characters of a text, and of its feedback, that the model is shown."""
+"""The model is shown at most this many characters of each field, and of the feedback."""
 
 _ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-"""Letters of scripts that write no space between words; each counts as a word."""
+"""Letters of scripts without spaces between words; each letter counts as a word."""
 
 _WORD = re.compile(rf"[{_ALONE}]|[^\W{_ALONE}]+")
 _ADDRESS = re.compile(r"[\w.+-]+@[\w.-]*\w|(?:[\w-]+\.)+\w{2,}(?:/[^\s\"')>]*)?")
@@ -50,7 +50,7 @@ def reflection_messages(
 ) -> list[tuple[Role, str]]:
     """Return messages that ask a model for a better text of a slot than `parent`.
 
-    A case is the fields of an example and the feedback on its answer (`losses.feedback`).
+    A case has the fields of an example and the feedback on the model's answer (`losses.feedback`).
     """
     paragraphs = _task(task, slot)
     paragraphs.append(f"The current text at {{{slot}}}: {quoted(parent) if parent else 'none'}")
@@ -66,9 +66,9 @@ def reflection_messages(
 
 
 def merge_messages(task: TaskSpec, slot: str, texts: Sequence[str]) -> list[tuple[Role, str]]:
-    """Return messages that ask a model to merge the texts that are best for different clients.
+    """Return messages that ask a model to merge texts, each of which is best for some clients.
 
-    The first of `texts` is best for the most clients, the last one for the fewest.
+    `texts` are sorted: the first is best for the most clients, the last for the fewest.
     """
     listed = "\n".join(f"- {quoted(text)}" for text in texts)
     paragraphs = [
@@ -96,17 +96,17 @@ def read_reflection(answer: str, *, known: Sequence[str], labels: Iterable[str])
     return proposals[0] if proposals else None
 
 
-def quotes(text: str, rows: Iterable[str], public: Iterable[str]) -> str | None:
-    """Return a part of a text that is in a private row and in no public text; None if no part is.
+def copied_part(text: str, rows: Iterable[str], public: Iterable[str]) -> str | None:
+    """Return a description of what a text copies from private rows; None if it copies nothing.
 
-    Such parts are 5 consecutive words, a number, an address, or a name: a word that always has a
-    capital letter in the rows. This is a filter, not differential privacy: a model can encode a row
-    in other words.
+    A copy is 5 consecutive words, a number, an address or a name that occurs in a row and in no
+    public text. A name is a word that always has a capital letter in the rows. This filter does not
+    give differential privacy: a model can describe a row in other words.
 
     Args:
         text: A proposed candidate.
         rows: The private texts.
-        public: Texts that everybody has, such as the other candidates.
+        public: Texts that are not private, such as the other candidates.
     """
     known = _Parts.of("\n".join(public))
     proposed = _Parts.of(text)
@@ -129,7 +129,7 @@ def quotes(text: str, rows: Iterable[str], public: Iterable[str]) -> str | None:
 
 
 class _Parts(NamedTuple):
-    """The parts of a text that are compared, without case."""
+    """The parts of a text that are compared, in lower case."""
 
     text: str
     phrases: set[str]

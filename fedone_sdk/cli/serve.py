@@ -81,7 +81,7 @@ def serve(
             measured = f"measured on {len(dev.rows)} rows" if dev.rows else "not measured"
             measured += dev.why and f": {dev.why}"
             typer.echo(f"{run.spec.name}: {measured}; defence: {run.spec.defence.kind}")
-            if not run.spec.defence.judges:
+            if not run.spec.defence.checks_updates:
                 typer.echo(f"warning: {run.path}: {_NO_DEFENCE}", err=True)
 
 
@@ -210,7 +210,7 @@ async def _add_run(
         measure=dev.measure,
         proposer=proposer,
     )
-    if measured and not run.spec.defence.judges:
+    if measured and not run.spec.defence.checks_updates:
         _log.warning("no defence", run_id=run.spec.name, reason=_NO_DEFENCE)
     if dev.rows:
         _log.info("prompts are measured", run_id=run.spec.name, rows=len(dev.rows))

@@ -1,4 +1,4 @@
-"""Scores of prompts by a device's own model; new candidates that a model writes from its rows."""
+"""Scoring by a device's own model, and new candidates that a model writes from a device's rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _NUM_WORST, _NUM_BEST = 4, 2
-"""How many examples with the highest and with the lowest losses a reflection uses."""
+"""How many examples with the highest and lowest losses are shown to a model that writes."""
 
 _MAX_TOKENS = 512
 
@@ -58,7 +58,7 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
         await score_all(recorded, queries)
     except (BackendError, BudgetError) as exc:
         _log.warning("the device's model failed", reason=str(exc))
-        if batch.private and type(exc) is BackendError:  # A decline could reveal a row's text.
+        if batch.private and type(exc) is BackendError:  # A text may be the cause: do not decline.
             await step.keep([(step.missing, [None] * len(batch.texts))], model)
             return
         kind = Unfit if isinstance(exc, BudgetExhausted) else Declining
@@ -91,8 +91,8 @@ async def _queries(
 class _Recorded(Wrapper):
     """A backend that waits for `only_when` before a query, and stores the query's answer and cost.
 
-    Queries that may have been sent when the process ends count as spent. While these queries run,
-    nothing else charges the device's budget.
+    If the process ends, queries that may have been sent count as spent. From `begin` to `end`
+    nothing else may charge the device's budget: its change is taken as the cost of the queries.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class _Recorded(Wrapper):
         try:
             answer = await self.inner.score(query)
             check_answer(query, answer)
-        except ValueError as exc:  # Not stored: a restart would read the same answer again.
+        except ValueError as exc:  # The answer is not stored; a restart would fail on it again.
             raise BackendError(f"the model's answer cannot be used: {exc}") from exc
         rows = rows_of(query, answer)
         self._bound = self._bound.beyond(self._at_risk.pop(query))
@@ -141,7 +141,7 @@ async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:
     """Let a model write a candidate from a scored mini-batch, and score it on the same rows.
 
     The parent, which the candidate is to improve, is the prompt with the lowest loss on the
-    mini-batch. So different groups of clients improve different prompts.
+    mini-batch. Clients with different rows therefore improve different prompts.
 
     Returns:
         The candidate, if its loss is lower than its parent's. None if the loss is not lower, if the
@@ -204,7 +204,7 @@ async def _write(work: Work, slot: str, current: str, parent: int, cases: Sequen
 
 
 def _cases(step: Step, parent: int) -> list[Judged]:
-    """Return the examples with the parent's highest and lowest losses; none if all are right.
+    """Return the examples with the parent's highest and lowest losses; none if all were right.
 
     Examples with generated texts are left out after a restart, because the texts are not stored.
     """
@@ -240,8 +240,8 @@ async def _may_leave(text: str, work: Work, vocabulary: Vocabulary) -> bool:
     public += [template for _, template in work.run.task.messages]
     if (description := work.run.task.description) is not None:
         public += [description.asked, description.text]
-    if shared := await asyncio.to_thread(reflection.quotes, text, rows, public):
-        # The text is private.
+    if shared := await asyncio.to_thread(reflection.copied_part, text, rows, public):
+        # Only the kind of the quotation is logged, because the text is private.
         _log.warning("a candidate quotes a row", what=shared.partition(" ")[0])
         return False
     hook = work.device.hooks.before_propose

@@ -39,7 +39,7 @@ Key = tuple[str, str, str]
 """Key of an entry: an assignment's id (or empty), the entry's kind and its name."""
 
 Precision = tuple[str, float]
-"""The target of a release (one noised result), and 1 / (its noise multiplier)**2."""
+"""The target of a release (a noised result): losses or alpha; and 1 / noise_multiplier**2."""
 
 Row = tuple[LogProbs | float | None, ...]
 """The model's answers to one prompt, one for each example of the mini-batch: log-probabilities of
@@ -75,7 +75,7 @@ _MAX_ASSIGNMENTS = 8
 could fill the disk with assignments that it never ends."""
 
 _MAX_NOISED = 1000
-"""Maximum number of assignments that are remembered as having drawn their noise."""
+"""For how many assignments the state records that their noise has been drawn."""
 
 
 class Identity(Message):
@@ -95,12 +95,12 @@ class _DamagedError(sqlite3.DatabaseError):
 
 
 class DeviceState:
-    """The entries of one server, in memory and in a file that all servers of the device share.
+    """A device's entries (keys and values) for one server, in memory and in a file.
 
-    Without a folder the entries are in memory only. If the file cannot be written, the device
-    continues in memory and logs one warning; the next successful write also stores the earlier
-    changes. A damaged file gets the suffix ``.damaged``, and a new file is started. A missing
-    folder is created, readable by its owner only.
+    The file has the entries for all servers. Without a folder there is no file. If the file cannot
+    be written, the device continues in memory and logs one warning; the next successful write also
+    stores the earlier changes. A damaged file gets the suffix ``.damaged``, and a new file is
+    started. A missing folder is created, readable by its owner only.
 
     Args:
         locks: Whether to lock the folder against other processes until `release`.
@@ -240,7 +240,7 @@ class DeviceState:
 
     def _evicted(self, entries: Mapping[Key, str | None]) -> dict[Key, str | None]:
         """Return changes that delete the oldest entries, if `entries` add an assignment."""
-        # From the latest entry on, because that is most often of the same assignment.
+        # Reversed, because the latest entry most often belongs to the same assignment.
         owners = {owner for owner, *_ in entries if owner}
         if all(any(owner == key[0] for key in reversed(self._entries)) for owner in owners):
             return {}
@@ -363,7 +363,7 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         try:
             erase_log(db)
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # Then the log is synced all the same.
+            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # If full, it was synced all the same.
                 raise
     except BaseException:
         db.close()

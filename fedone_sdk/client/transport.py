@@ -224,7 +224,7 @@ class Idle(messages.Message):
     retry_after_s: float
 
 
-_ASSIGNMENT: Any = messages.Assignment  # a union is no class for mypy
+_ASSIGNMENT: Any = messages.Assignment  # mypy does not accept a union as a class
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +253,8 @@ class Call:
 class Transport(ABC):
     """The calls of the protocol; an implementation defines `send`.
 
-    Each raises `TransportError` if the aggregator cannot be reached, `ProblemError` if it refuses,
-    and `MessageError` if the answer does not follow the protocol.
+    Each call raises `TransportError` if the aggregator cannot be reached, `ProblemError` if it
+    refuses, and `MessageError` if the answer does not follow the protocol.
     """
 
     @abstractmethod
@@ -311,7 +311,7 @@ class Transport(ABC):
         return await self._answer(messages.Receipt, "update", credential, message, assignment_id)
 
     async def renew(self, credential: str, assignment_id: str) -> messages.Renewal:
-        """Renew an assignment's lease."""
+        """Renew an assignment's deadline."""
         return await self._answer(messages.Renewal, "renew", credential, None, assignment_id)
 
     async def decline(self, credential: str, assignment_id: str, message: messages.Decline) -> None:

@@ -40,7 +40,7 @@ repeats at most one request. Smaller requests cost more traffic, because each co
 
 Answers = tuple[LogProbs | Score | float | None, ...]
 """A model's answers to one prompt, one for each example: label log-probabilities, or the score of a
-written text. After a restart, the text's loss is in place of its score. None: the model failed."""
+written text (after a restart, its loss). None for an example on which the model failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,9 @@ class Step:
 
     Attributes:
         number: Index of the step in the assignment, from 0.
-        prompts: Shape (P, n), candidate indices.
-        biases: The label bias of each prompt, shape (P, C); None without label calibration.
-        proposal: A text to try: it replaces the candidate of its slot in the only prompt.
+        prompts: P prompts of n candidate indices each, shape (P, n).
+        biases: The prompts' biases for C labels, shape (P, C); None without label calibration.
+        proposal: A new candidate to score. It replaces the slot's candidate in the only prompt.
     """
 
     work: Work
@@ -93,7 +93,7 @@ class Step:
             spent: What the step has cost the device so far.
 
         Raises:
-            Declining: The user's score function is broken.
+            Declining: The user's score function or the judge's model failed.
         """
         rows: dict[str, Row] = {}
         for places, by_example in answers:
@@ -460,7 +460,7 @@ def request_ranges(num_prompts: int, num_examples: int) -> list[range]:
 def _answers(
     scores: messages.Scores, shape: tuple[int, int, int]
 ) -> list[list[LogProbs | str | None]]:
-    """Return the model's answers, by prompt and example; None where it failed."""
+    """Return the model's answers, by prompt and example; None where the model failed."""
     num_prompts, num_examples, _ = shape
     rows: list[list[LogProbs | str | None]] = [list(row) for row in scores.texts]
     if scores.log_probs is not None:

@@ -1,4 +1,4 @@
-"""The columns of a table with texts and labels, its labelled rows, and their splits."""
+"""Finds a table's columns of texts and labels, and splits its labelled rows (`fedone init`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = {*_TEXT_NAMES, *_LABEL_NAMES}
 MAX_LABELS = 64
 _MAX_LABEL_CHARS = 60
 _MIN_ROWS = 3
-"""Rows that a label needs: one each for the training, dev and public split."""
+"""Number of rows that a label needs: one each for the training, dev and public split."""
 
 _MIN_LABELLED = 0.5
 _DEV_SHARE, _MIN_DEV, _MAX_DEV, _MOST_DEV = 0.2, 150, 400, 0.4
@@ -43,8 +43,8 @@ def columns_of(rows: _Rows) -> list[str]:
 def label_columns(rows: _Rows) -> list[str]:
     """Return the columns that may hold labels, the likeliest first.
 
-    Labels are short texts or numbers with 2 to 64 different values, each in two rows on average. Up
-    to half of the rows may lack one. Of columns with the same classes, one with words comes first.
+    Labels are short texts or numbers. A column has 2 to 64 different labels, with at least two rows
+    per label on average. Up to half of the rows may have none. Words come before codes.
     """
     values = {name: [label_text(row.get(name)) for row in rows] for name in columns_of(rows)}
     keys = {
@@ -61,8 +61,8 @@ def label_columns(rows: _Rows) -> list[str]:
     if not columns:
         counts = ", ".join(f"{name!r} has {len(labels)}" for name, labels in keys.items())
         raise DataError(
-            f"no column can be the label: one with 2 to {most} different short values is needed, "
-            f"in half of the rows at least ({counts})"
+            f"no column can be the label: a column with 2 to {most} different short values in at "
+            f"least half of the rows is needed ({counts})"
         )
 
     def order(name: str) -> tuple[int, bool, int]:
@@ -70,7 +70,7 @@ def label_columns(rows: _Rows) -> list[str]:
         return _rank(name, _LABEL_NAMES), has_codes, len(keys[name])
 
     columns.sort(key=order)
-    # A column ``label`` with 0 and 1 may occur with ``label_text``, which has the class names.
+    # For example, ``label`` has 0 and 1, and ``label_text`` has the names of the same classes.
     same = [name for name in columns[1:] if _same_classes(values[columns[0]], values[name])]
     best = min((columns[0], *same), key=lambda name: order(name)[1])
     return [best, *(name for name in columns if name != best)]
@@ -105,7 +105,7 @@ class Labelled(NamedTuple):
 
     Attributes:
         rows: The text and the label of each row, with one spelling per label.
-        notes: One sentence for each kind of change and of rows that were left out.
+        notes: Sentences about rows that were left out, and about labels that were changed.
     """
 
     rows: list[dict[str, str]]
@@ -132,7 +132,7 @@ def labelled(rows: _Rows, text: str, label: str) -> Labelled:
     spelled = {key: counts.most_common(1)[0][0] for key, counts in spellings.items()}
     for key, counts in spellings.items():
         if len(counts) > 1:
-            notes.append(f"{', '.join(map(repr, sorted(counts)))} are one label, {spelled[key]!r}")
+            notes.append(f"{', '.join(map(repr, sorted(counts)))} become {spelled[key]!r}")
     rare = [key for key, counts in spellings.items() if counts.total() < _MIN_ROWS]
     if rare:
         names = ", ".join(repr(spelled[key]) for key in rare[:5])
@@ -160,10 +160,10 @@ class Splits(NamedTuple):
 
 
 def split(rows: Sequence[dict[str, str]], *, seed: int = 0) -> Splits:
-    """Split rows in proportion per label, with a row of each label in each part.
+    """Split rows into three parts, which have about the same label shares and all labels.
 
-    The dev split has a fifth of the rows, but at least 150 and at most 400, and never more than two
-    fifths. A tenth of all rows, at most 64, becomes public.
+    The dev split has a fifth of the rows, but at least 150 and at most 400; it never has more than
+    two fifths of the rows. A tenth of all rows, at most 64, becomes public.
     """
     by_label = defaultdict[str, list[int]](list)
     for number, row in enumerate(rows):

@@ -17,10 +17,10 @@ _T = TypeVar("_T")
 
 
 class SplitMix64:
-    """The 64-bit generator of Steele, Lea and Flood (2014), with draws defined in integers.
+    """The 64-bit generator of Steele, Lea and Flood (2014), with draws that only use integers.
 
-    It is five lines in any language and needs no floating point: a client in any language draws the
-    same mini-batch.
+    It is five lines of code in any language. It needs no floating-point numbers, so clients in all
+    languages draw the same mini-batches.
     """
 
     def __init__(self, seed: int) -> None:
@@ -59,11 +59,11 @@ class SplitMix64:
 
 
 def draw_minibatch(num_examples: int, batch_size: int, seed: int) -> list[int]:
-    """Draw the rows of one mini-batch, without replacement.
+    """Draw the rows of one mini-batch of size B from M rows, without replacement.
 
     ``rows = 0..M-1``; for ``i`` in ``0..min(B, M)-1``: ``j = i + ((next_u64 * (M - i)) >> 64)``,
-    swap ``rows[i]`` and ``rows[j]``; where ``next_u64`` is SplitMix64 started at `seed`. The golden
-    vectors are in ``tests/vectors/minibatch.json``.
+    swap ``rows[i]`` and ``rows[j]``. The numbers ``next_u64`` come from SplitMix64 with `seed`.
+    ``tests/vectors/minibatch.json`` has examples for other implementations.
 
     Raises:
         ValueError: An argument is out of range.
@@ -100,9 +100,9 @@ def dirichlet(
 ) -> list[list[int]]:
     """Distribute all rows; each class is split in proportions from Dirichlet(alpha).
 
-    This is the scheme of Hsu et al. (2019) and Yurochkin et al. (2019). The authors redraw until
-    every client has enough rows, which may never happen for a small alpha. Here empty shards get
-    rows of the largest shards.
+    This is the scheme of Hsu et al. (2019) and Yurochkin et al. (2019), with one change. The
+    authors redraw until every client has enough rows, which may never happen for a small alpha.
+    Here clients without rows get rows of the clients with the most rows.
 
     Raises:
         DataError: There are fewer rows than clients.
@@ -131,8 +131,8 @@ def partition_clients(
 ) -> Partition:
     """Partition rows over clients as a run's ``data`` section describes.
 
-    With `shots`, shards are disjoint as long as there are enough rows. Otherwise rows are reused
-    evenly; a client gets a row twice only if a class has fewer rows than the client needs.
+    With `shots`, clients share no rows as long as there are enough rows. Otherwise rows are reused
+    evenly. A client gets a row twice only if a class has fewer rows than the client needs.
 
     Args:
         labels: The class of each row.
@@ -170,7 +170,7 @@ def partition_clients(
 
 
 class _Deck:
-    """Draws the rows of one class without replacement; starts again when all are used."""
+    """Draws the rows of one class without replacement, and starts again when all were drawn."""
 
     def __init__(self, rows: Sequence[int], generator: SplitMix64) -> None:
         self._rows, self._generator = rows, generator
@@ -183,7 +183,7 @@ class _Deck:
             if not self._unused:
                 self.reused = True
                 shuffled, client_rows = self._generator.shuffle(self._rows), set(drawn)
-                # Rows that the client has are drawn last, so that it does not get them twice.
+                # The client's rows are drawn last, so that the client does not get them twice.
                 self._unused = sorted(shuffled, key=lambda row: row not in client_rows)
             drawn.append(self._unused.pop())
         return drawn
@@ -198,7 +198,7 @@ def _rows_by_class(labels: Sequence[Hashable]) -> dict[Hashable, list[int]]:
 
 def _dirichlet_draw(size: int, alpha: float, gammas: random.Random) -> list[float]:
     """Return one draw from the symmetric Dirichlet: normalised Gamma(alpha) variates."""
-    # Gamma(a) = Gamma(a + 1) * U^(1/a), in logs: for a small alpha the variates would underflow.
+    # Gamma(a) = Gamma(a + 1) * U^(1/a), as logarithms, because small alphas would underflow.
     logs = [
         math.log(gammas.gammavariate(alpha + 1, 1.0)) + math.log(1.0 - gammas.random()) / alpha
         for _ in range(size)

@@ -42,8 +42,8 @@ def load_examples(
     Args:
         source: A file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``); or
             ``hf:glue/TASK``, or ``hf:ORG/NAME`` with an optional ``/CONFIG``.
-        split: The split of a hub data set; a file has only one.
-        folder: Base of a relative path.
+        split: The split of a data set on the hub; for files it has no effect.
+        folder: The folder to which a relative path is relative.
 
     Returns:
         One dictionary per row. CSV and TSV values are text.
@@ -76,7 +76,7 @@ def _text(path: Path, *, is_table: bool = False) -> str:
     try:
         return content.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError as exc:
-        # Western text has single letters beyond ASCII; longer runs mean another encoding.
+        # Western European text has non-ASCII letters one by one; runs mean another encoding.
         runs = re.findall(rb"[\x80-\xff]+", content)
         if is_table and not is_utf16 and sum(map(len, runs)) <= 2 * len(runs):
             with suppress(UnicodeDecodeError):
@@ -87,7 +87,7 @@ def _text(path: Path, *, is_table: bool = False) -> str:
 
 
 def _jsonl(path: Path) -> _Rows:
-    # Only a line feed ends a line: text may contain U+2028.
+    # Split at line feeds only: `splitlines` would also split at U+2028 within a text.
     for number, line in enumerate(_text(path).split("\n"), 1):
         if line.strip():
             yield _as_row(_parse_json(line.rstrip("\r"), path, number), f"{path}:{number}")
@@ -128,7 +128,7 @@ def _kind(value: object) -> str:
 
 def _table(path: Path) -> Iterator[dict[str, str]]:
     text = _text(path, is_table=True)
-    if named := re.match(r"sep=(.)\r?\n", text):  # The first line of some spreadsheets.
+    if named := re.match(r"sep=(.)\r?\n", text):  # Some spreadsheets begin with this line.
         text = text[named.end() :]
     first = text.partition("\n")[0]
     delimiters = sorted(_DELIMITERS, key=first.count, reverse=True)
@@ -147,7 +147,7 @@ def _table(path: Path) -> Iterator[dict[str, str]]:
 
 
 def _records(path: Path, text: str, delimiter: str, quoting: _Quoting) -> _Records:
-    # A line feed ends a record; csv itself also ends one at a lone carriage return.
+    # Records end at line feeds; the csv module would also end them at lone carriage returns.
     lines = text.removesuffix("\n").split("\n" if "\n" in text else "\r")
     if quoting == "none":
         split = (
@@ -193,7 +193,7 @@ def _table_rows(path: Path, records: _Records) -> Iterator[dict[str, str]]:
 
 
 def _is_data(header: Sequence[str], data: Sequence[Sequence[str]]) -> bool:
-    """Return whether the first record is data: a cell is a label that other records have, too."""
+    """Return whether the first record has a label that others also have, so is not a header."""
     if any(name.casefold() in NAMES for name in header):
         return False
     for name, *column in zip(header, *data, strict=True):
@@ -226,7 +226,7 @@ def _hub_rows(source: str, split: str) -> _Rows:
         rows = datasets.load_dataset(f"{owner}/{name}", config, split=split)
         for row in rows:
             yield dict(row)
-    except Exception as exc:  # it raises the exceptions of several libraries
+    except Exception as exc:  # `load_dataset` raises the exceptions of several libraries.
         raise DataError(f"{source} (split {split!r}): {exc}") from exc
 
 

@@ -1,4 +1,4 @@
-"""Whether a row has the texts and the label that a task needs."""
+"""Checks whether a row has the texts and the label that a task needs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class RowProblem:
     """Why a task cannot use a row.
 
     Attributes:
-        reason: The problem of the field, without a value of the row.
-        detail: As `reason`, but with values of the row, for the row's owner only; may be empty.
+        reason: The problem of the field, without values of the row.
+        detail: The same with values of the row, for the row's owner only; may be empty.
     """
 
     field: str
@@ -28,7 +28,7 @@ class RowProblem:
 
     @property
     def public(self) -> str:
-        """The problem without a value of the row."""
+        """The problem without values of the row."""
         return f"field {self.field!r} {self.reason}"
 
 
@@ -38,8 +38,8 @@ def check_examples(task: TaskSpec, examples: Iterable[Example], source: str | Pa
     A label is compared as text, so that a CSV's ``"1"`` is the label 1.
 
     Raises:
-        DataError: A text field is missing or not text, or a label is unknown; names the source, the
-            row (from 1), the field and the allowed values.
+        DataError: A text field is missing or not text, or a label is unknown. The message names the
+            source, the row (from 1), the field and the allowed values.
     """
     for number, example in enumerate(examples, 1):
         if problem := row_problem(task, example):
@@ -76,7 +76,7 @@ def label_problem(task: TaskSpec, row: Example, max_chars: int | None = None) ->
 def own_label_problem(
     row: Example, field: str, labels: Collection[str] | None
 ) -> RowProblem | None:
-    """Return why a row's label is missing or its key is not in `labels`; None if it is valid."""
+    """Return why a row's label is missing or not in `labels`; None if the label is valid."""
     if field not in row:
         return _missing(row, field)
     label = row[field]
@@ -89,7 +89,7 @@ def own_label_problem(
 
 
 def field_problem(row: Example, field: str, max_chars: int | None = None) -> RowProblem | None:
-    """Return why a field of a row is not a text that can be sent; None if it is one."""
+    """Return why a field of a row is not a text that can be sent; None if the field is valid."""
     if field not in row:
         return _missing(row, field)
     problem = text_problem(row[field], max_chars)
@@ -97,14 +97,14 @@ def field_problem(row: Example, field: str, max_chars: int | None = None) -> Row
 
 
 def text_problem(value: object, max_chars: int | None = None) -> str | None:
-    """Return why a value is not a text that messages and tokenizers accept; None if it is one."""
+    """Return why messages or tokenizers do not accept a value as text; None if they do."""
     if not isinstance(value, str):
         return f"is {type(value).__name__}; it must be text"
     if max_chars is not None and len(value) > max_chars:
         return f"has more than {max_chars} characters"
     try:
         value.encode()
-    except UnicodeEncodeError:  # JSON can represent it, but no tokenizer accepts it.
+    except UnicodeEncodeError:  # JSON can contain half of a pair; no tokenizer accepts it.
         return "has half of a surrogate pair; it must be valid Unicode text"
     return None
 

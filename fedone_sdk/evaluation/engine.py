@@ -1,4 +1,4 @@
-"""Trials: each runs once, in a local process or on a Ray cluster; its result is kept as JSON."""
+"""Runs trials in local processes or on a Ray cluster; results are kept, so that each runs once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _THREADS = (
 
 _QUIET_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the future default, without its warning
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # The default of later versions; avoids a warning.
     "RAY_DEDUP_LOGS": "0",
 }
 
@@ -90,10 +90,10 @@ class Trial:
     """One piece of work, such as one method on one task with one seed.
 
     Attributes:
-        options: All that its result depends on besides `inputs`, for JSON, without paths.
+        options: Everything besides `inputs` that the result depends on, for JSON, without paths.
         inputs: Files and folders that it reads.
         context: Other values for the function, pickled; they are not part of the identity.
-        home: Name of the folder that keeps the result; None means the name of `Records`.
+        home: Name of the folder for the result; None means the `name` of `Records`.
     """
 
     key: str
@@ -123,7 +123,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A trial that was run, as in its file."""
+    """The result of a trial, as stored in a file."""
 
     key: str
     function: str
@@ -176,7 +176,7 @@ class Progress:
 class Records:
     """The results in the folder `name` of `out`: one JSON file per trial, written atomically.
 
-    Trials with the same identity share a workspace, also under another `name`, so that each answer
+    Trials with the same identity share a workspace, even under different names, so that each answer
     is paid once.
     """
 
@@ -186,7 +186,7 @@ class Records:
     def find(self, trial: Trial) -> Record | None:
         """Return the record with the trial's identity."""
         identity = trial.identity()
-        for file in self._file(trial), self._set_aside(trial, identity):
+        for file in self._file(trial), self._renamed_file(trial, identity):
             record = _read(file)
             if record is not None and record.identity == identity:
                 return record
@@ -195,8 +195,8 @@ class Records:
     def keep(self, trial: Trial, result: Result, wall_s: float) -> Record:
         """Write a trial's result.
 
-        A result of another identity under the same key (a quick run, another model) is renamed, and
-        `find` still returns it for that identity.
+        If the file of this key has another identity (from a quick run or another model), that file
+        is renamed, and `find` still returns its result for that identity.
         """
         record = Record(
             key=trial.key,
@@ -211,7 +211,7 @@ class Records:
         before = _read(self._file(trial))
         if before is not None and before.identity != record.identity:
             with suppress(FileNotFoundError):  # Another process has renamed it.
-                self._file(trial).replace(self._set_aside(trial, before.identity))
+                self._file(trial).replace(self._renamed_file(trial, before.identity))
         write_whole(self._file(trial), text + "\n")
         self._failure_file(trial).unlink(missing_ok=True)
         return record
@@ -231,7 +231,7 @@ class Records:
     def _file(self, trial: Trial) -> Path:
         return self._out / (trial.home or self._name) / "trials" / f"{trial.key}.json"
 
-    def _set_aside(self, trial: Trial, identity: str) -> Path:
+    def _renamed_file(self, trial: Trial, identity: str) -> Path:
         return self._file(trial).with_name(f"{trial.key}~{_short(identity)}.json")
 
     def _failure_file(self, trial: Trial) -> Path:
@@ -244,7 +244,7 @@ class Session:
     Args:
         records: Where results are kept.
         workers: Number of concurrent trials on this machine, each on one of the GPUs in
-            CUDA_VISIBLE_DEVICES. None means one per GPU, or one per core without the variable.
+            CUDA_VISIBLE_DEVICES. None means one per GPU, or one per core if there is no GPU.
         ray: Address of a Ray cluster for the trials; ``local`` starts a cluster on this machine,
             None uses processes.
         watch: Called when a trial ends.
@@ -273,7 +273,7 @@ class Session:
         return {key: record.result for key, record in self.records.items()}
 
     def find(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Read existing results, and return the trials without one."""
+        """Read existing results, and return the trials without a result."""
         if len({trial.key for trial in trials}) < len(trials):
             raise ValueError("two trials share a key")
         missing = []
@@ -298,7 +298,7 @@ class Session:
             outcomes = _in_processes(jobs, self._workers)
         else:
             outcomes = _on_ray(jobs, self._workers, self._ray)
-        # Ctrl-C closes it too: finished trials are on the disk, and running trials are stopped.
+        # Ctrl-C also closes the iterator: running trials are stopped, finished ones are on disk.
         with closing(outcomes):
             for outcome in outcomes:
                 self._keep(by_key[outcome.key], outcome)
@@ -474,7 +474,7 @@ def _work(connection: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent exits, because further answers would be paid for in vain."""
+    """Exit when the parent exits, because nobody would keep further paid answers."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -504,7 +504,7 @@ def _on_ray(jobs: Iterable[_Job], workers: int, address: str) -> Generator[_Outc
     except (ConnectionError, RuntimeError, ValueError) as exc:
         raise ArgumentError(f"--ray: no Ray cluster: {exc}") from exc
     try:
-        # The handler that Ray installs aborts this process in the middle of its work.
+        # Restored, because the handler of Ray aborts this process in the middle of its work.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
         task = ray.remote(num_cpus=1, max_retries=0)(_perform)

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 _DRAWS = 10_000
 _CHUNK = 2**22
-"""Maximal number of values per batch of draws."""
+"""Largest number of values per batch of draws."""
 
 _NORMAL = 1.959964
 _STUDENT = (
     *(12.70620, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157),
     *(2.228139, 2.200985, 2.178813, 2.160369, 2.144787, 2.131450, 2.119905, 2.109816, 2.100922),
 )
-"""0.975 quantiles of the normal distribution, and of Student's t by degrees of freedom from 1."""
+"""0.975 quantiles of the normal distribution, and of Student's t for 1 to 18 degrees of freedom."""
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
@@ -47,7 +47,7 @@ class Interval(NamedTuple):
     """A value and the bounds of its 95 % interval.
 
     Attributes:
-        pairs: The number of seeds.
+        pairs: The number of seeds, each of which gives one pair of measurements.
         error: The standard error of the value.
         above: The probability that the value is above 0.
     """
@@ -71,8 +71,8 @@ def interval(metric: str, measured: Measured, num_labels: int) -> Interval | Non
     Examples are resampled with replacement (Efron and Tibshirani 1993, chapter 13) with a fixed
     seed. The interval covers the choice of examples, not the variation between runs.
 
-    For the accuracy, the resampled examples include one more right and one more wrong answer
-    (Agresti and Coull 1998): 20 right answers of 20 do not show that all are right.
+    For the accuracy, one right and one wrong answer are added to the resampled examples (Agresti
+    and Coull 1998), because 20 right answers of 20 do not show that the accuracy is exactly 1.
 
     Returns:
         The interval; None if nothing was scored, or for a metric that is a user's function.
@@ -88,18 +88,17 @@ def difference(
     `first` and `second` have one measurement per seed, for the same seeds.
 
     Seeds and examples are resampled with replacement, independently of each other and with the same
-    draws for both sides (Owen 2007, "The pigeonhole bootstrap"). The part of the spread that comes
-    from the seeds is multiplied by ``sqrt(S / (S - 1)) t / z``, with the 0.975 quantiles of
-    Student's t with S - 1 degrees of freedom and of the normal distribution, because the interval
-    of few seeds is too narrow otherwise (Hesterberg 2015, "expanded percentile interval"). With one
-    seed, the interval is over the examples only.
+    draws for both sides (Owen 2007, "The pigeonhole bootstrap"). The interval of S seeds would be
+    too narrow, so the part of the spread that comes from the seeds is multiplied by
+    ``sqrt(S / (S - 1)) t / z`` (Hesterberg 2015, "expanded percentile interval"). Here t and z are
+    0.975 quantiles of Student's t with S - 1 degrees of freedom and of the normal distribution.
 
-    For the accuracy of one seed, the resampled examples include one more that only `first` has
-    right, and one more that only `second` has right. The interval then excludes 0 at about the same
-    counts as the exact test of McNemar (1947).
+    For the accuracy of one seed, two examples are added: one that only `first` answers correctly,
+    and one that only `second` does. The interval then excludes 0 at about the same counts as the
+    exact test of McNemar (1947).
 
     Returns:
-        The interval; None where `interval` is None, without pairs, or for different dev splits.
+        The interval; None if `interval` returns None, without seeds, or for different dev splits.
     """
     for a, b in zip(first, second, strict=True):
         if a.targets != b.targets or (metric == "loss" and len(a.losses) != len(b.losses)):
@@ -108,7 +107,7 @@ def difference(
 
 
 def confusion(outcomes: Measured, num_labels: int) -> list[list[int]]:
-    """Return the confusion matrix: true labels in rows, predictions in columns, no label last."""
+    """Return the confusion matrix: a row per true label; the last column is "no label"."""
     counts = [[0] * (num_labels + 1) for _ in range(num_labels)]
     for target, predicted in zip(outcomes.targets, outcomes.predicted, strict=True):
         if predicted is not None:
@@ -154,7 +153,7 @@ def _interval(
     stretch, ends = _stretch(seeds) - 1.0, []
     for at in range(0, _DRAWS, size):
         count = min(size, _DRAWS - at)
-        # The multiplicity of each seed in a draw, and of each cell.
+        # How many times each seed, and each cell, occurs in a draw.
         chosen = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=count)
         examples = rng.multinomial(counts.sum(), weights / weights.sum(), size=count)
         drawn = (chosen * by_seed(examples)).sum(axis=1) / seeds
@@ -184,7 +183,7 @@ def _stretch(num_seeds: int) -> float:
     if num_seeds == 1:
         return 1.0
     freedom = num_seeds - 1
-    # Beyond the table: the first terms of the expansion in 1 / freedom (Fisher and Cornish 1960).
+    # Beyond the table, t is approximated by an expansion in 1 / freedom (Fisher and Cornish 1960).
     t = (
         _STUDENT[freedom - 1]
         if freedom <= len(_STUDENT)

@@ -1,4 +1,4 @@
-"""Outcomes of a prompt per example, for intervals and confusion matrices."""
+"""The outcome of a prompt on each example, for intervals and confusion matrices."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ OUTCOMES = "outcomes"
 """Kind of the log lines with outcomes."""
 
 Which = Literal["no_prompt", "before", "cheapest", "after"]
-"""The measured prompt: "no prompt", the untrained one, a shorter one, or the deployable one."""
+"""Which prompt: "no prompt", the untrained prompt, a shorter prompt, or the deployable prompt."""
 
 
 _Index = Annotated[int, Field(ge=-1, lt=64)]
 
 
 class Outcomes(Frozen):
-    """Results of one prompt per example of the dev split, in order, without texts.
+    """Results of one prompt for each example of the dev split, in order, without texts.
 
     Null stands for a failure of the model. Tasks without labels have losses only.
 
@@ -84,18 +84,18 @@ class Outcomes(Frozen):
 
 
 def curve_rows(spec: RunSpec, count: int) -> list[int]:
-    """Return the indices of those of `count` dev rows on which the curve is measured."""
+    """Return which of `count` dev rows the learning curve is measured on, as indices."""
     seed = stream_seed(spec.seed, "evaluation", 0)
     return sorted(draw_minibatch(count, spec.evaluation.examples, seed)) if count else []
 
 
 def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
-    """Return the dev examples on which the curve is measured."""
+    """Return the dev examples on which the learning curve is measured."""
     return [examples[row] for row in curve_rows(spec, len(examples))]
 
 
 def seeks_cheapest(spec: RunSpec) -> bool:
-    """Return whether a run also measures a shorter prompt that may be as good."""
+    """Return whether a run also measures a shorter prompt that may be as good as the best."""
     price = price_of(spec.backend)
     return spec.method.pools and price is not None and price.prompt > 0
 
@@ -104,8 +104,8 @@ def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:
     """Return the newest outcomes of each prompt in a log.
 
     Args:
-        log: Log lines in order; they include all lines of the kinds `OUTCOMES` and ``rollback``. A
-            rollback discards the outcomes of the deployable and the shorter prompt.
+        log: Log lines in order, with all lines of the kinds `OUTCOMES` and ``rollback``. After a
+            rollback, earlier outcomes of the deployable and the shorter prompt do not count.
     """
     newest: dict[Which, Outcomes] = {}
     for entry in log:

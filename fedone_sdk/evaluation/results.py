@@ -1,4 +1,4 @@
-"""Results of `fedone compare`: trials of methods and baselines, a table and a conclusion."""
+"""Results of `fedone compare`: trials (runs of a method with a seed), table and conclusion."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Entrant:
     Attributes:
         kind: A ``method`` is tuned; a ``baseline`` is only measured.
         spec: The run of RUN.yaml, with this method.
-        notes: Differences from RUN.yaml other than the method.
+        notes: How the settings differ from RUN.yaml, apart from the method.
     """
 
     name: str
@@ -65,12 +65,12 @@ class TrialRecord(Frozen):
 
     Attributes:
         status: How the run ended; ``measured`` for a baseline.
-        example_calls: Training queries times the examples of a query.
+        example_calls: Training queries times the number of examples per query.
         evaluation_queries: Queries on the dev split.
         spent: Usage of the trial; cached answers cost nothing.
         loss: The task's mean loss on the dev split, with the label bias.
-        predicted: As in `Outcomes`, like `targets` and `losses`.
-        curve: The untrained prompt, points during training, and the final prompt.
+        predicted: As in `Outcomes`; so are `targets` and `losses`.
+        curve: Points of the untrained prompt, of prompts during training, and of the final prompt.
     """
 
     entrant: str
@@ -98,10 +98,10 @@ class Standing:
     """One entrant's results.
 
     Attributes:
-        difference: The entrant's metric minus the first entrant's, paired; None for the first
-            entrant, without pairs, or for a metric that cannot be resampled.
-        reached: Training queries to the first entrant's final metric, by seed; None if the entrant
-            did not reach it.
+        difference: The entrant's metric minus that of the first entrant with the same seeds; None
+            for the first entrant, without common seeds, or for a metric of a user.
+        reached: By seed, how many training queries the entrant needed to reach the first entrant's
+            final metric; None if the entrant did not reach it.
     """
 
     entrant: Entrant
@@ -112,7 +112,7 @@ class Standing:
 
     @property
     def queries_to_target(self) -> float | None:
-        """The lower median of `reached`, infinite if most seeds did not; None without trials."""
+        """The lower median of `reached`; infinite if most values are None; None without trials."""
         queries = sorted(math.inf if count is None else count for count in self.reached.values())
         return queries[(len(queries) - 1) // 2] if queries else None
 
@@ -179,7 +179,7 @@ class Results:
     """The results of a comparison.
 
     Attributes:
-        standings: In the order of the table. The first is compared with each of the others.
+        standings: In the order of the table; each of the others is compared with the first.
     """
 
     name: str
@@ -197,13 +197,13 @@ class Results:
 
     @property
     def header(self) -> list[str]:
-        """The columns of the table."""
+        """The names of the table's columns; `docs/guides/compare.md` explains them."""
         first = self.standings[0].entrant.name
         return _HEADER.format(metric=self.task.metric, first=first).split("|")
 
     @property
     def judged(self) -> str:
-        """The metric of the conclusion: the loss if the task's metric has no interval."""
+        """The metric that decides: the task's metric, or the loss if that has no interval."""
         return self.task.metric if self.task.metric in RESAMPLED else "loss"
 
     @property
@@ -218,7 +218,7 @@ class Results:
                 sides[self._side(estimate)].append(one.entrant.name)
         pairs = max((estimate.pairs for _, estimate in compared if estimate), default=0)
         if not pairs:
-            return "Nothing is compared yet: no seed has two trials."
+            return "Nothing is compared yet: no two entrants have a trial with the same seed."
         parts = []
         if sides["better"]:
             # The others are better than the first.
@@ -235,7 +235,7 @@ class Results:
             if sides["open"]:
                 text += f" No difference from {_names(sides['open'])} was seen."
         if pairs == 1:
-            text += " One seed gives no interval over seeds."
+            text += " With one seed, intervals do not cover the variation between seeds."
         return text
 
     def document(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from fedone_sdk.vocabulary import CHARS_PER_TOKEN
 _TIE = 0.5
 _FOLDS = 5
 _MIN_ROWS = 10
-"""Minimal number of rows to fit a label bias on."""
+"""Least number of rows on which a label bias is fitted."""
 
 _POWER = 1.959964 + 0.841621
 """A difference of this many standard errors is found by a 5 % test with 80 % power."""
@@ -62,9 +62,9 @@ class Plain(NamedTuple):
 def no_prompt_biased(task: TaskSpec, bare: Outcomes, plain_bias: Bias | None) -> Plain | None:
     """Return "no prompt" with a label bias, computed from existing answers.
 
-    If the run scored "no prompt", the bias was fitted in training. Otherwise it is cross-fitted:
-    rows are split into 5 folds, stratified by label, and each fold uses the bias with the least
-    cross-entropy on the other folds.
+    If the run scored "no prompt", the bias was fitted in training. Otherwise the dev rows are split
+    into 5 folds, stratified by label, and each fold uses the bias with the least cross-entropy on
+    the other folds.
 
     Returns:
         The baseline; None for a task without labels or with a fixed bias, for a model without
@@ -90,7 +90,7 @@ def judge(
     empty: bool = False,
     measure: MetricFunction | None = None,
 ) -> Verdict:
-    """Compare the tuned prompt with chance, "no prompt" and the untrained prompt.
+    """Compare the tuned prompt with a constant answer, "no prompt" and the untrained prompt.
 
     `plain_bias` is the label bias of "no prompt" from training, and `empty` says whether the tuned
     prompt is "no prompt".
@@ -137,7 +137,7 @@ def judge(
 def preference(
     pairs: Sequence[Pair | None], tuned: Sequence[str | None], plain: Sequence[str | None]
 ) -> Preference | None:
-    """Return a judge's preference for the tuned prompt's texts; None without a compared row."""
+    """Return how often a judging model prefers the tuned texts; None if no row was compared."""
     compared = [
         (pair, len(tuned[row] or "") - len(plain[row] or ""))
         for row, pair in enumerate(pairs)
@@ -173,7 +173,7 @@ def with_lengths(
     price: Price | None,
     reports: Mapping[Compared, PromptReport] = MappingProxyType({}),
 ) -> Verdict:
-    """Return the verdict with the length and the cost of each prompt, and some of the prompts."""
+    """Return the verdict with each prompt's length and cost, and with the prompts in `reports`."""
     standings = []
     for standing in verdict.standings:
         if (prompt := prompts.get(standing.name)) is not None:
@@ -196,8 +196,8 @@ def examples_needed(rows: int, gain: Spread) -> int | None:
     """Return about how many rows show a difference of this size with 80 % power, to two digits.
 
     A test at 5 % needs ``rows * ((z_0.975 + z_0.8) error / value)^2`` rows, because the standard
-    error falls with the square root of their number. A difference within one standard error gives
-    None.
+    error falls with the square root of the number of rows. The result is None for a difference
+    within one standard error.
     """
     if abs(gain.value) <= gain.error:
         return None
@@ -214,13 +214,13 @@ def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> st
         return text
     text += (
         f"; its {tuned.tokens} tokens cost USD {tuned.usd:.2f} per million calls, "
-        f"those of no prompt {bare.usd or 0:.2f}"
+        f"no prompt costs USD {bare.usd or 0:.2f}"
     )
     if (short := verdict.standing("cheapest")) is None:
         return text
     return (
-        f"{text}, the {short.tokens} tokens of the cheapest prompt within its interval "
-        f"{short.usd or 0:.2f} "
+        f"{text}; a shorter prompt that may be as good has {short.tokens} tokens for "
+        f"USD {short.usd or 0:.2f} "
         f"({metric} {metric_text(short.value)})"
     )
 
@@ -340,7 +340,7 @@ def label_bias(
 
 
 def rebiased(task: TaskSpec, outcomes: Outcomes, bias: Bias | None) -> Outcomes:
-    """Return the outcomes of the same answers with another label bias; unchanged without scores."""
+    """Return the outcomes with another label bias; unchanged if there are no log-probabilities."""
     if not outcomes.log_probs:
         return outcomes
     return _with_biases(task, outcomes, [bias] * len(outcomes.log_probs))
@@ -355,7 +355,7 @@ def _standing(
 
 
 def _within(metric: str, value: float | None, ends: tuple[float, float] | None) -> bool:
-    """Return whether a value is inside an interval, or better."""
+    """Return whether a value is inside an interval, or better than its values."""
     if value is None or ends is None:
         return False
     return value <= ends[1] if metric == "loss" else value >= ends[0]
@@ -378,7 +378,7 @@ def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compa
 
 
 def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
-    """Return the outcomes of the best constant answer: for a loss, the label frequencies."""
+    """Return the outcomes of the best constant answer; for a loss it is the label frequencies."""
     targets = after.targets
     if not targets:
         return None

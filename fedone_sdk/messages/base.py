@@ -48,7 +48,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 def is_none(value: object) -> bool:
-    """Return whether a value is None; the ``exclude_if`` of fields that may be 0 or empty."""
+    """Return whether a value is None; for ``exclude_if`` of fields that may be 0 or empty."""
     return value is None
 
 

@@ -274,7 +274,7 @@ class PromptSpec(Spec):
         return max(len(vocabulary), slot + self.proposer.max_candidates)
 
     @property
-    def wanted(self) -> tuple[str, ...]:
+    def start_tokens(self) -> tuple[str, ...]:
         """Candidates that the vocabulary must contain, because `start` has them."""
         return tuple(token for shares in self.start or () for token in shares)
 
@@ -293,7 +293,7 @@ class PromptSpec(Spec):
             SpecError: A source does not fit the task.
         """
         if not self.slots:
-            return build_vocabulary(self.vocabulary, texts, base_dir, wanted=self.wanted)
+            return build_vocabulary(self.vocabulary, texts, base_dir, wanted=self.start_tokens)
         texts, starts = list(texts), iter(self.start or ())
         built = []
         for number, slot in enumerate(self.slots):

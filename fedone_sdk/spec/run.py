@@ -159,7 +159,7 @@ class RunSpec(Spec):
 
     def _check_defence(self) -> None:
         part = self.participation
-        if not self.defence.judges:
+        if not self.defence.checks_updates:
             return
         # A client's number of examples cannot be verified.
         if part.clients_per_round > 1 and part.aggregation == "examples":
@@ -191,7 +191,7 @@ class RunSpec(Spec):
     def check_caps(self, bounds: Collection[str]) -> None:
         """Raise `SpecError` if a cap's unit is not in `bounds`.
 
-        `bounds` are the units of which the model can bound the cost before a request.
+        `bounds` are the units in which the cost of a request has an upper bound before it is sent.
         """
         caps = {} if self.budget is None else self.budget.model_dump(exclude_none=True)
         for unit in (unit for unit in caps if unit not in bounds):

@@ -250,7 +250,7 @@ class DefenceSpec(Spec):
         return self
 
     @property
-    def judges(self) -> bool:
+    def checks_updates(self) -> bool:
         """Whether the server checks updates, in addition to the clipping of losses."""
         return self.kind == "standard"
 

@@ -162,7 +162,7 @@ class TestTuned:
         for _ in range(2):
             code, _, err = fedone("tune", "run.yaml")
             assert code == 2
-            assert "makes a Climb without ask" in err
+            assert "returns a Climb without ask" in err
         module.write_text(right)
         forget()
         code, _, err = fedone("tune", "run.yaml")
@@ -290,7 +290,7 @@ class TestServed:
                 seen.append("broken")
                 turn = await client.run_once()
                 assert (turn.outcome, run.state.status) == ("refused", "failed")
-                assert turn.reason == "run_conflict: the run has failed; the work is kept"
+                assert turn.reason == "run_conflict: the run has failed; its open work is kept"
                 seen.append("mended")
                 await aggregator.service.resume_run(run)
                 assert (await client.run_once()).outcome == "worked"
@@ -340,11 +340,11 @@ class TestServed:
         (OBJECT, "fedone_test_climb:raising", "raising raises RuntimeError: no licence"),
         (f'object: "{OBJECT}", ', "", "method.object: is required for method own"),
         ("{step: 2}", "{stride: 2}", "Climb raises TypeError"),
-        ("length: 3,", 'length: 3, start: [{" a": 0.5}, {"": 0.5}, {"": 0.5}],', "takes no start"),
+        ("length: 3,", 'length: 3, start: [{" a": 0.5}, {"": 0.5}, {"": 0.5}],', "argument start"),
         (
             'prompt: {length: 3, vocabulary: {kind: list, candidates: ["", " a", " b", " c"]}}',
             "prompt: {slots: [{name: a, candidates: [a, b]}, {name: b, candidates: [a, b, c]}]}",
-            "takes no space",
+            "argument space",
         ),
     ],
 )

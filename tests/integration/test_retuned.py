@@ -162,7 +162,7 @@ async def test_the_run_starts_with_the_old_prompt_and_without_its_bias() -> None
     prompt = PromptReport(text=" good bad", tokens=(" good", " bad", ""), bias=(0.0, 2.0))
     old = await artefact(prompt=prompt, calibration="labels")
     spec = retune_spec(old, BackendSpec(), RUN, name="n")
-    assert spec.prompt.wanted == (" good", " bad", "")
+    assert spec.prompt.start_tokens == (" good", " bad", "")
     assert (spec.method, spec.rounds, spec.data) == (RUN.method, RUN.rounds, RUN.data)
     longer = PromptSpec.model_validate({**SPEC["prompt"], "length": 5})
     spec = retune_spec(old, BackendSpec(), RUN.model_copy(update={"prompt": longer}), name="n")

@@ -51,7 +51,7 @@ def federation_of(spec: RunSpec) -> Federation:
         spec=spec,
         shards=(rows(12), rows(10)),
         dev=rows(8),
-        vocabulary=build_vocabulary(spec.prompt.vocabulary, (), wanted=spec.prompt.wanted),
+        vocabulary=build_vocabulary(spec.prompt.vocabulary, (), wanted=spec.prompt.start_tokens),
         reused_rows=False,
     )
 

@@ -246,7 +246,7 @@ def test_a_warm_start_from_a_text_or_weights() -> None:
         prompt = {"length": 2, "vocabulary": WORDS, "start": start, **more}
         found = validate_spec(RunSpec, {**SMALL, "prompt": prompt}, source="x").prompt
         assert found == RunSpec.model_validate({**SMALL, "prompt": found.model_dump()}).prompt
-        vocabulary = build_vocabulary(found.vocabulary, (), wanted=found.wanted)
+        vocabulary = build_vocabulary(found.vocabulary, (), wanted=found.start_tokens)
         assert vocabulary.candidates[:3] == ("", "a", "b")
         return found.warm_start(vocabulary)
 

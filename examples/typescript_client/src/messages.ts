@@ -95,7 +95,7 @@ export interface Tensor {
   data: string;
 }
 /**
- * One local step.
+ * One local step of the `alpha` exchange: draw prompts, score them, and change alpha.
  */
 export interface Step {
   /**
@@ -107,7 +107,7 @@ export interface Step {
    */
   minibatch_seed: number;
   /**
-   * Seed for the method's `ask` (alpha exchange only).
+   * Seed for the method's `ask`, which draws the prompts.
    */
   prompt_seed: number;
 }
@@ -124,7 +124,7 @@ export interface LossesAssignment {
   exchange: "losses";
   prompts: Tensor;
   /**
-   * With label calibration, float32, shape (I, C): the label bias of each prompt, which is added to the label words' log-probabilities, nats.
+   * With label calibration, the biases of the C labels for each prompt, float32, shape (I, C). They are added to the label words' log-probabilities, nats.
    */
   biases?: Tensor | null;
   minibatch_seed: number;
@@ -416,7 +416,7 @@ export interface CalibrationSpec {
   kind?: "auto" | "none" | "labels";
 }
 /**
- * How devices propose candidates.
+ * How devices propose new candidates, which a model writes from their rows.
  */
 export interface Reflection {
   /**
@@ -491,12 +491,12 @@ export interface Score {
    */
   references?: string[];
   /**
-   * Scores one prompt instead of `prompts`: the parent with the proposed text.
+   * If present, only one prompt is scored: the proposal's parent with the new text.
    */
   proposal?: Proposal | null;
 }
 /**
- * A candidate that a device proposes, for the slot of the run's proposer.
+ * A candidate that a device proposes, for the slot `Reflection.slot`.
  */
 export interface Proposal {
   /**
@@ -527,7 +527,7 @@ export interface Scores {
   model: string;
 }
 /**
- * `POST /v1/reflect`: the run's model writes a candidate from cases, once per assignment.
+ * `POST /v1/reflect`: the run's model writes a candidate, at most once per assignment.
  */
 export interface Reflect {
   assignment_id: string;
@@ -536,12 +536,12 @@ export interface Reflect {
    */
   parent: number;
   /**
-   * Examples with the prompt's answers; the feedback contains the examples' labels.
+   * Examples with the answers to this prompt; the feedback contains their labels.
    */
   cases: Judged[];
 }
 /**
- * The text fields of an example; `feedback` has the expected and given answer and the loss.
+ * The text fields of an example; `feedback` says what was expected and what was answered.
  */
 export interface Judged {
   example: {

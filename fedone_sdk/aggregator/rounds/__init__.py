@@ -1,4 +1,4 @@
-"""The round machine: pure functions, without I/O, that make all decisions about a run."""
+"""All decisions about a run, made by pure functions without I/O (`machine.RoundMachine`)."""
 
 from fedone_sdk.aggregator.rounds.machine import MIN_SAMPLES, ONE_QUERY, RoundMachine
 

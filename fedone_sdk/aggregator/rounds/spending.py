@@ -1,4 +1,4 @@
-"""Leases, which reserve the cost of model calls in a run's account, and their settlement."""
+"""Handlers for leases: reserve the cost of model calls in a run's account, and charge it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 from fedone_sdk.messages import ProposerReport
 
 _REFLECTION = "reflection"
-"""Marks the reflection among a seat's `calls`, whose other items are digests of requests."""
+"""The item of `Seat.calls` for a reflection; all other items are digests of requests."""
 
 
 def release(
@@ -25,7 +25,7 @@ def release(
     *,
     said: str | None = None,
 ) -> tuple[Seat, Result[None]]:
-    """End the open assignment of a seat, if it has one, without an update; settle its lease."""
+    """End a seat's open assignment, if it has one, without an update, and settle its lease."""
     if seat.phase != "working" or seat.assignment_id is None:
         return seat, Result(state=state)
     closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason, said=said)
@@ -36,7 +36,7 @@ def release(
 
 
 def through_gateway(machine: RoundMachine, seat: Seat) -> bool:
-    """Whether a seat's client has declared that it queries the server's model."""
+    """Whether a seat's client queries the server's model, as it has declared."""
     return machine.gateway_model is not None and not seat.own_model
 
 
@@ -49,17 +49,17 @@ def lease_cost(
     answered: bool,
     proposed: bool = False,
 ) -> Usage:
-    """Return the cost of a seat's open lease; `answered` says that an update ends it.
+    """Return what a seat's lease costs when it ends; `answered` says that it ends by an update.
 
-    The server measures gateway calls; pending calls count with their upper bound. A client with its
-    own model reports its usage in updates and declines:
+    The server measures gateway calls, and pending calls cost their upper bound. A client with its
+    own model reports its usage (`reported`) in updates and declines:
 
     - An update costs the whole lease, or the reported usage if the run trusts reports. The query
       that tries a candidate is free if the client neither reports it nor sends a candidate.
-    - A decline costs the reported usage. The client gains nothing by a low report, because a
-      decline contains no losses.
+    - A decline costs the reported usage. A client gains nothing by a low report here, because it
+      sends no losses.
     - Without a report, the whole lease is charged, because the client may have queried its model.
-      With a gateway, only its calls are charged then: the caps limit the costs of the server.
+      If the run has a gateway, its caps are for the server's costs: only gateway calls are charged.
     """
     lease = state.account.leases[seat.assignment_id or ""]
     queries = 0 if reported is None else reported.queries
@@ -72,7 +72,7 @@ def lease_cost(
         return metered
     if reported is None or (answered and not trusted):
         return lease
-    # With a gateway, the caps limit the costs of its model: a report counts up to the lease.
+    # With a gateway, the caps are for the server's costs, so a report counts up to the lease.
     bounded = has_gateway or not trusted
     most = lease if bounded else reported.model_copy(update={"queries": lease.queries})
     return (reported - reported.beyond(most)).at_least(metered)
@@ -90,9 +90,9 @@ def reserve_call(
 ) -> Result[None]:
     """Reserve the upper bound on the cost of a gateway call.
 
-    Repetitions of a request have the same `call`, and the request's queries count once. `attempt`
-    is unique, and starts with the replica's id. `worst` is added to the attempt's earlier
-    reservations.
+    `call` identifies the request; the queries of a repeated request are not counted again.
+    `attempt` identifies this execution of the request, and starts with the replica's id. `worst` is
+    added to what the attempt has reserved already.
     """
     seat, lease = find_seat(state, assignment_id), state.account.leases[assignment_id]
     queries = new_queries(state, assignment_id, call, worst.queries)
@@ -103,7 +103,7 @@ def reserve_call(
         sent={**seat.sent, attempt: sent},
         used=seat.used + Usage(queries=queries),
     )
-    # Repeated requests may cost more than the lease, which is then extended within the caps.
+    # Repeated requests may cost more than the lease. Then the lease grows, within the caps.
     missing = (seat.used + seat.max_pending).beyond(lease)
     try:
         account = state.account.add(assignment_id, missing)
@@ -115,10 +115,10 @@ def reserve_call(
 def begin_reflection(
     machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
 ) -> Result[None]:
-    """Record the reflection of an assignment; a second one is refused, also on other replicas."""
+    """Record that the server writes a candidate for an assignment; refuse a second request."""
     seat = find_seat(state, assignment_id)
     if _REFLECTION in seat.calls:
-        raise ProblemError("run_conflict", "the assignment's reflection was requested before")
+        raise ProblemError("run_conflict", "a reflection was already requested for this assignment")
     return Result(state=state.with_seat(replace(seat, calls=seat.calls | {_REFLECTION})))
 
 
@@ -132,14 +132,14 @@ def new_queries(
     """
     seat = find_seat(state, assignment_id)
     if not state.running:
-        # The reason is left out: it may contain a provider's text that quotes another device.
+        # The run's reason is left out, because a provider's text in it may quote another device.
         status = "paused" if state.paused else state.status
         raise ProblemError("run_conflict", f"the run is {status}")
     queries = 0 if call in seat.calls else queries
     left = state.account.leases[assignment_id].queries - seat.used.queries - pending
     if queries > left:
         raise ProblemError(
-            "lease_exhausted", f"{queries} queries requested, {left} left under the lease"
+            "lease_exhausted", f"{queries} queries were sent, the lease has {left} left"
         )
     return queries
 
@@ -153,7 +153,7 @@ def settle_call(
     attempt: str,
     used: Usage,
 ) -> Result[None]:
-    """Charge the cost of a gateway call; its queries were counted when it was reserved."""
+    """Charge the cost of a gateway call, except its queries, which `reserve_call` has counted."""
     seat = state.seat_with(assignment_id)
     if seat is None or attempt not in seat.sent:
         # The seat or the replica was lost, and the call was charged in full.
@@ -173,7 +173,7 @@ def return_queries(
     call: str,
     queries: int,
 ) -> Result[None]:
-    """Return the queries of a failed gateway call to the lease; a repetition counts as new."""
+    """Return the queries of a failed gateway call to the lease; repeated, they count as new."""
     seat = state.seat_with(assignment_id)
     if seat is None or call not in seat.calls:
         return Result(state=state)
@@ -192,7 +192,7 @@ def has_lost_calls(state: RunState, alive: Set[str]) -> bool:
 
 
 def charge_lost(state: RunState, alive: Set[str]) -> RunState:
-    """Charge pending calls of exited replicas in full, because they may have been sent."""
+    """Charge the upper bound of exited replicas' pending calls, which may have been sent."""
     account, evaluation = state.account, state.evaluation
     for lease_id, worst in state.evaluation.leases.items():
         if _is_lost(lease_id, alive):
@@ -207,14 +207,14 @@ def charge_lost(state: RunState, alive: Set[str]) -> RunState:
     return replace(state, account=account, evaluation=evaluation, seats=tuple(seats))
 
 
-Payee = Literal["proposer", "judge"]
+ModelRole = Literal["proposer", "judge"]
 """A model other than the tuned one. Reports list its cost separately, and count no queries."""
 
 
 def reserve_evaluation(
     machine: RoundMachine, state: RunState, now: float, *, lease_id: str, worst: Usage
 ) -> Result[None]:
-    """Reserve the upper bound on the cost of an evaluation."""
+    """Reserve the upper bound on the cost of an evaluation, or of a call of another model."""
     try:
         state = replace(
             state,
@@ -233,12 +233,12 @@ def settle_evaluation(
     *,
     lease_id: str,
     used: Usage,
-    payee: Payee | None = None,
+    role: ModelRole | None = None,
 ) -> Result[None]:
-    """Charge the cost of an evaluation, or of a call of the proposer or the judge."""
-    if payee == "proposer":
+    """Charge the cost of an evaluation, or of a call of the model in `role`."""
+    if role == "proposer":
         state = replace(state, proposer=(state.proposer or ProposerReport()).and_then(spent=used))
-    elif payee == "judge":
+    elif role == "judge":
         state = replace(state, judge=(state.judge or NOTHING) + used)
     try:
         state = replace(

@@ -177,7 +177,7 @@ class SqlStore(Store):
 
     @abstractmethod
     def _alone(self, *, empty: bool) -> AbstractAsyncContextManager[Connection]:
-        """Return a connection in a transaction while no server uses the database.
+        """Return a connection in a transaction; raise an error if a server uses the database.
 
         With `empty`, creates a missing file and its tables.
         """

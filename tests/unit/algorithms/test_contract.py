@@ -208,7 +208,7 @@ def test_misfits(method: Algorithm) -> None:
     )
     with pytest.raises(ValueError, match="shape"):
         method.tell(state, other, losses)
-    with pytest.raises(ValueError, match="project it first"):
+    with pytest.raises(ValueError, match="call project first"):
         method.ask(state.evolve(alpha=0.0 * state.alpha), stream(0))
     with pytest.raises(ValueError, match="numbers"):
         method.project("alpha")

@@ -40,9 +40,9 @@ def test_one_slot_draws_as_a_plain_vocabulary_does() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sizes": (), "blanks": (), "slots": ()}, "same positions"),
-        ({"sizes": (2, 3), "blanks": (None,), "slots": (0, 1)}, "same positions"),
-        ({"sizes": (1, 1), "blanks": (None, None), "slots": (0, 1)}, "2 in one"),
+        ({"sizes": (), "blanks": (), "slots": ()}, "for each position"),
+        ({"sizes": (2, 3), "blanks": (None,), "slots": (0, 1)}, "for each position"),
+        ({"sizes": (1, 1), "blanks": (None, None), "slots": (0, 1)}, "2 at one of them"),
         ({"sizes": (2,), "blanks": (2,), "slots": (0,)}, "blank must lie"),
         ({"sizes": (2, 2), "blanks": (None, None), "slots": (1, 2)}, "numbered from 0"),
         ({"sizes": (2, 3), "blanks": (None, None), "slots": (0, 0)}, "same candidates"),
@@ -84,7 +84,7 @@ def test_an_alpha_off_the_mask_is_refused(name: str) -> None:
     method = method_of(name)
     alpha = method.init().alpha.copy()
     alpha[0, 4] = 0.1
-    with pytest.raises(ValueError, match="0 where a position has no such candidate"):
+    with pytest.raises(ValueError, match="0 for candidates that a position does not have"):
         method.check(method.init().evolve(alpha=alpha))
 
 

@@ -258,7 +258,7 @@ class TestGatewaySpending:
         refused = refusal(game.apply(reserve_call, **game.call(work, GATEWAY_QUERY * 2)))
         assert (refused.code, refused.detail) == (
             "lease_exhausted",
-            "2 queries requested, 1 left under the lease",
+            "2 queries were sent, the lease has 1 left",
         )
 
     def test_a_retry_bills_requests_while_the_cap_allows(self) -> None:
