@@ -252,7 +252,7 @@ class BugCounter:
 
     async def add(self, run: ServedRun, bug: Exception) -> bool:
         """Record a call that raised; return whether the run is paused."""
-        # Formatted here: some log renderers print local variables, which contain texts.
+        # Formatted here: some log renderers print local variables, which contain devices' texts.
         lines = "".join(traceback.format_exception(bug))
         _log.error(f"{self._what} has a bug", run_id=run.run_id, traceback=lines)
         self._in_a_row[run.run_id] += 1
