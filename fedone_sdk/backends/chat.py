@@ -44,7 +44,7 @@ class ChatFrame(NamedTuple):
     """The parts of a chat template around the contents of messages."""
 
     pieces: tuple[Rendered, ...]  # The text before each content, and after the last content.
-    strips: tuple[tuple[bool, bool], ...]  # Per content: whether space (before, after) is stripped.
+    strips: tuple[tuple[bool, bool], ...]  # Per content: is white space at its (start, end) cut.
 
 
 def is_chat(parts: Rendered) -> bool:
@@ -90,7 +90,7 @@ def messages_of(parts: Rendered) -> list[Message]:
 
 
 def placeholder_chats(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return two chats of placeholders for `chat_frame`; the second has spaces around them."""
+    """Return two chats of placeholders; in the second, spaces surround each placeholder."""
     pairs = [*zip(roles, _placeholders(roles), strict=True)]
     bare = [{"role": role, "content": name} for role, name in pairs]
     return bare, [{"role": role, "content": f" {name} "} for role, name in pairs]
@@ -101,7 +101,7 @@ def chat_frame(
 ) -> ChatFrame:
     """Return the frame that a chat template makes for messages of these roles.
 
-    `bare` and `spaced` are the template's texts for `placeholder_chats`; `split` splits a text into
+    `bare` and `spaced` are the template's texts for `placeholder_chats`. `split` splits a text into
     special tokens and other text.
     """
     names = _placeholders(roles)

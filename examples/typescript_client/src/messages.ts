@@ -282,7 +282,7 @@ export interface Description {
    */
   text?: string;
   /**
-   * What the label tells about the text, a noun without an article: `sentiment`.
+   * What the label says about the text, a noun without an article: `sentiment`.
    */
   aspect?: string;
   /**

@@ -36,7 +36,7 @@ _RETRY_S = 1.0
 
 
 class _ShownPrompt(NamedTuple):
-    prompt: Sequence[int] | None = None
+    prompt: Sequence[int] | None = None  # indices of candidates; None is "no prompt"
     bias: Bias | None = None
 
 

@@ -39,7 +39,7 @@ ONE_QUERY = Usage(queries=1)
 """Upper bound on the cost of a query if only the number of queries is known."""
 
 _STRIDE = 1 << 32
-"""`seed_of` adds this to the index of a draw once per rollback; a round has fewer draws."""
+"""Number that `seed_of` adds to a draw's index for each rollback; it is above all indices."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -372,7 +372,7 @@ class RoundMachine:
         return drawn
 
     def _without_own(self, state: RunState, client: int, drawn: Candidates) -> Candidates:
-        """Replace candidates that the client wrote by the candidates that they were made from."""
+        """Replace candidates that the client wrote, which it must not score, by their parents."""
         written_by_client = [origin for origin in state.lineage if origin.client == client]
         if not written_by_client:
             return drawn
