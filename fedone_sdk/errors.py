@@ -310,7 +310,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "assignment_expired": (409, "The assignment has ended; its place in the round was given up"),
     "renewal_refused": (409, "The assignment was renewed as often as the run allows"),
     "update_conflict": (409, "Another update was already accepted for this assignment"),
-    "model_mismatch": (409, "The update was scored by another model than the run uses"),
+    "model_mismatch": (409, "The update was scored with a model that the run does not use"),
     "lease_exhausted": (409, "The budget reserved for the assignment does not suffice"),
     "token_conflict": (409, "An enrolment token of this name exists"),
     "run_conflict": (409, "The run is not in a state that allows this"),

@@ -128,7 +128,7 @@ def _known_metric(name: str) -> str:
 
 _WHOLE_NUMBER = re.compile(r"-?\d+\.0")
 _MAX_CHARS = re.compile(r"(?:\.([1-9]\d{0,6}))?")
-"""The format of a template's field: the maximum number of its characters."""
+"""Matches the format of a template's field, which is its maximum number of characters."""
 
 LabelValue = Annotated[
     str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
@@ -254,7 +254,7 @@ class TaskSpec(Frozen):
         max_tokens: Maximum length of a generated text for ``score``, tokens.
         score: The score function for loss ``score``: a name in `scores.SCORES`, an entry point of
             the group ``fedone.scores``, ``package.module:function``, or a name with options, such
-            as ``{number: {tolerance: 0.01}}``. A message cannot make the SDK import a function.
+            as ``{number: {tolerance: 0.01}}``. A function named in a message is never imported.
         bias: Added to the label words' log-probabilities before losses and predictions, one number
             per label, nats. A label that the model did not write stays impossible.
     """
@@ -338,7 +338,7 @@ class TaskSpec(Frozen):
 
     @property
     def crc32(self) -> int:
-        """CRC-32 of the keys that affect a loss. A client compares it to check what it has read.
+        """CRC-32 of the keys that affect a loss, by which clients and servers compare a task.
 
         The bytes are, in this order: texts in UTF-8, each followed by a zero byte (loss, label
         column, template, slots, each label's value and word), and the biases as little-endian
@@ -366,8 +366,8 @@ class TaskSpec(Frozen):
     def stop(self) -> tuple[str, ...]:
         """Stop sequences, at which a generated text ends because the model begins a new example.
 
-        The only sequence is a new line with the text before the template's first column. A chat has
-        none, because chat models end their answers.
+        The only sequence is a line break and the text before the template's first column. A chat
+        has none, because chat models end their answers.
         """
         if self.loss != "score" or self.template is None:
             return ()

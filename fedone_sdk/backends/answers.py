@@ -133,7 +133,7 @@ class AnswerCache:
             for call in calls.values():
                 if not call.done():
                     call.set_exception(exc)
-                    call.exception()  # Marks the exception as retrieved: there may be no waiters.
+                    call.exception()  # asyncio would log an exception that nobody retrieves.
             raise
         finally:
             for key, call in calls.items():

@@ -171,7 +171,7 @@ class LLMBackend(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Identifier of the exact model; scores of different fingerprints are not comparable."""
+        """Identifier of the exact model; scores from different fingerprints are not comparable."""
 
     @property
     def at_once(self) -> int:
@@ -235,10 +235,10 @@ class LLMBackend(ABC):
         return []
 
     async def shortened(self, query: Query) -> Sequence[object]:
-        """Return per input a JSON value for its cache key, such as the text that is left of it.
+        """Return for each input a JSON value that identifies it in a cache after it is shortened.
 
-        Inputs that are equal after they are shortened have equal values. The value is None if an
-        input is not shortened, or if the fingerprint determines how inputs are shortened.
+        The value may be the shortened text or its token ids. It is None if the input is not
+        shortened, or if the fingerprint determines how inputs are shortened.
         """
         return (None,) * len(query.inputs)
 
@@ -367,7 +367,7 @@ M = TypeVar("M")
 
 
 class LocalBackend(PreparingBackend[P], Generic[P, E, M]):
-    """Base of the adapters to a model in this process, at no cost in money.
+    """Base of the adapters to a model in this process, which costs no money.
 
     The first call that needs the model loads it. The abstract methods may block, because they run
     in the backend's own threads.

@@ -1,4 +1,4 @@
-"""Cost of requests: an upper bound is reserved before a request, the actual cost charged after."""
+"""Cost of requests: an upper bound is reserved before, and the actual cost is charged after."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class ChatFrame(NamedTuple):
     """The parts of a chat template around the contents of messages."""
 
     pieces: tuple[Rendered, ...]  # The text before each content, and after the last content.
-    strips: tuple[tuple[bool, bool], ...]  # Per content: is white space at its (start, end) cut.
+    strips: tuple[tuple[bool, bool], ...]  # Per content: whether its (start, end) is stripped.
 
 
 def is_chat(parts: Rendered) -> bool:
@@ -53,7 +53,7 @@ def is_chat(parts: Rendered) -> bool:
 
 
 def refuse_chat(parts: Rendered) -> None:
-    """Raise an error if an input is a chat, for masked models."""
+    """Raise an error if an input is a chat; called for masked models."""
     if is_chat(parts):
         raise BackendError(
             "the task is a chat, which this model does not support: a masked model answers at "
@@ -62,7 +62,7 @@ def refuse_chat(parts: Rendered) -> None:
 
 
 def refuse_mask(parts: Rendered) -> None:
-    """Raise an error if an input has a mask, for models that answer at the end."""
+    """Raise an error if an input has a mask; called for models that answer at the end."""
     if any(part.kind == "mask" for part in parts):
         raise BackendError(
             "the template has {mask}, but this model answers at the end: remove {mask} and the "

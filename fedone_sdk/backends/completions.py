@@ -267,7 +267,7 @@ async def sampled(
     at_once: Callable[[], int],
     ask: Callable[[Query], Awaitable[Answer]],
 ) -> Answer:
-    """Estimate the label log-probabilities of a query from sampled answers; leave usage to `ask`.
+    """Estimate the label log-probabilities of a query from sampled answers; usage stays empty.
 
     Args:
         query: The query.

@@ -19,7 +19,7 @@ __all__ = ["CausalEncoder", "Cloze", "ClozeEncoder", "Encoding", "read_max_lengt
 
 
 class Cloze(NamedTuple):
-    """Token ids of a masked model's input, and the mask's place."""
+    """Token ids of a masked model's input, and the index of the mask among them."""
 
     ids: list[int]
     mask_index: int
@@ -44,14 +44,14 @@ class Encoding(NamedTuple):
 class _Encoder:
     # Put before a continuation, because some tokenisers treat the start of a text differently.
     _anchor = ""
-    # Whether label words may have several tokens; if not, the error contains the advice.
+    # Whether label words may have several tokens; if not, the error for such a word has the advice.
     _multi_token, _advice = False, ""
 
     def __init__(self, tokenizer_file: Path, max_length: int) -> None:
         self._tokenizer = load_tokenizer(tokenizer_file)
         self._max_length = max_length
         self._read_special_tokens(tokenizer_file)
-        # "<mask>" in a user's text is plain text.
+        # Tokenises "<mask>" in a user's text as plain text.
         self._tokenizer.encode_special_tokens = True
         # `fit_fields` needs offsets that include spaces. The usual post-processor, which inserts
         # special tokens, is replaced: this class inserts them by their ids.
@@ -264,7 +264,7 @@ class CausalEncoder(_Encoder):
         return [self.encode(parts, reserve=query.max_tokens) for parts in query.inputs]
 
     def encode(self, parts: Rendered, *, reserve: int = 0) -> list[int]:
-        """Tokenise an input, and shorten its fields until it and `reserve` tokens fit."""
+        """Tokenise an input, and shorten its fields until the input plus `reserve` tokens fit."""
         chat.refuse_mask(parts)
         # The frame of a chat includes the start token, if the model has one.
         start = [] if chat.is_chat(parts) else self._start

@@ -67,7 +67,7 @@ async def valid_words(
     *,
     apart_from: Sequence[str] = (),
 ) -> list[str]:
-    """Return the supported words, each in its first supported spelling, without `apart_from`."""
+    """Return the supported words, each in its first valid spelling, and none of `apart_from`."""
     taken = {word.strip().casefold() for word in apart_from}
     valid = []
     for word in dict.fromkeys(words):
@@ -122,9 +122,9 @@ class _Count:
 
     answers: int = 0
     unseen: int = 0  # Answers without any of the label words.
-    beginnings: Counter[str] = field(default_factory=Counter)  # First words of unseen answers.
+    beginnings: Counter[str] = field(default_factory=Counter)  # Their first words.
     seen: Counter[str] = field(default_factory=Counter)  # Number of answers with each label word.
-    # Number of answers with a token that is only the beginning of a label word.
+    # For each label word, the number of answers with a token that is only its beginning.
     prefixed: Counter[str] = field(default_factory=Counter)
     devices: Counter[tuple[str, ...]] = field(default_factory=Counter)
 

@@ -34,7 +34,7 @@ _MAX_LOGIT = 1e6
 """A logit far above all others."""
 
 _STRING, _ARRAY = 8, 9
-# Formats of `struct` by type number; strings and arrays have no fixed size.
+# Formats of `struct` by GGUF's number of a type; strings and arrays have no fixed size.
 _NUMBERS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", "", "", "<Q", "<q", "<d")
 _MAX_TEXT = 1 << 24
 
@@ -264,7 +264,7 @@ class GgufEncoder(CausalEncoder):
         self._read_special_tokens(Path(engine.name))
 
     def special_names(self, text: str) -> list[str]:
-        """Return a text's special tokens: those whose names are other tokens as plain text."""
+        """Return a text's special tokens: their names, as plain text, are tokenised differently."""
         return [
             name
             for token, name in dict(self._engine.tokenise(text, special=True)).items()

@@ -22,7 +22,7 @@ from fedone_sdk.errors import BackendError, BackendRefused
 from fedone_sdk.spec import LimitsSpec, RetrySpec
 
 _SMALL = 32 * 1024
-"""Up to this many characters, cache keys are computed on the event loop, not in a thread."""
+"""Cache keys of queries up to this many characters are computed on the event loop."""
 
 Watch = Callable[[LLMBackend, Query], AbstractContextManager[object]]
 """Returns a context manager that wraps one request."""
@@ -38,7 +38,7 @@ class ModelClient(Wrapper):
     4. retries: repeats a request after temporary failures, until a circuit breaker opens
        (`Retries`);
     5. rate limits: delays each attempt (`RateLimiter`);
-    6. budget: reserves each attempt before it is sent, and settles it after the answer;
+    6. budget: reserves the cost of each attempt before it, and settles it after the answer;
     7. watch: records metrics and traces of the request, which the adapter then sends.
 
     The requests of a query are sent concurrently. After a failure no further request starts,
@@ -49,8 +49,8 @@ class ModelClient(Wrapper):
     not sent. After the answer the actual cost is charged, and the remainder is released. A request
     of unknown cost (a timeout, a cancelled caller) is charged in full. If a provider bills more
     than the quote, the actual cost is charged, and later bounds are higher (`Billing`). Such a
-    surplus can exceed a cap. With `retry`, only one request at a time can: the first request of
-    each kind is sent alone, and so is the next request after each surplus.
+    surplus can exceed a cap. With `retry` this happens to one request at a time, because the first
+    request of each kind is sent alone, and so is the next request after each surplus.
 
     Args:
         inner: The adapter: the backend that sends the requests.
@@ -108,7 +108,7 @@ class ModelClient(Wrapper):
 
         Returns:
             The answer. `usage` is the sum over all requests, money included. `limits` come from the
-            last request. `model` is the first input's model, or the first one that differs from it.
+            last request. `model` is the inputs' model; if they differ, the first differing one.
 
         Raises:
             BackendBlocked: The breaker is open, a setting, key or quota must change, or the cache's
@@ -274,7 +274,7 @@ def _merged(rows: Sequence[Answer], sent: Sequence[Answer]) -> Answer:
         cached=sum(row.cached for row in rows),
         texts=tuple(chain.from_iterable(row.texts for row in rows)),
         censored=sum(row.censored for row in rows),
-        # If the inputs' models differ, a differing one is reported, so that a run detects it.
+        # A model that differs from the first one is reported, so that a run detects it.
         model=next((row.model for row in rows if row.model != first), first),
         limits=sent[-1].limits if sent else None,
     )

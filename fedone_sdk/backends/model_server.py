@@ -53,7 +53,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 """Maximum length of an answer. One answer has the log-probabilities of many tokens and inputs."""
 _MAX_TOKENS = 2**32
 """Maximum number of tokens that one answer can report, so that sums of reports stay exact."""
-# To match in linear time, an unclosed script ends with the text, and a tag contains no other "<".
+# For linear time, an unclosed script extends to the end of the text, and a tag has no inner "<".
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?(?:</\1>|\Z)|<[a-z/!][^<>]*>")
 _MESSAGE_FIELDS = (
     *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
@@ -294,7 +294,7 @@ def rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
 
 
 def retry_after_s(headers: Mapping[str, str], said: str = "") -> float | None:
-    """Return the pause that an error's headers or message request, in seconds."""
+    """Return the pause, in seconds, that the headers or the message of an error ask for."""
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -354,7 +354,7 @@ def read_key(env: str) -> str:
 def without_secrets(text: str, key_env: str | None = None) -> str:
     """Remove keys from a server's message, because servers may repeat the key of the request.
 
-    Removed are the value of `key_env`, the values of variables that are named like a secret, and
+    The keys are the value of `key_env`, the values of variables that are named like a secret, and
     text that looks like a key.
     """
     secrets = {

@@ -34,7 +34,7 @@ _MAX_STARTS = 8
 """Number of queries that start in one event loop iteration; a start takes up to 0.5 ms."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
-    # The first supported kind is used: the likeliest label is also the one that a model writes.
+    # The first supported kind is used. A model that writes a label word writes the likeliest one.
     "zero_one": ("labels", "choice"),
     "nll": ("reference",),
     "score": ("text",),
@@ -126,7 +126,7 @@ def _cut_at_stop(query: Query, text: str) -> str:
 
 
 def check_answer(query: Query, answer: Answer) -> None:
-    """Check that an answer has the values that its query needs. A backend may be user code."""
+    """Check an answer of a backend, which may be user code, for the values that its query needs."""
     rows = rows_of(query, answer)
     if len(rows) != len(query.inputs):
         raise ValueError(f"{len(rows)} answers were given to {len(query.inputs)} inputs")

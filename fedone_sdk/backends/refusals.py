@@ -22,7 +22,7 @@ _IN_A_ROW = 3
 """Refusals in a row after which the neutral input (see `Refusals`) is sent; doubled each time."""
 
 _MAX_IN_A_ROW = {False: 16, True: 128}
-"""Refusals in a row after which a form is refused; True if an input of the form was answered."""
+"""Refusals in a row that block a form. The key is whether an input of the form was answered."""
 
 _MAX_FORMS = 256  # Callers of a gateway may use different tasks.
 _NEUTRAL = "text"
@@ -120,7 +120,7 @@ class Refusals:
             spent += (await self._ask(neutral)).usage
         except BackendRefused as exc:
             spent += exc.usage or NOTHING
-            self._block(form, "the model refuses every input, also a neutral one", exc, spent)
+            self._block(form, "the model refuses every input, even a neutral one", exc, spent)
         finally:
             form.is_probing = False
         form.probe_at = max(_IN_A_ROW, 2 * form.refused)

@@ -214,6 +214,6 @@ class RequestForm:
         url = self._server.url
         _log.warning("requests are adapted to the model's server", url=url, change=change)
         return FormChanged(
-            f"the server does not accept this request format ({change}); the next one differs",
+            f"the server does not accept this request format ({change}); the next attempt differs",
             usage=ONE_REQUEST,
         )

@@ -40,7 +40,7 @@ MAX_SEQUENCES = 256
 Encoder = ClozeEncoder | CausalEncoder
 
 Pick = tuple[int, int, int]
-"""A sequence's index, a position in it, and the next token to score there."""
+"""One log-probability to compute: a sequence's index, a position in it, and the next token."""
 
 
 class Plan(NamedTuple):

@@ -23,7 +23,7 @@ _PROBE = "The film's  cast: 3 naïve\n actors, 1 24 日本 Ω."
 """A text to compare tokenisers; it has several scripts, numbers, line breaks and spaces."""
 
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Exceptions while an answer is read whose format is not that of vLLM."""
+"""Exceptions from reading an answer whose format is not vLLM's."""
 
 _T = TypeVar("_T")
 _Rows = tuple[tuple[float, ...], ...]
@@ -106,7 +106,7 @@ class VllmBackend(ServerBackend[_Request]):
         return f"vllm:{served.root}:{served.max_length}"
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Read the model's description from the server, and compare the tokenisers.
+        """Read the model's description from the server, and check that both use one tokeniser.
 
         Raises:
             BackendBlocked: The server lacks the model or the plugin, has another tokeniser, or has
