@@ -49,7 +49,7 @@ class SystemClock:
 def wait_until_s(then: str, now: str | None) -> float | None:
     """Return the seconds between two HTTP dates, such as ``Retry-After`` and ``Date``.
 
-    The sender's clock has set both dates. Returns None if a date is missing or invalid.
+    Both dates come from the sender's clock. Returns None if a date is missing or invalid.
     """
     try:
         until, at = [email.utils.parsedate_to_datetime(text or "") for text in (then, now)]

@@ -121,7 +121,7 @@ def _words(text: str) -> list[str]:
 
 
 def exact_match(column: str) -> ScoreFunction:
-    """Score 1 if the answer is an expected text, apart from case and white space."""
+    """Score 1 if the answer equals an expected text, apart from case and white space."""
 
     def score(generated: str, example: Example) -> float:
         return float(_plain(generated) in map(_plain, _references(example, column)))

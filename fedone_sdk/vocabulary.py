@@ -94,7 +94,7 @@ def _check_unique(candidates: tuple[str, ...]) -> tuple[str, ...]:
     first: dict[str, int] = {}
     for index, text in enumerate(candidates):
         if first.setdefault(text, index) != index:
-            raise ValueError(f"{text!r} is repeated, as number {first[text]} and {index}")
+            raise ValueError(f"{text!r} is repeated: candidates {first[text]} and {index}")
     return candidates
 
 
@@ -142,7 +142,7 @@ class Vocabulary(Frozen):
     @classmethod
     def _check_choice(cls, candidates: tuple[str, ...]) -> tuple[str, ...]:
         if len(candidates) == 1:
-            raise ValueError("there is nothing to choose: needs at least 2")
+            raise ValueError("there is nothing to choose: needs at least 2 candidates")
         return candidates
 
     @model_validator(mode="after")
@@ -153,7 +153,7 @@ class Vocabulary(Frozen):
         if len(set(names)) < len(names):
             raise ValueError("slots: two have the same name")
         if self.slots and all(len(slot.candidates) == 1 for slot in self.slots):
-            raise ValueError("slots: nothing to choose: a slot must have 2 or more candidates")
+            raise ValueError("slots: nothing to choose, because each has only one candidate")
         return self
 
     def __len__(self) -> int:

@@ -271,9 +271,9 @@ class Wrapper(LLMBackend):
     def __init__(self, inner: LLMBackend, **changes: Any) -> None:
         self.inner = inner
         self._changes = changes
-        self._describe()
+        self._copy_attributes()
 
-    def _describe(self) -> None:
+    def _copy_attributes(self) -> None:
         names = "bounds", "answers", "takes_schema", "max_inputs", "apart", "metered", "local"
         for name in names:
             setattr(self, name, getattr(self.inner, name))
@@ -298,7 +298,7 @@ class Wrapper(LLMBackend):
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         await self.inner.check(label_words, form)
-        self._describe()
+        self._copy_attributes()
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         return self.inner.worst_case(batch_size, max_tokens)

@@ -90,8 +90,8 @@ class ModelClient(Wrapper):
         self._refusals = Refusals(self._retried)
         super().__init__(inner)
 
-    def _describe(self) -> None:
-        super()._describe()
+    def _copy_attributes(self) -> None:
+        super()._copy_attributes()
         self.max_inputs = None
         self.metered = True
         if self.inner.samples:

@@ -93,7 +93,7 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         request_id: str | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return ``log_probs`` (nats of the labels, per input) and ``prompt_tokens``."""
+        """Return ``log_probs`` (of the labels, per input, in nats) and ``prompt_tokens``."""
         rows = [output.outputs.data.tolist() for output in model_output]
         if any(len(row) != 1 for row in rows):
             raise ValueError("the mask was cut off: send no truncate_prompt_tokens")

@@ -100,12 +100,12 @@ class RobertaForMaskedLM(nn.Module):
         super().__init__()
         model_config = vllm_config.model_config
         self.config = config = model_config.hf_config
-        # RoBERTa numbers positions from pad_token_id + 1, which vLLM ignores.
+        # RoBERTa numbers positions from pad_token_id + 1; vLLM does not consider this.
         positions = config.max_position_embeddings - config.pad_token_id - 1
         if model_config.max_model_len > positions:
             raise ValueError(
                 f"this model has {positions} positions, but the server is set to "
-                f"{model_config.max_model_len}: start it with --max-model-len {positions}"
+                f"{model_config.max_model_len}: start vLLM with --max-model-len {positions}"
             )
         if vllm_config.scheduler_config.enable_chunked_prefill:
             raise ValueError(
