@@ -114,7 +114,7 @@ class PostgresStore(SqlStore, drivers=("postgresql", "postgresql+asyncpg")):
         super().__init__(url, serving=serving)
         self._server, self.where = _server_of(url)
         self._slots = asyncio.Semaphore(_NUM_CONNECTIONS)
-        # Identifies this store's signals, which it ignores; the replica's id can change.
+        # Marks this store's signals, so that it ignores them. (The replica's id can change.)
         self._sender = secrets.token_hex(8)
         self._engine: AsyncEngine | None = None
         self._session = Session(self._sender)
@@ -418,7 +418,7 @@ def _refuse_closed(
 def _replace_connections(context: ExceptionContext) -> None:
     """Make the pool replace its connections after an error that new connections may not have.
 
-    For example, the server became a standby in a failover, or its settings were changed.
+    An example is a server that became a standby in a failover.
     """
     code = getattr(context.original_exception, "sqlstate", None) or ""
     context.is_disconnect = context.is_disconnect or code in _CONNECTION_CODES

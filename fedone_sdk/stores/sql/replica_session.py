@@ -142,7 +142,7 @@ class Session:
             self._notify_listener(None)
 
     async def _heartbeat(self) -> bool:
-        """Wait for the heartbeat interval; return whether the connection has the same process."""
+        """Wait for the interval; return whether the same PostgreSQL process still answers."""
         try:
             async with asyncio.timeout(_HEARTBEAT_S):
                 await self._lost.wait()

@@ -1,4 +1,4 @@
-"""The tables, the same in every database; the version of their schema; copying of a database.
+"""The tables in SQLite and PostgreSQL; the version of their schema; copying of a database.
 
 An empty database gets the tables and the newest version; `migrations` upgrade an older database.
 

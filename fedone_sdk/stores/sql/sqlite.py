@@ -188,10 +188,7 @@ class SqliteStore(SingleProcess, SqlStore, drivers=("sqlite", "sqlite+aiosqlite"
         await self._write(lambda connection: statements.commit(connection, run_id, version, commit))
 
     def _write_next(self) -> None:
-        """Run up to `_MAX_BATCH` queued writes in one transaction.
-
-        Not started as a task, which would take another turn of the event loop.
-        """
+        """Run up to `_MAX_BATCH` queued writes in one transaction, in the writer thread."""
         size = min(len(self._waiting), _MAX_BATCH)
         batch = [self._waiting.popleft() for _ in range(size)]
         works = [write.work for write in batch]
