@@ -43,7 +43,7 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
     backend = device.backend
     assert backend is not None
     model = backend.fingerprint
-    # If `before_send` held all texts back, the reported number of queries does not reveal it.
+    # If `before_send` held all texts back, the reported number of queries must not reveal this.
     if not batch.texts:
         lease.add(Usage(queries=len(missing)))
         await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
@@ -151,7 +151,7 @@ async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:
     reflection, num_proposals = work.run.reflection, work.runs.num_proposals
     if reflection is None or (work.device.reflect == "gateway" and not reflection.gateway):
         return None
-    if num_proposals[work.assignment.run_id] >= MAX_PROPOSALS:  # A limit of the device itself.
+    if num_proposals[work.assignment.run_id] >= MAX_PROPOSALS:  # The device's own limit per run.
         return None
     try:
         parent = min(range(len(losses)), key=losses.__getitem__)

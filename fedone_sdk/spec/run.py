@@ -91,8 +91,8 @@ class RunSpec(Spec):
             )
         if self.task.slots and self.task.slots != self.prompt.text_slots:
             raise ValueError(
-                f"task.slots: are {', '.join(self.task.slots)}; the text slots of prompt.slots are "
-                f"{', '.join(self.prompt.text_slots) or 'none'}"
+                f"task.slots: must be {', '.join(self.prompt.text_slots) or 'empty'}, the slots of "
+                "prompt.slots besides labels"
             )
         if self.prompt.proposer is not None and not self.method.pools:
             raise ValueError(f"prompt.proposer: needs {sections.SEARCHES}, not {self.method.name}")
@@ -122,7 +122,7 @@ class RunSpec(Spec):
         return self
 
     def check_shared_memory(self, method: str, memories: str) -> None:
-        """Raise ``ValueError`` if several clients a round would change a method's kept state."""
+        """Raise ``ValueError`` if several clients a round would need an average of their states."""
         part = self.participation
         if part.clients_per_round > 1 and self.method.local_steps > 1:
             raise ValueError(
@@ -198,8 +198,8 @@ class RunSpec(Spec):
                     "(prompt and completion, US dollars per million tokens), or cap tokens instead"
                 )
             raise SpecError(
-                f"budget.{unit}: the server cannot bound this before it is spent (it can "
-                f"bound {', '.join(sorted(bounds))})"
+                f"budget.{unit}: cannot be capped, because this cost of a request is not known "
+                f"before it is sent; allowed: {', '.join(sorted(bounds))}"
             )
 
     def is_same_run(self, other: RunSpec) -> bool:
@@ -259,7 +259,7 @@ def load_backend(path: str | Path) -> BackendSpec:
     """
     source, document = str(path), load_yaml(path)
     if not isinstance(document, dict):
-        raise SpecError("must be a mapping: kind, model ...; or backend: {...}", source=source)
+        raise SpecError("must be a mapping with kind, model ..., or with backend", source=source)
     if "backend" not in document and "task" not in document:
         try:
             return validate_spec(_File, {"backend": document}, source=source).backend

@@ -44,7 +44,7 @@ BatchSize = Annotated[int, Field(ge=1, le=1024, description="B, examples per min
 
 class _MethodSpec(Spec):
     pools: ClassVar[bool] = False
-    """Whether the method keeps a pool of whole prompts, which it scores repeatedly: `SEARCHES`."""
+    """Whether the method keeps a pool of whole prompts and scores them repeatedly (`SEARCHES`)."""
 
     exchange: ClassVar[Exchange] = "alpha"
 
@@ -194,12 +194,12 @@ class EvaluationSpec(Spec):
 
 
 class CalibrationSpec(Spec):
-    """Correction of label bias (docs/explanation/calibration.md); ``calibration: labels`` is short.
+    """Correction of label bias (docs/explanation/calibration.md). The section may be only the kind.
 
     Attributes:
-        kind: ``labels`` fits label biases for each prompt, from derivatives of the losses that
-            updates then contain. It needs a search method, a cross-entropy over label words, and no
-            more queries. ``auto`` is ``labels`` if the run supports it, and ``none`` if not.
+        kind: ``labels`` fits a bias for each prompt from derivatives of the losses in the updates,
+            without further queries. The method must be a search, and the loss a cross-entropy over
+            label words. ``auto`` is ``labels`` if the run supports it, and ``none`` if not.
     """
 
     kind: Literal["auto", "none", "labels"] = "auto"
@@ -211,7 +211,7 @@ class CalibrationSpec(Spec):
 
 
 class DefenceSpec(Spec):
-    """Defences against false losses (docs/explanation/defences.md); ``defence: none`` is short.
+    """Defences against false losses (docs/explanation/defences.md). The section may be only a kind.
 
     Attributes:
         kind: ``none``, or ``standard`` for devices that you do not control: the server scales down
@@ -262,9 +262,9 @@ class PrivacySpec(Spec):
     """Clipping and Gaussian noise on the device (docs/explanation/privacy.md).
 
     Attributes:
-        target: ``losses`` clips each example's loss and adds noise to each prompt's mean loss,
-            which protects one example. ``alpha`` clips the step of alpha and adds noise to each
-            entry, which protects all data of a device, and needs the ``alpha`` exchange.
+        target: ``losses`` clips each example's loss and adds noise to each prompt's mean loss. This
+            protects one example. ``alpha`` clips the step of alpha and adds noise to each entry.
+            This protects all data of a device; it needs the ``alpha`` exchange.
         clip: Maximum loss of one example, or maximum L2 norm of a step of alpha.
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
         delta: The delta of (epsilon, delta)-differential privacy.
@@ -286,8 +286,8 @@ class RequiredPrivacy(Spec):
         delta: The delta of (epsilon, delta)-differential privacy, independent of the run's delta.
         min_noise_multiplier: The device declines work with a smaller noise multiplier.
         unit: Unit of privacy. ``label``: the label of one example; the server may see texts.
-            ``example``: one whole example. ``device``: all data of the device, which only runs
-            with target ``alpha`` protect.
+            ``example``: one whole example. ``device``: all data of the device; only runs with
+            target ``alpha`` protect them.
     """
 
     max_epsilon: _Positive

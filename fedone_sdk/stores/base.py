@@ -29,7 +29,7 @@ SERVER = -1
 """The client index under which the server's memory is stored."""
 
 Signals = Callable[[str | None], None]
-"""Listener for signals, short messages of other replicas; None means that some may be lost."""
+"""Listener for signals, short messages of other replicas; gets None if some may have been lost."""
 
 
 class VersionConflict(FedOneError):
@@ -111,7 +111,7 @@ class ClientRecord:
         if self.revoked_at is not None:
             raise TokenRefused("this client was revoked")
         if self.runs != token.runs:
-            raise TokenRefused("this client enrolled for other runs: it needs a new nonce")
+            raise TokenRefused("this client enrolled for other runs; for these, use a new nonce")
         return replace(self, credential_sha256=client.credential_sha256, previous_sha256=None)
 
 
@@ -329,7 +329,7 @@ class Store(Protocol):
         """
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
-        """Delete a run's log with its memories, its closed work, or both; the run stays."""
+        """Delete a run's log and memories (`log`), its closed work (`closed`), or both."""
 
     async def delete_run(self, run_id: str, version: int, now: float) -> None:
         """Delete a run at `version` permanently, with all its data; errors as for `commit`.

@@ -154,7 +154,7 @@ export interface RunTask {
    */
   prompt_len: number;
   /**
-   * N, number of candidates of a position.
+   * N, largest number of candidates of a position.
    */
   vocab_size: number;
   /**
@@ -386,7 +386,7 @@ export interface OwnMethodSpec {
  */
 export interface PrivacySpec {
   /**
-   * `losses` clips each example's loss and adds noise to each prompt's mean loss, which protects one example. `alpha` clips the step of alpha and adds noise to each entry, which protects all data of a device, and needs the `alpha` exchange.
+   * `losses` clips each example's loss and adds noise to each prompt's mean loss. This protects one example. `alpha` clips the step of alpha and adds noise to each entry. This protects all data of a device; it needs the `alpha` exchange.
    */
   target?: "losses" | "alpha";
   /**
@@ -407,11 +407,11 @@ export interface PrivacySpec {
   max_epsilon?: number | null;
 }
 /**
- * Correction of label bias (docs/explanation/calibration.md); `calibration: labels` is short.
+ * Correction of label bias (docs/explanation/calibration.md). The section may be only the kind.
  */
 export interface CalibrationSpec {
   /**
-   * `labels` fits label biases for each prompt, from derivatives of the losses that updates then contain. It needs a search method, a cross-entropy over label words, and no more queries. `auto` is `labels` if the run supports it, and `none` if not.
+   * `labels` fits a bias for each prompt from derivatives of the losses in the updates, without further queries. The method must be a search, and the loss a cross-entropy over label words. `auto` is `labels` if the run supports it, and `none` if not.
    */
   kind?: "auto" | "none" | "labels";
 }

@@ -1,4 +1,4 @@
-"""The PostgreSQL connection that represents a replica, one server process.
+"""The PostgreSQL connection that represents a replica (one process of the aggregator).
 
 Its advisory locks show that the replica is alive, and whether it is the leader. The database
 releases them when the connection ends. It also receives the signals of other replicas.
