@@ -211,7 +211,7 @@ class TestRefusals:
             ({"examples": ({"txt": "a"},)}, "has the fields ['txt'], the task's are ['text']"),
             ({"examples": ({"text": "a"}, {"text": "b", "label": "1"})}, "examples.1: has the f"),
             ({"examples": ({},)}, "has the fields []"),
-            ({"prompts": prompts([[0, 3]])}, "an index is not one of its"),
+            ({"prompts": prompts([[0, 3]])}, "an index has no candidate"),
             ({"prompts": prompts([[0, 1, 2]])}, "must be integers [P, 2]"),
             ({"prompts": Tensor.pack([0, 1], (2,), "uint8")}, "must be integers [P, 2]"),
             ({"prompts": Tensor.pack([0, 1], (1, 2), "float32")}, "must be integers [P, 2]"),

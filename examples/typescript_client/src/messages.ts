@@ -230,7 +230,7 @@ export interface TaskSpec {
    */
   max_tokens?: number;
   /**
-   * The score function for loss `score`: a name in `scores.SCORES`, an entry point of the group `fedone.scores`, `package.module:function`, or a name with options, such as `{number: {tolerance: 0.01}}`. A message cannot make the SDK import a function.
+   * The score function for loss `score`: a name in `scores.SCORES`, an entry point of the group `fedone.scores`, `package.module:function`, or a name with options, such as `{number: {tolerance: 0.01}}`. A function named in a message is never imported.
    */
   score?:
     | string
@@ -282,7 +282,7 @@ export interface Description {
    */
   text?: string;
   /**
-   * What the label tells about the text, a noun without an article: `sentiment`.
+   * What the label says about the text, a noun without an article: `sentiment`.
    */
   aspect?: string;
   /**

@@ -3,8 +3,8 @@
 The clients of a round are drawn from the clients that have a place in the run's pool. If no place
 is free, a client is turned away: it claims again after a random pause. The mean pause is chosen so
 that clients return about as fast as places become free. As long as clients are turned away, others
-lose their place after one long poll or one assignment. So every device has the same chance of a
-place, and a uniform draw from the pool is a uniform draw from all devices.
+lose their place after one long poll or one assignment. With random pauses, every device therefore
+has the same chance of a place, and a uniform draw from the pool is one from all devices.
 """
 
 from __future__ import annotations

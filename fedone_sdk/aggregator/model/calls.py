@@ -87,27 +87,27 @@ class CallBudget:
 
     async def grant(self, worst: Usage) -> None:
         """Reserve the amount `worst`, or raise why it is refused."""
-        attempt = f"{self._run.replica}/{uuid.uuid4().hex}"
+        reservation_id = f"{self._run.replica}/{uuid.uuid4().hex}"
         # Added before the await, so that a concurrent request does not reserve this amount again.
         self.granted += worst
-        self._reservations[attempt] = None
+        self._reservations[reservation_id] = None
         try:
-            await self._reserve(attempt, worst)
+            await self._reserve(reservation_id, worst)
         except BaseException as exc:
             self.granted -= worst
             if isinstance(exc, errors.ProblemError):
-                del self._reservations[attempt]
+                del self._reservations[reservation_id]
             raise
-        self._reservations[attempt] = worst
+        self._reservations[reservation_id] = worst
 
     def shares(self, spent: Usage) -> Iterator[tuple[str, Usage]]:
         """Divide `spent` among the reservations; the last one also pays what exceeds their sum."""
         granted = [key for key, worst in self._reservations.items() if worst is not None]
-        for attempt, worst in self._reservations.items():
-            is_last = attempt in granted[-1:]
+        for reservation_id, worst in self._reservations.items():
+            is_last = reservation_id in granted[-1:]
             share = spent if is_last else spent - spent.beyond(worst or NOTHING)
             spent -= share
-            yield attempt, share
+            yield reservation_id, share
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
@@ -170,11 +170,11 @@ async def query_as_evaluation(
             await persist(run, settle)
 
 
-async def persist(run: ServedRun, store: Callable[[], Awaitable[object]]) -> None:
-    """Call `store`; retry while the store is unavailable, because open leases block budget."""
+async def persist(run: ServedRun, action: Callable[[], Awaitable[object]]) -> None:
+    """Call `action`; retry while the store is unavailable, because open leases block budget."""
     while True:
         try:
-            await store()
+            await action()
             return
         except errors.ProblemError:
             return  # The lease was refused, or its whole amount is charged already.
@@ -200,7 +200,7 @@ class Companion(ABC):
     def __init__(self, run: ServedRun) -> None:
         self._run = run
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._alone: asyncio.Task[None] | None = None
+        self._single: asyncio.Task[None] | None = None
 
     @abstractmethod
     def on_change(self, change: Change) -> None:
@@ -215,18 +215,18 @@ class Companion(ABC):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _begin_alone(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._alone is not None and not self._alone.done():
+    def _begin_unless_running(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._single is not None and not self._single.done():
             work.close()
         else:
-            self._alone = self._begin(work)
+            self._single = self._begin(work)
 
     async def wait_idle(self) -> None:
         """Wait until the work is done and charged."""
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._alone is not None:
-            await asyncio.shield(self._alone)
+        if self._single is not None:
+            await asyncio.shield(self._single)
 
     async def aclose(self) -> None:
         """Cancel the work; pending calls are charged in full."""
@@ -252,7 +252,7 @@ class BugCounter:
 
     async def add(self, run: ServedRun, bug: Exception) -> bool:
         """Record a call that raised; return whether the run is paused."""
-        # Formatted here: some log renderers print local variables, which contain texts.
+        # Formatted here: some log renderers print local variables, which contain devices' texts.
         lines = "".join(traceback.format_exception(bug))
         _log.error(f"{self._what} has a bug", run_id=run.run_id, traceback=lines)
         self._in_a_row[run.run_id] += 1

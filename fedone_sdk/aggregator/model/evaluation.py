@@ -36,7 +36,7 @@ _RETRY_S = 1.0
 
 
 class _ShownPrompt(NamedTuple):
-    prompt: Sequence[int] | None = None
+    prompt: Sequence[int] | None = None  # indices of candidates; None is "no prompt"
     bias: Bias | None = None
 
 
@@ -83,7 +83,7 @@ class Evaluation(calls.Companion):
 
     def on_started(self) -> None:
         """Start to measure the run, unless this has begun already."""
-        self._begin_alone(self._measure_run())
+        self._begin_unless_running(self._measure_run())
 
     async def _measure_run(self) -> None:
         """Measure "no prompt" and the untrained prompt, the prompts after rounds, the final prompt.
@@ -237,7 +237,7 @@ class Evaluation(calls.Companion):
         if shown.bias is not None:
             task = task.with_bias(shown.bias)
         indices = shown.prompt
-        prompt = no_prompt(task, run.vocabulary) if indices is None else run.shown(indices)
+        prompt = no_prompt(task, run.vocabulary) if indices is None else run.text_prompt(indices)
         size = run.spec.method.batch_size
         queries = prediction_queries(self._backend, task, prompt, examples, size)
         answers = await calls.query_as_evaluation(run, self._backend, queries)

@@ -70,7 +70,7 @@ class Proposer(Companion):
         state = self._run.state
         room = state.running and len(state.added) < self._spec.max_candidates
         if change.finished and room and self._is_due():
-            self._begin_alone(self._propose())
+            self._begin_unless_running(self._propose())
 
     def _is_due(self) -> bool:
         return self._run.state.round % self._spec.every == 0

@@ -16,7 +16,7 @@ from fedone_sdk.messages.tensor import from_wire
 _ROUNDING = 1e-5
 """Tolerance for float32 and for another order of summation. For losses above 1 it is relative."""
 
-_MOST_STDS = 3.0
+_MAX_STDS = 3.0
 """Probabilities with noise are clipped to [0, 1], widened by this many standard deviations."""
 
 
@@ -57,12 +57,12 @@ class ByClass(NamedTuple):
             )
         values = from_wire(means).astype(np.float64)
         if np.abs(values).max() > MAX_LOSS:
-            raise ValueError(f"by_class: a number is beyond {MAX_LOSS:g}")
+            raise ValueError(f"by_class: an absolute value is above {MAX_LOSS:g}")
         if private:
             if (values[..., 1] != UNKNOWN_TRACE).any():
                 raise ValueError("by_class: the trace must be 1 under privacy")
             if _contradict(values[:, 0, 0], losses):
-                raise ValueError("by_class: contradicts losses")
+                raise ValueError("by_class: its mean losses differ from losses")
             return
         if any(count < 0 or count % 1 for count in self.counts) or sum(self.counts) != self.scored:
             raise ValueError(
@@ -73,7 +73,7 @@ class ByClass(NamedTuple):
         if values[:, counts == 0].any():
             raise ValueError("by_class: must be 0 for a class without examples")
         if _contradict(values[..., 0] @ counts / self.scored, losses):
-            raise ValueError("by_class: contradicts losses")
+            raise ValueError("by_class: its mean losses differ from losses")
         values, targets = values[:, counts > 0], targets[counts > 0]
         loss, trace, probabilities = values[..., 0], values[..., 1], values[..., 2:]
         max_likelihood = np.minimum(probabilities, targets).sum(axis=-1)
@@ -111,7 +111,7 @@ class ByClass(NamedTuple):
         means = from_wire(self.means).astype(np.float64)
         if noise is not None:
             counts = np.ones_like(counts)
-            low, high = -_MOST_STDS * noise, 1.0 + _MOST_STDS * noise
+            low, high = -_MAX_STDS * noise, 1.0 + _MAX_STDS * noise
             means[..., 2:], targets = means[..., 2:].clip(low, high), targets.clip(low, high)
         losses = ClassLosses(means=means, counts=counts, targets=targets, biases=biases)
         return losses.clipped(loss_clip)

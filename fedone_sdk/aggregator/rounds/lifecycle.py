@@ -213,7 +213,8 @@ def roll_back(
     if not (state.running or state.can_resume):
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be rolled back")
     if not 0 <= to_round <= state.round:
-        raise ProblemError("run_conflict", f"the run has done {state.round} rounds, not {to_round}")
+        detail = f"cannot roll back to round {to_round}; the run has done {state.round} rounds"
+        raise ProblemError("run_conflict", detail)
     result = _release_all(machine, state, "the run was rolled back")
     state = result.state.without_draw(
         round=to_round,
@@ -289,7 +290,7 @@ def propose(
     """
     proposer = machine.spec.prompt.proposer
     if proposer is None or slot != machine.spec.prompt.proposed_slot:
-        raise ProblemError("run_conflict", f"the run's proposer does not write slot {slot!r}")
+        raise ProblemError("run_conflict", f"the run's proposer does not write for slot {slot!r}")
     room = proposer.max_candidates - len(state.added)
     fresh = [text for text in dict.fromkeys(texts) if text not in state.added][: max(room, 0)]
     if not state.running:

@@ -39,16 +39,16 @@ ONE_QUERY = Usage(queries=1)
 """Upper bound on the cost of a query if only the number of queries is known."""
 
 _STRIDE = 1 << 32
-"""`seed_of` adds this to the index of a draw once per rollback; a round has fewer draws."""
+"""Number that `seed_of` adds to a draw's index for each rollback; it is above all indices."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_MOST_STDS = 10.0
+_MAX_STDS = 10.0
 """Noise of an honest update is practically never larger than this many standard deviations."""
 
 _ROUNDING = 1.001
-"""The bound on a change of alpha is multiplied by this, because alpha is rounded to float32."""
+"""Factor on the bound for changes of alpha (the method's parameters), for float32 rounding."""
 
 _SLOW_SIZE = 1 << 16
 """Up to this number of entries of alpha, the handling of an update takes a few milliseconds."""
@@ -59,15 +59,15 @@ class RoundMachine:
     """The fixed parts of a run, which its handlers read.
 
     A handler is a pure function ``(machine, state, now, **data) -> Result`` of this package. It
-    makes one decision about the run; `now` is in seconds since the epoch.
+    makes one decision about the run; `now` is in seconds since the epoch. In the exchange
+    ``losses`` a client returns the losses of its prompts, in ``alpha`` the changed parameters.
 
     Args:
         vocab_size: Number of candidates, N, including the ones that may be added during the run.
         layout: The slots of the prompt (`Vocabulary.layout`); empty if all positions have the same
             candidates.
         start: The known prompt to start from, as indices of candidates (`PromptSpec.warm_start`).
-        planned: Number of queries over which the method spreads its search; None computes it from
-            the spec's rounds and cap.
+        planned: Number of queries over which the method spreads its search; by default from `spec`.
         worst_query: Upper bound on the cost of one query.
         gateway_model: Fingerprint of the gateway's model; empty if it is not known yet, None if
             clients query their own models.
@@ -128,7 +128,7 @@ class RoundMachine:
             sizes["an update"] = spec.method.num_samples * self.num_groups * (2 + self.num_labels)
         for what, size in sizes.items():
             if size > MAX_ELEMENTS:
-                raise ValueError(f"{what} would hold {size} numbers; {MAX_ELEMENTS} are allowed")
+                raise ValueError(f"{what} would hold {size} numbers; the limit is {MAX_ELEMENTS}")
         self.method = algorithms.method_from_spec(
             spec.method,
             Space.of(layout or [(spec.prompt.length, vocab_size, self.blank)], vocab_size),
@@ -233,7 +233,7 @@ class RoundMachine:
 
     @property
     def snapshot_every(self) -> int:
-        """Number of rounds between two snapshots; a run keeps at most `MAX_SNAPSHOTS` snapshots."""
+        """Number of rounds between two snapshots; a run can be rolled back only to snapshots."""
         return math.ceil(self.spec.rounds / MAX_SNAPSHOTS)
 
     @property
@@ -372,7 +372,7 @@ class RoundMachine:
         return drawn
 
     def _without_own(self, state: RunState, client: int, drawn: Candidates) -> Candidates:
-        """Replace candidates that the client wrote by the candidates that they were made from."""
+        """Replace candidates that the client wrote, which it must not score, by their parents."""
         written_by_client = [origin for origin in state.lineage if origin.client == client]
         if not written_by_client:
             return drawn
@@ -432,7 +432,7 @@ class RoundMachine:
         privacy = self.spec.privacy
         noise = 0.0
         if privacy is not None and privacy.target == "alpha":
-            noise = privacy.clip * (1.0 + _MOST_STDS * privacy.noise_multiplier)
+            noise = privacy.clip * (1.0 + _MAX_STDS * privacy.noise_multiplier)
         return self.method.longest_step(alpha, num_steps) * _ROUNDING + noise
 
     def as_losses(

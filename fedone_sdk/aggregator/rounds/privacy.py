@@ -15,7 +15,7 @@ from fedone_sdk.aggregator.rounds.run_state import Seat
 from fedone_sdk.messages import PrivacyReport
 from fedone_sdk.spec import PrivacySpec, RunSpec
 
-_MOST_RELEASES = 10**9
+_MAX_RELEASES = 10**9
 
 
 class Accountant:
@@ -34,7 +34,7 @@ class Accountant:
         limit = self.privacy.max_epsilon
         if limit is None:
             return None
-        return bisect_right(range(1, _MOST_RELEASES + 1), limit, key=self.epsilon)
+        return bisect_right(range(1, _MAX_RELEASES + 1), limit, key=self.epsilon)
 
 
 class Releases:

@@ -23,7 +23,7 @@ D = TypeVar("D")
 
 _NOTHING: Any = None
 
-MOST_UNFIT = 1000
+MAX_UNFIT = 1000
 """Maximal number of unfit clients (they have declined the run) in a state, and of clients with
 strikes. It limits the size of each commit."""
 
@@ -45,9 +45,9 @@ class Seat:
         sent: Upper bounds on the costs of pending gateway calls, without queries, by reservation.
         used: Number of queries sent to the gateway, and the cost of finished calls.
         queries: Number of queries charged for earlier assignments of the seat.
-        local: The client's method state; None if it equals the state at the start of the round.
+        local: The client's state of the method; None if it equals the run's state of the method.
         losses: For each local step, the losses of its prompts.
-        by_class: For each local step, the losses per class, in runs with label calibration.
+        by_class: For each local step, the losses per class, if the run estimates label biases.
         whole: Whether each mini-batch contains all rows that the client had when it was drawn.
     """
 
@@ -149,7 +149,7 @@ class RunState:
         round: Number of rounds done, which is the index of the current round.
         account: Caps, spending and leases; queries of the evaluation are not counted.
         evaluation: Spending and leases of the evaluation. Their cost is also in `account`.
-        passed: Clients that lost a seat in this round. They are drawn again only if no others wait.
+        drawn_last: Clients that lost a seat in this round; they are drawn only if no others wait.
         lost: Number of assignments lost since the last accepted update.
         last_lost: Why the last assignment was lost: a text for viewers, and one for operators.
         strikes: Strikes of clients, by enrolment index.
@@ -161,7 +161,7 @@ class RunState:
         proposed: Candidates added since the start, each with its slot.
         waiting: Candidates that will be added at the end of the round, each with its slot.
         lineage: Origins of the candidates that devices wrote or the server merged.
-        merged_at: The round of the last merge.
+        merged_at: The round of the last merge of candidates.
         judge: The cost of the judge of generated texts.
         planned: Number of queries over which the method spreads its search after caps were raised;
             None computes it from the spec.
@@ -175,7 +175,7 @@ class RunState:
     account: Account
     evaluation: Account
     seats: tuple[Seat, ...] = ()
-    passed: frozenset[int] = frozenset()
+    drawn_last: frozenset[int] = frozenset()
     lost: int = 0
     last_lost: tuple[str, str] = ("", "")
     strikes: Mapping[int, Strikes] = field(default_factory=dict)
@@ -265,7 +265,7 @@ class RunState:
 
     def without_draw(self, **changes: Any) -> RunState:
         """Return the state without clients of the round, as before a draw, with other changes."""
-        return replace(self, seats=(), passed=frozenset(), fills=0, **changes)
+        return replace(self, seats=(), drawn_last=frozenset(), fills=0, **changes)
 
     def end(
         self,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fedone_sdk.aggregator.rounds.lifecycle import close_seat, end_early
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, find_seat
-from fedone_sdk.aggregator.rounds.run_state import MOST_UNFIT, Result, RunState, Seat, Strikes
+from fedone_sdk.aggregator.rounds.run_state import MAX_UNFIT, Result, RunState, Seat, Strikes
 from fedone_sdk.aggregator.rounds.spending import release
 from fedone_sdk.algorithms import Memory, State, select, stream
 from fedone_sdk.budget import NOTHING, Usage
@@ -77,13 +77,13 @@ def _is_failing(
     """Whether too many assignments in a row were lost, and each waiting client has lost one."""
     if state.lost <= machine.MAX_LOST or not available:
         return False
-    return all(client in state.passed or state.is_aside(client, now) for client in available)
+    return all(client in state.drawn_last or state.is_aside(client, now) for client in available)
 
 
 def _last_unfit(machine: RoundMachine, state: RunState) -> str | None:
     """Return why the last client declined, if all ``data.num_clients`` clients are unfit."""
     data = machine.spec.data
-    if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):
+    if data is None or len(state.unfit) < min(data.num_clients, MAX_UNFIT):
         return None
     return list(state.unfit.values())[-1]
 
@@ -114,8 +114,8 @@ def _draw(
         available = {c: count for c, count in available.items() if c not in seated}
     # A client that lost a seat in this round is drawn again only if no other is available.
     pool = available
-    if state.passed:
-        others = {c: count for c, count in available.items() if c not in state.passed}
+    if state.drawn_last:
+        others = {c: count for c, count in available.items() if c not in state.drawn_last}
         pool = others or available
     count = min(vacant, len(pool)) if uniform else vacant
     if not count or not pool:
@@ -283,7 +283,7 @@ def decline(
     seat = find_seat(state, assignment_id)
     if not state.running:
         status = "paused" if state.paused else state.status
-        raise ProblemError("run_conflict", f"the run is {status}; the work is kept")
+        raise ProblemError("run_conflict", f"the run is {status}; its open work is kept")
     why = "the client declined"
     return vacate(machine, state, seat, why, usage, now, said=reason, unfit=unfit)
 
@@ -328,7 +328,7 @@ def vacate(
         lost=state.lost + was_working,
         last_lost=(summary, full) if was_working else state.last_lost,
         strikes=_newest({**state.strikes, seat.client: strikes}),
-        passed=state.passed | {seat.client},
+        drawn_last=state.drawn_last | {seat.client},
     )
     if unfit:
         state = _exclude_unfit(state, seat, said or reason)
@@ -348,7 +348,7 @@ def _exclude_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
 
 
 def _newest(clients: Mapping[int, T]) -> dict[int, T]:
-    return dict(list(clients.items())[-MOST_UNFIT:])
+    return dict(list(clients.items())[-MAX_UNFIT:])
 
 
 def count_update(machine: RoundMachine, state: RunState, client: int, now: float) -> Result[None]:

@@ -32,7 +32,7 @@ def accept(
     body_sha256: str,
     unfit: bool = False,
 ) -> Result[Receipt]:
-    """Accept or refuse an update; `unfit` says that its new text cannot become a candidate."""
+    """Accept or refuse an update; `unfit` says that the text it proposes cannot be a candidate."""
     seat = find_seat(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
@@ -190,11 +190,11 @@ def _check_alpha(machine: RoundMachine, state: RunState, seat: Seat, update: Alp
         raise invalid(f"alpha: is {form}, the run's is float32 {list(machine.shape)}")
     alpha = from_wire(array)
     if not (alpha >= 0).all() or not alpha.any(axis=1).all():
-        raise invalid("alpha: must not be negative, or 0 in a whole row")
+        raise invalid("alpha: no entry may be negative, no row may be all 0")
     if alpha.max() > _MAX_ALPHA:
         raise invalid(f"alpha: an entry is above {_MAX_ALPHA:g}")
     if not np.array_equal(machine.method.project(alpha), alpha):
-        raise invalid("alpha: is outside what the method allows")
+        raise invalid("alpha: the method does not allow these values")
     before = state.method.alpha
     step = float(np.abs(alpha.astype(np.float64) - before).max())
     longest = machine.longest_step(before, seat.num_steps)

@@ -18,7 +18,7 @@ from fedone_sdk.messages import RoundReport
 _log = structlog.get_logger(__name__)
 
 _LOGGED = {
-    "aside": "client set aside",
+    "aside": "client gets no work for a while",
     "budget": "caps raised",
     "proposal": "candidate proposed",
     "rollback": "run rolled back",
@@ -32,8 +32,7 @@ class Change:
     """A committed change of a run.
 
     Attributes:
-        offered: Clients that can claim work since this change, because they were drawn for a seat
-            of the round, or because the budget now pays for their work.
+        offered: Clients that can claim work now, because of a draw or of budget that became free.
         measured: Whether a round has a new metric.
         back_to: Number of rounds that remain after a rollback; None without a rollback.
         reloaded: Whether another replica changed the run; the other fields are then unknown.
@@ -65,7 +64,7 @@ class Change:
         )
 
     @property
-    def of_rounds(self) -> bool:
+    def affects_rounds(self) -> bool:
         """Whether the change may have added, changed or removed rounds, or ended the run."""
         return self.finished is not None or self.measured or self.ended or self.reloaded
 
@@ -141,5 +140,5 @@ class Feed:
         self._changed.clear()
 
     def _listen(self, run: RunView, change: Change) -> None:
-        if run is self._run and change.of_rounds:
+        if run is self._run and change.affects_rounds:
             self._changed.set()

@@ -100,8 +100,7 @@ class RunRegistry:
     """Loads runs on demand, and follows the runs that other replicas add and remove.
 
     Args:
-        new_run: Creates a run in its initial state, or raises a `SpecError`. The registry loads the
-            stored state into the new run.
+        new_run: Creates a run, without its stored state; raises a `SpecError` if it is invalid.
         check_model: Checks that a run's model is available.
         must_stay: Returns whether an ended run, given by its id, must stay in memory.
 

@@ -92,7 +92,7 @@ class RunView:
     Attributes:
         base: The `RoundMachine` (the fixed parts of a run) for the initial candidates.
         machine: The machine for the current candidates and number of planned queries.
-        described: The initial candidates, without the ones that were added during the run.
+        initial_vocabulary: The initial candidates, without the ones that were added during the run.
         vocabulary: The current candidates.
         state: This replica's copy of the state.
         version: Version of the copy.
@@ -102,7 +102,7 @@ class RunView:
 
     def __init__(self, machine: RoundMachine, vocabulary: Vocabulary, clock: Clock) -> None:
         self.base = self.machine = machine
-        self.described = vocabulary
+        self.initial_vocabulary = vocabulary
         self._proposed: tuple[tuple[str, str], ...] = ()
         self.vocabulary = vocabulary
         self._clock = clock
@@ -157,7 +157,7 @@ class RunView:
         self.machine = self.base.at(self.state)
         if self._proposed != self.state.proposed:
             self._proposed = self.state.proposed
-            self.vocabulary = self.described.with_candidates(self._proposed)
+            self.vocabulary = self.initial_vocabulary.with_candidates(self._proposed)
 
     def _add_lines(self, lines: Iterable[_Line]) -> None:
         for entry, content in lines:
@@ -263,7 +263,7 @@ class RunView:
         indices = self.machine.method.prompt(state.method).tolist()
         return messages.PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
-    def shown(self, indices: Sequence[int], proposed: str | None = None) -> TextPrompt:
+    def text_prompt(self, indices: Sequence[int], proposed: str | None = None) -> TextPrompt:
         """Return a prompt's texts; `proposed` replaces the text of the slot that is improved."""
         changed = None if proposed is None else {self.spec.prompt.proposed_slot or "": proposed}
         return prompt_of(self.spec.task, self.vocabulary, indices, changed)
@@ -351,12 +351,12 @@ class RunView:
         prompts: dict[messages.Compared, TextPrompt] = {
             "no_prompt": bare,
             "no_prompt_biased": bare,
-            "untrained": self.shown(method.prompt(method.init()).tolist()),
+            "untrained": self.text_prompt(method.prompt(method.init()).tolist()),
             "tuned": self._deployable,
         }
         reports = dict[messages.Compared, messages.PromptReport]()
         if (short := self.cheapest()) is not None:
-            prompts["cheapest"] = self.shown(short[0])
+            prompts["cheapest"] = self.text_prompt(short[0])
             reports["cheapest"] = messages.PromptReport.of(self.spec.task, self.vocabulary, *short)
         return self._with_text(with_lengths(verdict, prompts, price_of(self.spec.backend), reports))
 
@@ -372,13 +372,14 @@ class RunView:
             self.state.method, lambda row: self.vocabulary.length(row.tolist())
         )
         indices = row.tolist()
-        if self.shown(indices) in (self._deployable, no_prompt(self.spec.task, self.vocabulary)):
+        bare = no_prompt(self.spec.task, self.vocabulary)
+        if self.text_prompt(indices) in (self._deployable, bare):
             return None
         return indices, None if bias is None else tuple(bias.tolist())
 
     @property
     def _deployable(self) -> TextPrompt:
-        return self.shown(self.machine.method.prompt(self.state.method).tolist())
+        return self.text_prompt(self.machine.method.prompt(self.state.method).tolist())
 
     def _verdict(self) -> messages.Verdict | None:
         state = self.state

@@ -111,7 +111,7 @@ class ServedRun(RunView):
             stores.RunRecord(
                 run_id=self.run_id,
                 spec=self.spec.model_dump_json(),
-                candidates=self.described.dump(),
+                candidates=self.initial_vocabulary.dump(),
                 document=run_state.encode_document(self.state, counters=self._stored_counters),
                 arrays=dump_memory(self._arrays),
                 version=0,
@@ -247,7 +247,7 @@ class ServedRun(RunView):
         result = lifecycle.stop(
             self.machine, self.state, now, status="failed", reason=reason, keep=True
         )
-        refusal = ProblemError("run_conflict", "the run has failed; the work is kept")
+        refusal = ProblemError("run_conflict", "the run has failed; its open work is kept")
         return replace(result, refusal=refusal)
 
     async def _complete_data(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -455,7 +455,7 @@ class ServedRun(RunView):
                 models[answer.model] = None
         for model in models:
             if model not in self.state.models:
-                _log.info("the provider reports its model", run_id=self.run_id, model=model)
+                _log.info("the provider reports the model's name", run_id=self.run_id, model=model)
                 await self.apply(lifecycle.record_model, model=model)
 
     def count_traffic(self, upload: int, download: int, *, gateway: bool) -> None:
