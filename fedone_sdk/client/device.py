@@ -35,7 +35,7 @@ _MAX_RUNS = 8
 """Number of cached runs at which the cache is cleared."""
 
 _UNFIT = (BudgetExhausted, LabelWordError, MissingExtraError, SpecError, Unfit)
-"""Failures that would recur in all work of the run. The device then declines it as unfit."""
+"""Failures that would recur in all work of the run, so that the device declines the whole run."""
 
 _NOT_DECLINED = (
     "assignment_expired",

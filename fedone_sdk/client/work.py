@@ -75,7 +75,7 @@ class Step:
 
     @property
     def missing(self) -> list[int]:
-        """The positions of the prompts without answers."""
+        """The indices of the prompts without answers."""
         return [place for place in range(len(self.keys)) if self.answered(place) is None]
 
     async def keep(
@@ -87,8 +87,8 @@ class Step:
         """Add the model's answers to the journal; of a written text only its loss is stored.
 
         Args:
-            answers: For each prompt, the positions at which it occurs, and the model's answers, one
-                for each example; None for an example that failed.
+            answers: For each prompt, its indices in the step, and the model's answers, one for each
+                example; None for an example that failed.
             model: Fingerprint of the model.
             spent: What the step has cost the device so far.
 
@@ -392,7 +392,7 @@ class Work:
         return values, {"by_class": by_class, "class_counts": counts}
 
     async def ask(self, step: Step, missing: Sequence[int]) -> None:
-        """Score the prompts at the positions `missing`; store each answer when it arrives."""
+        """Score the prompts with the indices `missing`; store each answer when it arrives."""
         ask, budget = self._ask_gateway, self.device.budget
         if self.device.backend is not None:
             from fedone_sdk.client.own_model import ask
@@ -403,7 +403,7 @@ class Work:
             await ask(step, missing, lease)
 
     async def _ask_gateway(self, step: Step, missing: Sequence[int], lease: Lease) -> None:
-        """Send the gateway the requests that contain the prompts at the positions `missing`.
+        """Send the gateway the requests that contain the prompts with the indices `missing`.
 
         After a restart a request is the same as before, so that the server charges it only once.
         """

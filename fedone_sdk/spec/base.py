@@ -120,8 +120,8 @@ def load_yaml(path: str | Path) -> Any:
 def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
     """Return one line per wrong key, but none for a key above another wrong key.
 
-    If a value may have several types, pydantic reports an error for each type. The error that is
-    deepest inside the value belongs to the type that was meant.
+    If a value may have several types, pydantic reports an error for each type. An error deeper in
+    the value probably belongs to the type that was meant.
     """
     by_key: dict[str, dict[str, None]] = {}
     for key, message in problems:

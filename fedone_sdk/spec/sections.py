@@ -58,7 +58,7 @@ class _MethodSpec(Spec):
         return str(getattr(self, "name", ""))
 
     @property
-    def remembers(self) -> bool:
+    def keeps_client_state(self) -> bool:
         """Whether the method has a state per client, which is kept between rounds."""
         return False
 
@@ -91,7 +91,7 @@ class GradientSpec(_MethodSpec):
         return None
 
     @property
-    def remembers(self) -> bool:
+    def keeps_client_state(self) -> bool:
         """Whether the optimiser is AdamW, whose moments are stored."""
         return self.optimizer == "adamw"
 
