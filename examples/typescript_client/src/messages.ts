@@ -154,7 +154,7 @@ export interface RunTask {
    */
   prompt_len: number;
   /**
-   * N, number of candidates of a position.
+   * N, largest number of candidates of a position.
    */
   vocab_size: number;
   /**
@@ -292,7 +292,7 @@ export interface Description {
 }
 export interface JsonValue {}
 /**
- * The paper's methods: gradient descent on a distribution over tokens.
+ * The paper's methods: gradient descent on alpha, the parameters of a distribution of prompts.
  */
 export interface GradientSpec {
   /**
@@ -308,7 +308,7 @@ export interface GradientSpec {
    */
   batch_size?: number;
   /**
-   * `gs-bdpl` is Gumbel-Softmax black-box discrete prompt learning; `bdpl` is the earlier method, in which alpha has the tokens' probabilities (Diao et al. 2022).
+   * `gs-bdpl` is Gumbel-Softmax black-box discrete prompt learning; `bdpl` is the earlier method, in which alpha has the candidates' probabilities (Diao et al. 2022).
    */
   name: "gs-bdpl" | "bdpl";
   /**
@@ -329,7 +329,7 @@ export interface GradientSpec {
   alpha_min?: number;
 }
 /**
- * Searches over whole prompts. The end of a run is successive halving of the best prompts.
+ * Searches over whole prompts. At the end, successive halving chooses among the best prompts.
  */
 export interface SearchSpec {
   /**
@@ -349,7 +349,7 @@ export interface SearchSpec {
    */
   name: "thompson" | "random" | "tpe";
   /**
-   * Fraction of the run for successive halving. With 0, `tpe` deploys the prompt with the lowest mean loss.
+   * Fraction of the run for successive halving. With 0 there is none, and `tpe` deploys the prompt with the lowest mean loss.
    */
   halving?: number;
 }
@@ -386,7 +386,7 @@ export interface OwnMethodSpec {
  */
 export interface PrivacySpec {
   /**
-   * `losses` clips each example's loss and adds noise to each prompt's mean loss, which protects one example. `alpha` clips the step of alpha and adds noise to each entry, which protects all data of a device, and needs the `alpha` exchange.
+   * `losses` clips each example's loss and adds noise to each prompt's mean loss. This protects one example. `alpha` clips the step of alpha and adds noise to each entry. This protects all data of a device; it needs the `alpha` exchange.
    */
   target?: "losses" | "alpha";
   /**
@@ -407,11 +407,11 @@ export interface PrivacySpec {
   max_epsilon?: number | null;
 }
 /**
- * Correction of label bias (docs/explanation/calibration.md). The section may be a kind only.
+ * Correction of label bias (docs/explanation/calibration.md). The section may be only the kind.
  */
 export interface CalibrationSpec {
   /**
-   * `labels` fits a bias for each prompt, without further queries: the updates contain derivatives of the losses. The method must be a search, and the loss a cross-entropy over label words. `auto` is `labels` if the run supports it, and `none` if not.
+   * `labels` fits a bias for each prompt from derivatives of the losses in the updates, without further queries. The method must be a search, and the loss a cross-entropy over label words. `auto` is `labels` if the run supports it, and `none` if not.
    */
   kind?: "auto" | "none" | "labels";
 }

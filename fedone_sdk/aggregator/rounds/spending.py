@@ -160,7 +160,7 @@ def settle_call(
         return Result(state=state)
     sent = {other: worst for other, worst in seat.sent.items() if other != reservation_id}
     seat = replace(seat, sent=sent, used=seat.used + used)
-    account = state.account.owe(assignment_id, seat.used + seat.max_pending)
+    account = state.account.raise_lease(assignment_id, seat.used + seat.max_pending)
     return Result(state=state.with_seat(seat, account=account))
 
 
