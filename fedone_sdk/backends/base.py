@@ -29,7 +29,7 @@ EVERY_UNIT = frozenset(
 """All units that a budget can cap."""
 
 _MAX_PREPARED = 4096
-"""Maximum number of tokenised queries in memory; usually fewer queries are pending."""
+"""Maximum number of tokenised queries in memory, which is more than are usually pending."""
 
 _MAX_MODEL_CHARS = 500
 
@@ -156,7 +156,7 @@ class LLMBackend(ABC):
         metered: Whether `score` charges each request to the query's payer, as `ModelClient` does.
         samples: For a model that answers ``counts``: the number of answers per input from
             which `ModelClient` estimates label log-probabilities (`sampled`); 0 for other models.
-        local: Whether the model runs in this process at no cost; ``fedone plan`` may then time it.
+        local: Whether the model runs in this process at no cost; ``fedone plan`` then measures it.
     """
 
     bounds: frozenset[str] = frozenset({"queries", "requests"})
