@@ -137,7 +137,7 @@ def _is_special(path: Path) -> bool:
 
 
 def printable(text: str) -> str:
-    """Replace control characters in a text, which a device may have sent."""
+    """Replace control characters, which a text from a device may contain."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 

@@ -159,7 +159,7 @@ class Population:
 
     All clients are enrolled and wait in the aggregator's pool, without an open request. When the
     server offers a client a seat (a place in a round), an `EdgeClient` is created for the client.
-    It works as on a device: it claims, scores and sends the update. It is kept for later seats.
+    It claims, scores and sends an update, as on a device. The `EdgeClient` is kept for later seats.
 
     Attributes:
         secret: With the same secret, a client enrols again as the same client.

@@ -154,7 +154,7 @@ def costs_of(run: ReportedRun) -> list[tuple[str, str, str]]:
 
 
 def clients_of(run: ReportedRun) -> list[tuple[str, int, float, float]]:
-    """Return each client's name, rounds, share of the rounds and mean loss, sorted by rounds."""
+    """Return each client's name, rounds, share of all updates and mean loss, sorted by rounds."""
     losses_of = defaultdict[str, list[float]](list)
     for entry in run.result.history:
         for name in entry.client_id.split(","):
