@@ -228,7 +228,7 @@ class Service:
                     # A refresh of the registry may have loaded the run in the meantime.
                     run = self.runs.setdefault(run.run_id, run)
                     await signals.publish(self.store, signals.RunsChanged())
-            if not run.spec.is_same_run(spec) or not run.described.comes_from(vocabulary):
+            if not run.spec.is_same_run(spec) or not run.initial_vocabulary.comes_from(vocabulary):
                 changed = ", ".join(run.spec.differences(spec)) or "candidates"
                 raise SpecError(
                     f"name: {spec.name!r} is taken by a run with another description "

@@ -216,7 +216,7 @@ class Defence:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Update:
-    """A contribution with the measurements derived from it."""
+    """A contribution with its measurements; `evidence` has the effect of each token."""
 
     client: int
     alpha: NDArray[np.float32]

@@ -286,7 +286,7 @@ _STEP = math.log(2.0)
 """Largest step of a hyperparameter, on a log scale."""
 
 _LEAST_NUGGET = 1e-3
-"""Smallest nugget, relative to the other variances, for a well-conditioned covariance."""
+"""Smallest nugget relative to the other variances, so that covariances are well conditioned."""
 
 LARGEST = 12.0
 """Bound on the absolute value of hyperparameters."""
@@ -353,7 +353,7 @@ class Likelihood:
     def improved(
         self, values: Hyperparameters, coordinates: Sequence[int] = range(len(PRIOR))
     ) -> Hyperparameters:
-        """Return better hyperparameters: one step along each coordinate in turn."""
+        """Return better hyperparameters, after one step along each coordinate in turn."""
         improved = _coordinate_step(
             self._loss, list(values), [at for at in coordinates if at < _CURVES_INDEX]
         )

@@ -170,7 +170,7 @@ class Algorithm(Protocol):
         ...
 
     def check(self, state: State) -> None:
-        """Raise unless the method can continue from a state. The state's memory may be untrusted.
+        """Raise unless the method can continue from a state, whose memory may come from a client.
 
         Raises:
             ValueError: Alpha has another shape, or the memory is not one of this method.

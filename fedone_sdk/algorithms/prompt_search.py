@@ -65,7 +65,7 @@ class Known(NamedTuple):
 
     @property
     def prompts(self) -> NDArray[np.int64]:
-        """The observed prompts, shape (P, n), the incumbent first, then by pessimistic value."""
+        """The observed prompts, shape (P, n): the incumbent, then others by pessimistic value."""
         return self.evaluator.observed.prompts
 
 
@@ -242,11 +242,11 @@ class PromptSearch(ABC):
         asks = self._progress(state)[_ASKS]
         return state.evolve(memory={**state.memory, "progress": np.array([asks, -1.0])})
 
-    # Hooks of the methods
+    # Hooks that subclasses override
 
     @abstractmethod
     def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return prompts to try, shape (count, n)."""
+        """Return new prompts, shape (count, n)."""
 
     def _next(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return known prompts to re-evaluate and new ones, shape (count, n)."""
@@ -328,7 +328,7 @@ class PromptSearch(ABC):
         return Known(evaluator, evaluator.estimates())
 
     def _kept(self, known: Known, incumbent: int) -> NDArray[np.int64]:
-        """Return rows to remember: the incumbent, then by pessimistic value."""
+        """Return rows to remember: the incumbent, then the others by pessimistic value."""
         order = np.argsort(known.estimates.pessimistic, kind="stable")
         first = np.array([incumbent], dtype=np.int64)
         ranked: NDArray[np.int64] = np.concatenate([first, order[order != incumbent]])

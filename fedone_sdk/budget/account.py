@@ -61,7 +61,7 @@ class Account:
 
     The invariant is ``spent + leased <= cap`` in every capped unit: `reserve` refuses amounts that
     would violate it, and `settle` moves an amount from leased to spent. The only exception is a
-    provider that charges more than the upper bound (`owe`).
+    provider that charges more than the upper bound (`raise_lease`).
     """
 
     cap: Budget | None = None
@@ -121,7 +121,7 @@ class Account:
         before = self.leases.get(lease_id, NOTHING)
         return replace(self, leases={**self.leases, lease_id: before + worst})
 
-    def owe(self, lease_id: str, used: Usage) -> Account:
+    def raise_lease(self, lease_id: str, used: Usage) -> Account:
         """Raise an open lease to `used`, even if the account then exceeds a cap.
 
         A provider may charge more than the upper bound. The whole charge must then count against
@@ -130,7 +130,7 @@ class Account:
         return replace(self, leases={**self.leases, lease_id: self.leases[lease_id].at_least(used)})
 
     def settle(self, lease_id: str, used: Usage) -> Account:
-        """Close a lease, or raise `UnknownLease`: `used` is spent, and the rest is released."""
+        """Close a lease, and count `used` as spent. Raises `UnknownLease` if it is not open."""
         if lease_id not in self.leases:
             raise UnknownLease(lease_id)
         open_leases = {key: worst for key, worst in self.leases.items() if key != lease_id}
@@ -138,7 +138,7 @@ class Account:
 
 
 class Lease:
-    """An open reservation. The body of `BudgetGuard.reserve` sets the amount used."""
+    """An open reservation. The body of ``async with guard.reserve(...)`` sets the amount used."""
 
     def __init__(self, lease_id: str, worst: Usage) -> None:
         self.lease_id = lease_id
@@ -159,5 +159,5 @@ class Lease:
         self.used = NOTHING
 
     def add(self, used: Usage) -> None:
-        """Add `used` to the amount used; call this before spending a part of the reservation."""
+        """Add `used` to the amount used. Call this before each part of the spending, not after."""
         self.used = (self.used or NOTHING) + used

@@ -83,7 +83,7 @@ class Price(Frozen):
     def priced(self, usage: Usage, *, cached_tokens: int = 0) -> Usage:
         """Return `usage` with its exact cost in `usd`.
 
-        `cached_tokens` is the number of its prompt tokens that were in the provider's cache.
+        `cached_tokens` says how many of the prompt tokens were in the provider's cache.
         """
         rate: Price | PriceTier = self
         for tier in self.tiers:
@@ -105,7 +105,7 @@ FREE = Price(prompt=Decimal(0), completion=Decimal(0))
 
 
 def known_price(model: str) -> Price | None:
-    """Return the list price of a model in the SDK's table, by OpenAI's name; None if unknown.
+    """Return the price of one of OpenAI's models from the SDK's price table; None if not listed.
 
     A dated name (``gpt-4o-mini-2024-07-18``) without its own entry has the price of the name
     without the date. No other suffix is removed: ``gpt-4o-audio-preview`` is not ``gpt-4o``.

@@ -96,7 +96,7 @@ def read_reflection(answer: str, *, known: Sequence[str], labels: Iterable[str])
     return proposals[0] if proposals else None
 
 
-def quotes(text: str, rows: Iterable[str], public: Iterable[str]) -> str | None:
+def copied_part(text: str, rows: Iterable[str], public: Iterable[str]) -> str | None:
     """Return a description of what a text copies from private rows; None if it copies nothing.
 
     A copy is 5 consecutive words, a number, an address or a name that occurs in a row and in no

@@ -36,7 +36,7 @@ class AdminClient:
         ```
 
     Args:
-        network: Proxy and certificates; its `timeout_s` is the longest wait for the next bytes.
+        network: Proxy and certificates. `timeout_s` limits the wait for the next bytes.
 
     Raises:
         SpecError: The URL, the token, the proxy or a certificate cannot be used.
@@ -48,7 +48,7 @@ class AdminClient:
         self._timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=read_s)
         self._token = token_of(token) or ""
         if not self._token:
-            raise ArgumentError("token: is required, printable ASCII")
+            raise ArgumentError("token: is required; it must be printable ASCII")
 
     def __repr__(self) -> str:
         return f"AdminClient({str(self._connection.base)!r})"
@@ -68,7 +68,7 @@ class AdminClient:
     async def create(self, spec: RunSpec) -> messages.RunResult:
         """Create a run on the devices' data and the server's model.
 
-        The candidates of `spec` must not need a file of the server.
+        `spec` must not name files, modules or a model, because the server does not load them.
 
         Raises:
             ProblemError: ``invalid_run``, or ``run_conflict`` if the name is taken.
@@ -117,7 +117,7 @@ class AdminClient:
         return await self._call(messages.RunResult, "POST", _run(run_id, "budget"), body=body)
 
     async def roll_back(self, run_id: str, to_round: int, reason: str) -> messages.RunResult:
-        """Roll a run back to the start of a round; its spending is unchanged.
+        """Roll a run back to the start of a round; what it has spent stays counted.
 
         Args:
             run_id: The run.
@@ -150,7 +150,7 @@ class AdminClient:
     async def events(self, run_id: str) -> AsyncIterator[messages.RunEvent]:
         """Stream the finished rounds of a run from the first one on, then its result.
 
-        The report of a round is sent a second time when its metric is known.
+        If the prompt is evaluated after a round, the round is sent again with the metric.
 
         Raises:
             TransportError: The connection was lost before the run ended; a new stream starts with
@@ -215,7 +215,7 @@ def _run(run_id: str, *rest: str) -> str:
 async def _server_sent(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:
     """Yield each server-sent event's name and data; the data is one line."""
     name, rest = "", b""
-    # Not read by line: the last event's line has the whole history, too long for aiohttp's limit.
+    # Not read line by line: the last line contains all rounds, and may exceed aiohttp's limit.
     async for chunk in stream.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:

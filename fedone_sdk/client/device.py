@@ -17,7 +17,7 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.client.noise import PrivacyAccount
 from fedone_sdk.client.options import EventSink, Hooks, RunFit, Turn
 from fedone_sdk.client.rows import WITHHELD, Admitted, Consent, Declining, Unfit, reason_of
-from fedone_sdk.client.session import MAX_CALL_WAIT_S, Lease, Paused, retry_after_s
+from fedone_sdk.client.session import MAX_CALL_WAIT_S, Deadline, Paused, retry_after_s
 from fedone_sdk.client.state import DeviceState, Journal, Unsent, unsent_updates
 from fedone_sdk.client.work import Work, facts_of
 from fedone_sdk.errors import BudgetExhausted, LabelWordError, MissingExtraError, SpecError
@@ -35,7 +35,7 @@ _MAX_RUNS = 8
 """Number of cached runs at which the cache is cleared."""
 
 _UNFIT = (BudgetExhausted, LabelWordError, MissingExtraError, SpecError, Unfit)
-"""Failures that all other work of the run would cause too; the device is unfit for the run."""
+"""Failures that would recur in all work of the run, so that the device declines the whole run."""
 
 _NOT_DECLINED = (
     "assignment_expired",
@@ -79,8 +79,8 @@ class Device:
             raise Unfit("no backend: this server has no gateway, and the client has no backend")
         if run.task.loss == "score" and self.hooks.score is None:
             raise Unfit(
-                "loss score needs a score function, and this client has none: Hooks(score=...), or "
-                "fedone client --run RUN.yaml"
+                "loss score needs a score function, and this client has none; set Hooks(score=...) "
+                "or fedone client --run RUN.yaml"
             )
 
     def admit(self, run: RunTask, rows: Sequence[Example]) -> Admitted:
@@ -95,7 +95,7 @@ class Device:
 class KnownRuns:
     """Cache of the tasks and candidates of a device's runs.
 
-    If the device has its own model, a run's label words are checked with it.
+    If the device has its own model, the label words of each run are checked with this model.
 
     Attributes:
         num_proposals: For each run, the number of candidates that the device has proposed.
@@ -112,7 +112,7 @@ class KnownRuns:
         return run_id in self._tasks
 
     async def task(self, run_id: str, version: int = 0) -> RunTask:
-        """Return a run's task; fetch it unless the cached one has this version of candidates."""
+        """Return a run's task, from the cache if that has at least this version of candidates."""
         known = self._tasks.get(run_id)
         if known is not None and known.vocabulary_version >= version:
             return known
@@ -144,7 +144,7 @@ class KnownRuns:
         return RunFit(run_id=run_id, rows=len(rows), fit=fit, reason=admitted.reason)
 
     async def vocabulary(self, run_id: str, version: int = 0) -> Vocabulary:
-        """Return a run's candidates; fetch them unless the cached ones have this version."""
+        """Return a run's candidates, from the cache if that has at least this version of them."""
         have, before = self._vocabularies.get(run_id, (0, None))
         if before is not None and have >= version:
             return before
@@ -194,18 +194,18 @@ class Worker:
         """Do one assignment and send its update, or decline it.
 
         Raises:
-            Paused: The client stops while `only_when` is false.
+            Paused: The client was stopped while it waited for `only_when` to become true.
         """
         session, journal = self._device.session, self._journal(assignment)
         self._device.events.emit("assigned", **facts_of(assignment))
         renew = partial(session.call, session.transport.renew, assignment.assignment_id)
         run: RunTask | None = None
-        async with Lease(assignment.deadline_s, renew) as lease:
+        async with Deadline(assignment.deadline_s, renew) as deadline:
             try:
                 unsent = journal.unsent
                 if unsent is None:
                     run = await self._checked_run(assignment, all_rows)
-                    unsent = await lease.bounded(self._done(run, assignment, all_rows))
+                    unsent = await deadline.bounded(self._done(run, assignment, all_rows))
             except Exception as exc:
                 private = run is not None and run.privacy is not None
                 return await self._failed(assignment, exc, private=private)
@@ -254,8 +254,8 @@ class Worker:
     async def _send(self, unsent: Unsent) -> Turn:
         """Send an update. If it was sent before, the server gives the same answer again.
 
-        If the update is refused while the assignment is open, the work is declined. Otherwise the
-        next claim would get the same assignment.
+        If the update is refused while the assignment is open, the work is declined, because the
+        next claim would otherwise return the same assignment.
         """
         session, facts = self._device.session, facts_of(unsent)
         try:

@@ -107,7 +107,7 @@ class EdgeClient:
             reflect=policy.reflect,
             budget=options.budget_guard(policy.budget, state_dir, backend),
             privacy=privacy,
-            # A simulation checks the rows of all its clients together.
+            # A simulation has its own transport, and checks the rows of all its clients together.
             logs_fit=network.transport is None,
         )
         self._worker = Worker(self._device)
@@ -183,8 +183,8 @@ class EdgeClient:
                 finally:
                     if self._device.privacy is not None:
                         self._device.privacy.update()
-                    # Closed between turns, so that SQLite needs no second file then, and a process
-                    # with many clients has few files open.
+                    # Closed between turns, so that a process with many clients has few open files,
+                    # and SQLite deletes the log (WAL) beside its file.
                     self._device.state.close()
         if turn.outcome in ("declined", "refused"):
             turn = replace(turn, next_turn_s=self._backoff.next_s())
@@ -288,9 +288,9 @@ class EdgeClient:
             await self._session.rotate()
 
     async def check(self) -> tuple[RunFit, ...]:
-        """Return how many of this device's rows fit each running run; check its own model, too.
+        """Return how many of this device's rows fit each running run.
 
-        Enrols the device if necessary, but sends no query and claims no work.
+        Enrols the device if necessary, and checks its own model. Sends no query, claims no work.
 
         Example:
             ```python

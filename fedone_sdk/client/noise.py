@@ -1,9 +1,9 @@
 """The noise on what a device sends, and the epsilon that the device has spent.
 
-The mechanism is the discrete Gaussian on a grid (Canonne, Kamath and Steinke 2020): values are
-clipped and rounded to integers, noise is added in exact integer arithmetic, and the sums are scaled
-back. So rounding never removes the noise, and the low bits of a result reveal nothing (Mironov
-2012). Random bits come from the operating system, because the server knows the run's seed.
+The mechanism is the discrete Gaussian (Canonne, Kamath and Steinke 2020): values are clipped and
+rounded to an integer grid, noise is added in exact integer arithmetic, and the sums are scaled
+back. (The low bits of floating-point noise could reveal the values; Mironov 2012.) Random bits come
+from the operating system, because the server knows the run's seed.
 A release is one noised result, such as the mean losses of an update.
 """
 
@@ -52,7 +52,7 @@ def noised_means(
     sqrt(d) in L2 norm. A noised mean may be outside its bounds.
 
     Args:
-        values: Shape (d, b), one row per mean, the same examples in each.
+        values: Shape (d, b): d means over the same b examples.
         bounds: Lowest and highest value of each row; the values are clipped to them.
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
         random: Source of uniform integers.
@@ -89,12 +89,12 @@ def private_terms(
     privacy: PrivacySpec,
     random: Random = _RANDOM,
 ) -> tuple[float, ...]:
-    """Return I mean losses, I x C mean label probabilities and C counts of labels, with noise.
+    """Return noised numbers for I prompts: I mean losses, and I x C mean probabilities of C labels.
 
-    The `sensitivity` is larger than for losses alone, so the losses have 12 % more noise.
+    C noised counts of the labels follow. The losses have 12 % more noise than in `private_losses`.
 
     Args:
-        terms: `loss_terms`, shape (I, b, 2 + C).
+        terms: The results of `loss_terms` for b examples, shape (I, b, 2 + C).
         targets: The true labels, shape (b,); -1 for an example without a loss, whose terms are 0.
         privacy: `PrivacySpec.clip` is the maximum loss of an example.
         random: Source of uniform integers.
@@ -104,7 +104,7 @@ def private_terms(
     values: list[Sequence[float]] = [rows[0] for rows in columns]
     values += [column for rows in columns for column in rows[2:]]
     values += [[float(target == label) for target in targets] for label in range(labels)]
-    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # an example's 1 is not clipped
+    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # a count of 1 is not clipped
     bounds = [(0.0, privacy.clip)] * count
     bounds += [(0.0, PROBABILITY_WIDTH)] * (count * labels) + [(0.0, share)] * labels
     means = noised_means(
@@ -119,10 +119,10 @@ def private_step(
     privacy: PrivacySpec,
     random: Random = _RANDOM,
 ) -> NDArray[np.float64]:
-    """Return alpha after a clipped and noised step, shape (n, N); the caller projects it.
+    """Return alpha (the parameters of the method) after a clipped and noised step.
 
-    The sensitivity is 2 C, because two steps of L2 norm C differ by at most 2 C. The projection
-    costs no privacy, because it reads only the noised step.
+    The sensitivity is twice `privacy.clip`, because two steps of this L2 norm differ by at most
+    that. The result may be infeasible; the caller projects it, which costs no privacy.
     """
     import numpy as np
 
@@ -186,7 +186,7 @@ class PrivacyAccount:
     """Counts the noised releases of one device, over all its runs and servers.
 
     Args:
-        own_model: Whether a model on the device scores, and not the gateway.
+        own_model: Whether the device scores with its own model, and not through the gateway.
 
     Raises:
         DataError: The count cannot be read.
@@ -241,7 +241,7 @@ class PrivacyAccount:
         return privacy
 
     def charge(self, privacy: PrivacySpec) -> Precision:
-        """Return the precision of one release, 1 / noise_multiplier**2, to be stored with it.
+        """Return a release's target and precision, 1 / noise_multiplier**2; the state adds it up.
 
         Raises:
             Declining: The count cannot be read.
@@ -284,11 +284,11 @@ class PrivacyAccount:
         if epsilon > max_epsilon:
             raise Unfit(
                 _SPENT,  # The server does not get the figures: they include other servers' runs.
-                shown=f"{_SPENT}: at most {max_epsilon:g} at delta {self.required.delta:g}, "
-                f"{self.epsilon:.4g} is spent, and it would be {epsilon:.4g}",
+                shown=f"{_SPENT}: {self.epsilon:.4g} is spent, the work would raise it to "
+                f"{epsilon:.4g}, the maximum is {max_epsilon:g} (delta {self.required.delta:g})",
             )
 
     def _epsilon(self, precisions: dict[str, float]) -> float:
         if self.required.unit == "device" and precisions.get("losses"):
-            return math.inf  # Releases of losses protect single examples only.
+            return math.inf  # A release of losses protects one example, not the whole device.
         return self._accountant.epsilon(sum(precisions.values()))

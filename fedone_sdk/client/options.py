@@ -1,4 +1,4 @@
-"""Options that an app sets; and what the app receives: events, results, how many rows fit a run."""
+"""The options of an edge client, and the events and results that its app receives."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ClientEvent:
 
 
 OnlyWhen = Callable[[], "bool | Awaitable[bool]"]
-"""Whether the device may work now. Plain or async."""
+"""A plain or async function, which returns whether the device may work now."""
 
 OnEvent = Callable[[ClientEvent], object]
 """Receives each event; its result is ignored."""
@@ -145,11 +145,11 @@ class WorkPolicy:
         budget: Caps on all work of the device, for all runs and servers together; work that would
             exceed them is declined. The usage is stored in the client's `state_dir`. Without a
             `backend` only `queries` can be capped. None is no cap.
-        labels: Values of the label column that a run's labels must include; rows with another
-            value take part in no run. If None, these are the values in the rows; from a declined
-            run the server can then infer that a row has another label.
-        reflect: The model that may write candidates from rows that a prompt answered wrongly: a
-            model on the device (its text is filtered, but has no differential privacy); or
+        labels: The device declines a run whose labels do not include all of these. Rows with other
+            labels take part in no run. None is all labels in the rows; a declined run then shows
+            the server that some row has a label that is not in the run.
+        reflect: The model that may write candidates from rows that were answered wrongly: a model
+            on the device (the candidates are filtered, but without differential privacy); or
             ``gateway``, the run's model, which reads the rows with their labels. None is no model.
 
     Raises:
@@ -180,7 +180,7 @@ def budget_guard(
     for unit in budget.model_dump(exclude_none=True):
         if unit not in bounded:
             names = ", ".join(sorted(bounded))
-            raise ArgumentError(f"policy.budget.{unit}: cannot be bounded here; allowed: {names}")
+            raise ArgumentError(f"policy.budget.{unit}: cannot be capped here; allowed: {names}")
     ledger = None if folder is None else SqliteLedger(Path(folder) / "budget.sqlite3")
     return BudgetGuard(budget, ledger=ledger, name="client")
 

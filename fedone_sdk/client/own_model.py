@@ -1,4 +1,4 @@
-"""Scores of prompts by a device's own model; new candidates that a model writes from its rows."""
+"""Scoring by a device's own model, and new candidates that a model writes from a device's rows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _NUM_WORST, _NUM_BEST = 4, 2
-"""How many examples with the highest and with the lowest losses a reflection uses."""
+"""How many examples with the highest and lowest losses are shown to a model that writes."""
 
 _MAX_TOKENS = 512
 
 
 async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
-    """Score the prompts at the positions `missing`; each answer is stored as soon as it arrives.
+    """Score the prompts with the indices `missing`; each answer is stored as soon as it arrives.
 
     A prompt that occurs twice is sent once, and counts as two queries. The queries are added to
     `lease`, a reservation of the device's budget, when they are sent.
@@ -43,7 +43,7 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
     backend = device.backend
     assert backend is not None
     model = backend.fingerprint
-    # If `before_send` held all texts back, the reported number of queries does not reveal it.
+    # If `before_send` held all texts back, the reported number of queries must not reveal this.
     if not batch.texts:
         lease.add(Usage(queries=len(missing)))
         await step.keep([(missing, ())], model, Usage(queries=len(step.keys)))
@@ -58,7 +58,9 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
         await score_all(recorded, queries)
     except (BackendError, BudgetError) as exc:
         _log.warning("the device's model failed", reason=str(exc))
-        if batch.private and type(exc) is BackendError:  # A decline could reveal a row's text.
+        if (
+            batch.private and type(exc) is BackendError
+        ):  # A decline would reveal that a text failed.
             await step.keep([(step.missing, [None] * len(batch.texts))], model)
             return
         kind = Unfit if isinstance(exc, BudgetExhausted) else Declining
@@ -70,7 +72,7 @@ async def ask(step: Step, missing: Sequence[int], lease: Lease) -> None:
 async def _queries(
     step: Step, missing: Sequence[int], backend: LLMBackend, payer: BudgetGuard
 ) -> dict[Query, list[int]]:
-    """Return each query with the positions of the prompts that it scores."""
+    """Return each query with the indices of the prompts that it scores."""
     run, batch, changed = step.work.run, step.batch, {}
     if step.proposal is not None and run.reflection is not None:
         changed = {run.reflection.slot: step.proposal.text}
@@ -91,8 +93,8 @@ async def _queries(
 class _Recorded(Wrapper):
     """A backend that waits for `only_when` before a query, and stores the query's answer and cost.
 
-    Queries that may have been sent when the process ends count as spent. While these queries run,
-    nothing else charges the device's budget.
+    If the process ends, queries that may have been sent count as spent. From `begin` to `end`
+    nothing else may charge the device's budget: its change is taken as the cost of the queries.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class _Recorded(Wrapper):
         try:
             answer = await self.inner.score(query)
             check_answer(query, answer)
-        except ValueError as exc:  # Not stored: a restart would read the same answer again.
+        except ValueError as exc:  # The answer is not stored; a restart would fail on it again.
             raise BackendError(f"the model's answer cannot be used: {exc}") from exc
         rows = rows_of(query, answer)
         self._bound = self._bound.beyond(self._at_risk.pop(query))
@@ -141,7 +143,7 @@ async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:
     """Let a model write a candidate from a scored mini-batch, and score it on the same rows.
 
     The parent, which the candidate is to improve, is the prompt with the lowest loss on the
-    mini-batch. So different groups of clients improve different prompts.
+    mini-batch. Clients with different rows therefore improve different prompts.
 
     Returns:
         The candidate, if its loss is lower than its parent's. None if the loss is not lower, if the
@@ -151,7 +153,7 @@ async def propose(step: Step, losses: Sequence[float]) -> Proposal | None:
     reflection, num_proposals = work.run.reflection, work.runs.num_proposals
     if reflection is None or (work.device.reflect == "gateway" and not reflection.gateway):
         return None
-    if num_proposals[work.assignment.run_id] >= MAX_PROPOSALS:  # A limit of the device itself.
+    if num_proposals[work.assignment.run_id] >= MAX_PROPOSALS:  # The device's own limit per run.
         return None
     try:
         parent = min(range(len(losses)), key=losses.__getitem__)
@@ -204,7 +206,7 @@ async def _write(work: Work, slot: str, current: str, parent: int, cases: Sequen
 
 
 def _cases(step: Step, parent: int) -> list[Judged]:
-    """Return the examples with the parent's highest and lowest losses; none if all are right.
+    """Return the examples with the parent's highest and lowest losses; none if all were right.
 
     Examples with generated texts are left out after a restart, because the texts are not stored.
     """
@@ -240,8 +242,8 @@ async def _may_leave(text: str, work: Work, vocabulary: Vocabulary) -> bool:
     public += [template for _, template in work.run.task.messages]
     if (description := work.run.task.description) is not None:
         public += [description.asked, description.text]
-    if shared := await asyncio.to_thread(reflection.quotes, text, rows, public):
-        # The text is private.
+    if shared := await asyncio.to_thread(reflection.copied_part, text, rows, public):
+        # Only the kind of the quotation is logged, because the text is private.
         _log.warning("a candidate quotes a row", what=shared.partition(" ")[0])
         return False
     hook = work.device.hooks.before_propose

@@ -131,8 +131,8 @@ class Consent:
         label: The label column.
         fields: Columns that may be put into prompts; None is every column but the label. If the
             label column is among them, loss ``nll`` may send it to the gateway.
-        labels: Values of the label column that the run's labels must include; rows with another
-            value are left out. If None, these are the values in the rows.
+        labels: The run's labels must include all of these; rows with other labels are left out.
+            None is all labels in the rows.
         private: Whether the device requires privacy.
     """
 
@@ -206,7 +206,7 @@ class Consent:
     def _incomplete(
         self, task: TaskSpec, row: Example, named: Sequence[str]
     ) -> row_checks.RowProblem | None:
-        """Return why a row does not take part if it needs these columns; None if it takes part."""
+        """Return why a row, which must have the columns `named`, takes no part; None if it does."""
         for name in named:
             if problem := row_checks.field_problem(row, name, MAX_TEXT_CHARS):
                 return problem
@@ -273,12 +273,12 @@ class Minibatch:
         content = [self.texts, self.examples]
         try:
             text = json.dumps(content, sort_keys=True, default=repr, ensure_ascii=False)
-        except (TypeError, ValueError):  # A key None (csv.DictReader), or a row contains itself.
+        except (TypeError, ValueError):  # A key is None (csv.DictReader), or a row is recursive.
             text = repr(content)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def check(self, failed: frozenset[int]) -> Scored:
-        """Return the counts of scored, failed and vetoed examples; if `private`, all are scored.
+        """Count scored, failed and vetoed examples; if `private`, all examples count as scored.
 
         Raises:
             Declining: Too few examples were scored.

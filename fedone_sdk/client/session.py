@@ -1,7 +1,4 @@
-"""Authenticated calls to an aggregator, with retries; an assignment's lease; the app's condition.
-
-A lease is the time for which the server reserves an assignment for this device.
-"""
+"""Calls to an aggregator, with retries; an assignment's deadline; the app's condition for work."""
 
 from __future__ import annotations
 
@@ -98,8 +95,8 @@ MAX_WAIT_S = 3600.0
 """The longest ``Retry-After`` that is honoured, seconds."""
 
 MAX_CALL_WAIT_S = 3.0
-"""The longest ``Retry-After`` that a call waits for, seconds; a longer one ends the turn, because a
-mobile system lets an app work for minutes only."""
+"""The longest ``Retry-After`` that a call waits for, seconds. After a longer one the call fails,
+because a mobile system lets an app work for minutes only."""
 
 P = ParamSpec("P")
 
@@ -118,7 +115,7 @@ class Backoff:
         self._failures = 0
 
     def next_s(self, asked_s: float | None = None) -> float:
-        """Return the wait after a failure, seconds: the backoff plus a ``Retry-After``."""
+        """Return the wait after a failure: the backoff plus `asked_s`, a ``Retry-After``."""
         bound = min(self._max_s, self._first_s * 2.0 ** min(self._failures, 32))
         self._failures += 1
         return min(asked_s or 0.0, MAX_WAIT_S) + random.uniform(0.0, bound)
@@ -244,7 +241,7 @@ _RETRY_S, _RETRY_SHARE = 3.0, 0.1
 _MIN_WAIT_S = 0.2
 
 
-class Lease:
+class Deadline:
     """An assignment's deadline, which a background task renews until the work has ended.
 
     The server sends the deadline as a number of seconds. It is measured by the event loop's clock,
@@ -258,7 +255,7 @@ class Lease:
         renewing = self._renew_until_refused()
         self._renewing = asyncio.create_task(renewing, name="edge client renewal")
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> Deadline:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -272,7 +269,7 @@ class Lease:
 
     @property
     def renewable(self) -> bool:
-        """Whether the server may still renew the lease."""
+        """Whether the server may still renew the deadline."""
         return not self._renewing.done()
 
     async def bounded(self, work: Awaitable[T]) -> T:
@@ -316,7 +313,7 @@ _MARGIN_S = 2.0
 
 
 class Paused(errors.FedOneError):
-    """The client stops while the app's condition is false; the work stays in the device's state."""
+    """The client was stopped while the app's condition was false; its state has the work."""
 
 
 class Condition:

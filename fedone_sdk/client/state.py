@@ -39,7 +39,7 @@ Key = tuple[str, str, str]
 """Key of an entry: an assignment's id (or empty), the entry's kind and its name."""
 
 Precision = tuple[str, float]
-"""The target of a release (one noised result), and 1 / (its noise multiplier)**2."""
+"""The target of a release (a noised result): losses or alpha; and 1 / noise_multiplier**2."""
 
 Row = tuple[LogProbs | float | None, ...]
 """The model's answers to one prompt, one for each example of the mini-batch: log-probabilities of
@@ -75,7 +75,7 @@ _MAX_ASSIGNMENTS = 8
 could fill the disk with assignments that it never ends."""
 
 _MAX_NOISED = 1000
-"""Maximum number of assignments that are remembered as having drawn their noise."""
+"""For how many assignments the state records that their noise has been drawn."""
 
 
 class Identity(Message):
@@ -240,7 +240,7 @@ class DeviceState:
 
     def _evicted(self, entries: Mapping[Key, str | None]) -> dict[Key, str | None]:
         """Return changes that delete the oldest entries, if `entries` add an assignment."""
-        # From the latest entry on, because that is most often of the same assignment.
+        # Reversed, because the latest entry most often belongs to the same assignment.
         owners = {owner for owner, *_ in entries if owner}
         if all(any(owner == key[0] for key in reversed(self._entries)) for owner in owners):
             return {}
@@ -363,7 +363,7 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         try:
             erase_log(db)
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # Then the log is synced all the same.
+            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # If full, it was synced all the same.
                 raise
     except BaseException:
         db.close()
@@ -396,7 +396,7 @@ class Unsent(Message):
 class Journal:
     """The entries of one assignment: answers, spending, noise, and the update until it is accepted.
 
-    The entries contain numbers, digests, and the text that a reflection wrote.
+    The entries contain numbers, digests, and the candidate that a model wrote.
     """
 
     def __init__(self, state: DeviceState, assignment_id: str) -> None:
@@ -434,7 +434,7 @@ class Journal:
 
     @property
     def written(self) -> str | None:
-        """The text that the reflection wrote; a restart does not pay for it again."""
+        """The candidate that a model wrote; after a restart it is not paid for again."""
         return self._get(str, "written")
 
     @written.setter
@@ -449,7 +449,7 @@ class Journal:
     def check(self) -> None:
         """Check that, if noise was drawn, the noised numbers are still stored."""
         if self._noised in self._state.keys("", "noised") and not self.releases:
-            raise Declining("the noise of this work was drawn before, and its update is gone")
+            raise Declining("noise was drawn for this work before, and the noised result is lost")
 
     def release(
         self,

@@ -36,10 +36,10 @@ def server_url(text: str) -> URL:
 
 
 def _http_url(text: str) -> URL | None:
-    """Parse a URL with a host; None if it is malformed or has another scheme."""
+    """Parse an http(s) URL; None if it is malformed, or has no host or another scheme."""
     try:
         url = URL(text)
-        (url.raw_host or "").encode("idna")  # as the resolver does
+        (url.raw_host or "").encode("idna")  # The resolver would raise the same error later.
     except ValueError:
         return None
     return url if url.scheme in ("http", "https") and url.host else None
@@ -215,7 +215,7 @@ _MAX_SHORT_BYTES = 1024 * 1024
 _MAX_PROBLEM_BYTES = 64 * 1024
 _MAX_RETRY_AFTER_S = 3600.0
 _SCORE_S = 600.0
-"""Additional wait for a model's answer, seconds; the assignment's deadline is shorter."""
+"""Additional wait for a model's answer, seconds; the assignment usually expires earlier."""
 
 
 class Idle(messages.Message):
@@ -224,7 +224,7 @@ class Idle(messages.Message):
     retry_after_s: float
 
 
-_ASSIGNMENT: Any = messages.Assignment  # a union is no class for mypy
+_ASSIGNMENT: Any = messages.Assignment  # mypy does not accept a union as a class
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +253,8 @@ class Call:
 class Transport(ABC):
     """The calls of the protocol; an implementation defines `send`.
 
-    Each raises `TransportError` if the aggregator cannot be reached, `ProblemError` if it refuses,
-    and `MessageError` if the answer does not follow the protocol.
+    Each call raises `TransportError` if the aggregator cannot be reached, `ProblemError` if it
+    refuses, and `MessageError` if the answer does not follow the protocol.
     """
 
     @abstractmethod
@@ -311,7 +311,7 @@ class Transport(ABC):
         return await self._answer(messages.Receipt, "update", credential, message, assignment_id)
 
     async def renew(self, credential: str, assignment_id: str) -> messages.Renewal:
-        """Renew an assignment's lease."""
+        """Renew an assignment's deadline."""
         return await self._answer(messages.Renewal, "renew", credential, None, assignment_id)
 
     async def decline(self, credential: str, assignment_id: str, message: messages.Decline) -> None:

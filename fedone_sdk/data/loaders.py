@@ -193,7 +193,7 @@ def _table_rows(path: Path, records: _Records) -> Iterator[dict[str, str]]:
 
 
 def _is_data(header: Sequence[str], data: Sequence[Sequence[str]]) -> bool:
-    """Return whether the first record is data, because it has a label that others also have."""
+    """Return whether the first record has a label that others also have, so is not a header."""
     if any(name.casefold() in NAMES for name in header):
         return False
     for name, *column in zip(header, *data, strict=True):

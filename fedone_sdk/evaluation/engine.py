@@ -186,7 +186,7 @@ class Records:
     def find(self, trial: Trial) -> Record | None:
         """Return the record with the trial's identity."""
         identity = trial.identity()
-        for file in self._file(trial), self._set_aside(trial, identity):
+        for file in self._file(trial), self._renamed_file(trial, identity):
             record = _read(file)
             if record is not None and record.identity == identity:
                 return record
@@ -211,7 +211,7 @@ class Records:
         before = _read(self._file(trial))
         if before is not None and before.identity != record.identity:
             with suppress(FileNotFoundError):  # Another process has renamed it.
-                self._file(trial).replace(self._set_aside(trial, before.identity))
+                self._file(trial).replace(self._renamed_file(trial, before.identity))
         write_whole(self._file(trial), text + "\n")
         self._failure_file(trial).unlink(missing_ok=True)
         return record
@@ -231,7 +231,7 @@ class Records:
     def _file(self, trial: Trial) -> Path:
         return self._out / (trial.home or self._name) / "trials" / f"{trial.key}.json"
 
-    def _set_aside(self, trial: Trial, identity: str) -> Path:
+    def _renamed_file(self, trial: Trial, identity: str) -> Path:
         return self._file(trial).with_name(f"{trial.key}~{_short(identity)}.json")
 
     def _failure_file(self, trial: Trial) -> Path:

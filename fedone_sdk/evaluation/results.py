@@ -197,7 +197,7 @@ class Results:
 
     @property
     def header(self) -> list[str]:
-        """The columns of the table."""
+        """The names of the table's columns; `docs/guides/compare.md` explains them."""
         first = self.standings[0].entrant.name
         return _HEADER.format(metric=self.task.metric, first=first).split("|")
 

@@ -33,12 +33,12 @@ class Claim(Message):
 
 
 class Step(Message):
-    """One local step.
+    """One local step of the ``alpha`` exchange: draw prompts, score them, and change alpha.
 
     Attributes:
         num_samples: I, number of prompts to score.
         minibatch_seed: Seed for the draw of the mini-batch (`fedone_sdk.data.draw_minibatch`).
-        prompt_seed: Seed for the method's ``ask`` (alpha exchange only).
+        prompt_seed: Seed for the method's ``ask``, which draws the prompts.
     """
 
     num_samples: Annotated[int, Field(ge=2, le=65536)]
@@ -67,8 +67,8 @@ class AlphaAssignment(_Assignment):
         leased_queries: Number of queries reserved for this work.
         vocabulary_version: Number of candidates added since the run started. A client with an older
             version fetches the task and the missing candidates.
-        alpha: Parameters of the distribution over prompts: float32, shape (n, N), positive; 0 for
-            candidates that a position does not have.
+        alpha: Parameters of the distribution over prompts: float32, shape (n, N) for n positions
+            with up to N candidates; positive, or 0 for candidates that a position does not have.
     """
 
     exchange: Literal["alpha"] = "alpha"
@@ -80,9 +80,9 @@ class LossesAssignment(_Assignment):
     """Work in the ``losses`` exchange: score prompts and return one loss for each prompt.
 
     Attributes:
-        prompts: Shape (I, n), indices of candidates in the run's vocabulary.
-        biases: With label calibration, float32, shape (I, C): the label bias of each prompt, which
-            is added to the label words' log-probabilities, nats.
+        prompts: I prompts of n candidate indices (in the run's vocabulary) each, shape (I, n).
+        biases: With label calibration, the biases of the C labels for each prompt, float32, shape
+            (I, C). They are added to the label words' log-probabilities, nats.
         reflect: Whether the client may propose a candidate. If so, one of the reserved queries is
             for scoring this candidate.
     """
@@ -106,7 +106,7 @@ class Renewal(Message):
 
 
 class Reflection(Message):
-    """How devices propose candidates.
+    """How devices propose new candidates, which a model writes from their rows.
 
     Attributes:
         slot: The slot that the candidates are for.
@@ -122,7 +122,7 @@ class RunTask(Message):
 
     Attributes:
         prompt_len: n, number of positions of a prompt.
-        vocab_size: N, number of candidates of a position.
+        vocab_size: N, largest number of candidates of a position.
         blank: Index of the blank, the empty candidate, if it is the same at all positions.
         layout: For a prompt of slots: each slot's number of positions, number of candidates (at
             most N) and index of its blank.
@@ -181,7 +181,7 @@ class VocabularyList(Message):
         """Return the vocabulary of the message.
 
         Args:
-            known: The vocabulary of the version in the request; None if the request had none.
+            known: The vocabulary of the version ``after``; None if the request had no ``after``.
 
         Raises:
             ValueError: The message is not a valid vocabulary.

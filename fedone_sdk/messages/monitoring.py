@@ -44,8 +44,8 @@ class LostWork(Message):
     """An assignment that ended without an update; its seat was given to another client.
 
     Attributes:
-        said: Reason from the client that declined, or from the operator who quarantined the client;
-            for operators only.
+        said: The text that the client sent with its decline, or that the operator gave for the
+            client's quarantine; for operators only.
     """
 
     round: Annotated[int, Field(ge=0)]
@@ -60,6 +60,7 @@ class Seats(Message):
 
     Attributes:
         round: Index of the current round, which is also the number of rounds done.
+        waiting: Number of clients that wait for work of the run.
         lost: The newest lost assignments, oldest first.
     """
 
@@ -104,7 +105,7 @@ class TokenProbabilities(Message):
 
 
 class Check(Message):
-    """Result of checking something that the service depends on; `detail` is public."""
+    """Result of a check, for example of the store; `detail` is public."""
 
     ok: bool
     detail: str | None = None

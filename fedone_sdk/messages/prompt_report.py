@@ -73,9 +73,9 @@ class PromptReport(Message):
 
 
 Compared = Literal["chance", "no_prompt", "no_prompt_biased", "untrained", "cheapest", "tuned"]
-"""The compared prompts: the best constant answer; "no prompt"; "no prompt" with a label bias fitted
-to it; the untrained prompt; the shortest prompt whose metric is within the 95 % interval of the
-deployable prompt; and the deployable prompt."""
+"""What is compared: the best constant answer; the model without a prompt; without a prompt, with a
+label bias; the untrained prompt; the shortest prompt whose metric is within the 95 % interval of
+the deployable prompt; and the deployable prompt."""
 
 COMPARED: Mapping[Compared, str] = {
     "chance": "One answer for everything",
@@ -90,12 +90,13 @@ COMPARED: Mapping[Compared, str] = {
 Conclusion = Literal[
     "worth_keeping", "no_prompt", "unclear", "worse", "guessing", "unknown", "not_measured"
 ]
-"""Conclusion from the intervals of the differences to the best baseline and to chance.
+"""Conclusion from two 95 % intervals: the gain over the best baseline (`Verdict.against`), and the
+gain over the best constant answer.
 
 - ``worth_keeping``: both intervals are above 0.
-- ``unclear``: one of these two intervals contains 0.
-- ``worse``: the interval of the difference to the best baseline is below 0.
-- ``guessing``: the metric is not above that of a constant answer.
+- ``unclear``: at least one interval contains 0.
+- ``worse``: the interval of the gain over the best baseline is below 0.
+- ``guessing``: the metric is not better than that of the best constant answer.
 - ``no_prompt``: the deployable prompt is "no prompt", perhaps with a label bias.
 - ``unknown``: there are no intervals, because the metric is a user function.
 - ``not_measured``: there is no measurement on dev rows.
@@ -192,10 +193,9 @@ class Verdict(Message):
         standings: The measurements, chance first and the tuned prompt last.
         against: The best baseline: the better of "no prompt" with and without a label bias; for the
             conclusion ``no_prompt``, "no prompt" without a label bias.
-        bias: The label bias of ``no_prompt_biased``, nats. Null if there is no bias, or a bias for
-            each fold.
-        bias_from: Data on which the bias of ``no_prompt_biased`` was fitted: ``training``, the
-            run's losses; ``dev``, the other folds of the dev rows.
+        bias: The label bias of ``no_prompt_biased``, nats; null with `bias_from` ``dev``.
+        bias_from: Data on which this bias was fitted. ``training``: the run's losses. ``dev``: the
+            dev rows in folds, each fold with the bias that was fitted on the other folds.
         needed_examples: For ``unclear``, the approximate number of dev rows that would show a gain
             of this size with 80 % power; null if the gain is within one standard error.
         preference: Comparison by the judge of ``task.score``; absent without a judge.

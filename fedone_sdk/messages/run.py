@@ -17,7 +17,7 @@ RunStatus = Literal["running", "completed", "budget_exhausted", "stopped", "fail
 _ACCOUNTS = ("spent", "leased", "evaluation")
 _COUNTS = ("queries", "requests", "prompt_tokens", "completion_tokens")
 
-# Not a model: pydantic 2.14 cannot build a message with several fields of such a model.
+# A dict, because pydantic 2.14 cannot build a message with several fields of one nested model.
 Bill = Annotated[
     dict[str, int | float | None],
     WithJsonSchema(
@@ -202,6 +202,7 @@ class ClientInfluence(Message):
 
     Attributes:
         rounds: Number of the client's updates that the defences examined.
+        scaled: Number of the client's updates whose step of alpha was shortened.
         movement: Sum of the norms of the client's accepted steps of alpha.
         share: The client's share of the movement of all clients.
         outliers: Number of the client's updates that were rejected as outliers.
@@ -225,7 +226,7 @@ class ClientInfluence(Message):
 
 
 class ProposerReport(Message):
-    """Calls of a run's proposer, and their results.
+    """Calls of a run's proposer (a model that writes new candidates), and their results.
 
     Attributes:
         calls: Number of calls, including failed ones.
@@ -316,7 +317,7 @@ class RunResult(Billed):
         lineage: The candidates that devices wrote or the run's model merged, each below its first
             parent.
         judge: The part of `evaluation` for the judge of ``task.score``; absent without a judge.
-        communication: Traffic of all requests except calls of the gateway (`gateway`).
+        communication: Traffic of all requests except calls of the gateway, which `gateway` has.
         verdict: Whether tuning improved the metric; absent while the run is running.
         model: Fingerprint of the model that scored, once known.
         models: Model names that the provider reported.
@@ -362,7 +363,7 @@ class RunResult(Billed):
 
 
 RunEvent = RoundReport | RunResult
-"""An event of a run: a finished round, which is sent again with its metric; or the final result."""
+"""An event of a run: a finished round (sent again if its metric is measured), or the result."""
 
 
 Reason = Annotated[str, Field(min_length=1, max_length=500), ONE_LINE]

@@ -19,14 +19,14 @@ MAX_WRITTEN_CHARS = 65_536
 _MAX_EXAMPLES, _MAX_PROMPTS = 1024, 65_536
 
 MAX_CASES = 8
-"""Maximal number of examples of a reflection."""
+"""Maximal number of examples from which a model writes a candidate."""
 
 _Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 _Written = Annotated[str, Field(max_length=MAX_WRITTEN_CHARS)]
 
 
 class Proposal(Message):
-    """A candidate that a device proposes, for the slot of the run's proposer.
+    """A candidate that a device proposes, for the slot `Reflection.slot`.
 
     Attributes:
         parent: Index of the prompt that the candidate improves, among the assignment's prompts.
@@ -38,18 +38,18 @@ class Proposal(Message):
 
 
 class Judged(Message):
-    """The text fields of an example; `feedback` has the expected and given answer and the loss."""
+    """The text fields of an example; `feedback` says what was expected and what was answered."""
 
     example: Annotated[dict[str, _Text], Field(max_length=16)]
     feedback: _Text
 
 
 class Reflect(Message):
-    """``POST /v1/reflect``: the run's model writes a candidate from cases, once per assignment.
+    """``POST /v1/reflect``: the run's model writes a candidate, at most once per assignment.
 
     Attributes:
         parent: Index of the prompt to improve, among the assignment's prompts.
-        cases: Examples with the prompt's answers; the feedback contains the examples' labels.
+        cases: Examples with the answers to this prompt; the feedback contains their labels.
     """
 
     assignment_id: Id
@@ -71,7 +71,7 @@ class Score(Message):
         prompts: Shape (P, n), candidate indices; absent if they are the assignment's prompts.
         examples: Text fields of the B examples of the mini-batch, without labels.
         references: The B reference texts for loss ``nll``; otherwise empty.
-        proposal: Scores one prompt instead of `prompts`: the parent with the proposed text.
+        proposal: If present, only one prompt is scored: the proposal's parent with the new text.
     """
 
     assignment_id: Id

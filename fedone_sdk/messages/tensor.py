@@ -67,7 +67,7 @@ class Tensor(Message):
         expected = count * array.array(_TYPECODES[self.dtype]).itemsize
         if len(self.data) != expected:
             raise ValueError(
-                f"data holds {len(self.data)} bytes, {self.dtype} {list(self.shape)} "
+                f"data holds {len(self.data)} bytes, but {self.dtype} {list(self.shape)} "
                 f"takes {expected}"
             )
         if self.dtype.startswith("float") and not self._is_finite():

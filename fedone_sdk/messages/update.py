@@ -70,7 +70,7 @@ class AlphaUpdate(_Update):
 
     Attributes:
         num_examples: Number of the client's examples, its weight in the aggregation.
-        usage: Usage of the client's own backend; zero through the gateway.
+        usage: Usage of the client's own backend; zero if the gateway has scored.
         mean_loss: Mean loss over all scored prompts, for the run's history.
     """
 
@@ -121,7 +121,7 @@ class Decline(Message):
     """``POST /v1/assignments/{id}/decline``: the client cannot do the work.
 
     Attributes:
-        usage: Usage of the client's own backend; zero through the gateway.
+        usage: Usage of the client's own backend; zero if it uses the gateway.
         unfit: Whether the client is unfit for all work of this run, because of its data, settings
             or installed packages. It gets no more work of this run until a claim with `changed`.
     """

@@ -290,7 +290,7 @@ class TestServed:
                 seen.append("broken")
                 turn = await client.run_once()
                 assert (turn.outcome, run.state.status) == ("refused", "failed")
-                assert turn.reason == "run_conflict: the run has failed; the work is kept"
+                assert turn.reason == "run_conflict: the run has failed; its open work is kept"
                 seen.append("mended")
                 await aggregator.service.resume_run(run)
                 assert (await client.run_once()).outcome == "worked"

@@ -215,7 +215,7 @@ def test_a_proposer_needs_a_pool() -> None:
         ({"slots": [SLOTS[0], SLOTS[0]]}, "two have the same name"),
         ({"slots": [SLOTS[3]]}, "needs a slot besides labels"),
         ({"slots": [{"name": "mask", "candidates": ["a", "b"]}]}, "must not be prompt or mask"),
-        ({"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]}, "is for the slot labels"),
+        ({"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]}, "and only for it"),
         ({"slots": [SLOTS[0], SLOTS[2]]}, r"needs \{closing\} exactly once"),
     ],
 )

@@ -62,7 +62,7 @@ async def test_a_round_that_the_other_took_away_is_refused() -> None:
         )
         assert found[0] is None
         assert isinstance(found[1], ProblemError)
-        assert found[1].detail == "the run has done 1 rounds, not 2"
+        assert found[1].detail == "cannot roll back to round 2; the run has done 1 rounds"
         assert (run.state.round, run.state.rollbacks) == (1, 1)
         assert alpha_sha256(run.state.method.alpha) == digests[1]
 

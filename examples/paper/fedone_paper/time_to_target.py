@@ -177,7 +177,7 @@ class _Probe:
     ) -> dict[str, float]:
         """Return the mean loss (nats) and metric of prompts, each measured on its own rows."""
         assert self._run is not None
-        task, shown = self._run.spec.task, self._run.shown
+        task, shown = self._run.spec.task, self._run.text_prompt
         queries = [
             query
             for prompt, held in zip(prompts, rows, strict=True)

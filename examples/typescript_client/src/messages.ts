@@ -95,7 +95,7 @@ export interface Tensor {
   data: string;
 }
 /**
- * One local step.
+ * One local step of the `alpha` exchange: draw prompts, score them, and change alpha.
  */
 export interface Step {
   /**
@@ -107,7 +107,7 @@ export interface Step {
    */
   minibatch_seed: number;
   /**
-   * Seed for the method's `ask` (alpha exchange only).
+   * Seed for the method's `ask`, which draws the prompts.
    */
   prompt_seed: number;
 }
@@ -124,7 +124,7 @@ export interface LossesAssignment {
   exchange: "losses";
   prompts: Tensor;
   /**
-   * With label calibration, float32, shape (I, C): the label bias of each prompt, which is added to the label words' log-probabilities, nats.
+   * With label calibration, the biases of the C labels for each prompt, float32, shape (I, C). They are added to the label words' log-probabilities, nats.
    */
   biases?: Tensor | null;
   minibatch_seed: number;
@@ -154,7 +154,7 @@ export interface RunTask {
    */
   prompt_len: number;
   /**
-   * N, number of candidates of a position.
+   * N, largest number of candidates of a position.
    */
   vocab_size: number;
   /**
@@ -230,7 +230,7 @@ export interface TaskSpec {
    */
   max_tokens?: number;
   /**
-   * The score function for loss `score`: a name in `scores.SCORES`, an entry point of the group `fedone.scores`, `package.module:function`, or a name with options, such as `{number: {tolerance: 0.01}}`. A message cannot make the SDK import a function.
+   * The score function for loss `score`: a name in `scores.SCORES`, an entry point of the group `fedone.scores`, `package.module:function`, or a name with options, such as `{number: {tolerance: 0.01}}`. A function named in a message is never imported.
    */
   score?:
     | string
@@ -282,7 +282,7 @@ export interface Description {
    */
   text?: string;
   /**
-   * What the label tells about the text, a noun without an article: `sentiment`.
+   * What the label says about the text, a noun without an article: `sentiment`.
    */
   aspect?: string;
   /**
@@ -292,7 +292,7 @@ export interface Description {
 }
 export interface JsonValue {}
 /**
- * The paper's methods: gradient descent on a distribution over tokens.
+ * The paper's methods: gradient descent on alpha, the parameters of a distribution of prompts.
  */
 export interface GradientSpec {
   /**
@@ -308,7 +308,7 @@ export interface GradientSpec {
    */
   batch_size?: number;
   /**
-   * `gs-bdpl` is Gumbel-Softmax black-box discrete prompt learning; `bdpl` is the earlier method, in which alpha has the tokens' probabilities (Diao et al. 2022).
+   * `gs-bdpl` is Gumbel-Softmax black-box discrete prompt learning; `bdpl` is the earlier method, in which alpha has the candidates' probabilities (Diao et al. 2022).
    */
   name: "gs-bdpl" | "bdpl";
   /**
@@ -329,7 +329,7 @@ export interface GradientSpec {
   alpha_min?: number;
 }
 /**
- * Searches over whole prompts. The end of a run is successive halving of the best prompts.
+ * Searches over whole prompts. At the end, successive halving chooses among the best prompts.
  */
 export interface SearchSpec {
   /**
@@ -349,7 +349,7 @@ export interface SearchSpec {
    */
   name: "thompson" | "random" | "tpe";
   /**
-   * Fraction of the run for successive halving. With 0, `tpe` deploys the prompt with the lowest mean loss.
+   * Fraction of the run for successive halving. With 0 there is none, and `tpe` deploys the prompt with the lowest mean loss.
    */
   halving?: number;
 }
@@ -386,7 +386,7 @@ export interface OwnMethodSpec {
  */
 export interface PrivacySpec {
   /**
-   * `losses` clips each example's loss and adds noise to each prompt's mean loss, which protects one example. `alpha` clips the step of alpha and adds noise to each entry, which protects all data of a device, and needs the `alpha` exchange.
+   * `losses` clips each example's loss and adds noise to each prompt's mean loss. This protects one example. `alpha` clips the step of alpha and adds noise to each entry. This protects all data of a device; it needs the `alpha` exchange.
    */
   target?: "losses" | "alpha";
   /**
@@ -407,16 +407,16 @@ export interface PrivacySpec {
   max_epsilon?: number | null;
 }
 /**
- * Correction of label bias (docs/explanation/calibration.md). The section may be a kind only.
+ * Correction of label bias (docs/explanation/calibration.md). The section may be only the kind.
  */
 export interface CalibrationSpec {
   /**
-   * `labels` fits a bias for each prompt, without further queries: the updates contain derivatives of the losses. The method must be a search, and the loss a cross-entropy over label words. `auto` is `labels` if the run supports it, and `none` if not.
+   * `labels` fits a bias for each prompt from derivatives of the losses in the updates, without further queries. The method must be a search, and the loss a cross-entropy over label words. `auto` is `labels` if the run supports it, and `none` if not.
    */
   kind?: "auto" | "none" | "labels";
 }
 /**
- * How devices propose candidates.
+ * How devices propose new candidates, which a model writes from their rows.
  */
 export interface Reflection {
   /**
@@ -491,12 +491,12 @@ export interface Score {
    */
   references?: string[];
   /**
-   * Scores one prompt instead of `prompts`: the parent with the proposed text.
+   * If present, only one prompt is scored: the proposal's parent with the new text.
    */
   proposal?: Proposal | null;
 }
 /**
- * A candidate that a device proposes, for the slot of the run's proposer.
+ * A candidate that a device proposes, for the slot `Reflection.slot`.
  */
 export interface Proposal {
   /**
@@ -527,7 +527,7 @@ export interface Scores {
   model: string;
 }
 /**
- * `POST /v1/reflect`: the run's model writes a candidate from cases, once per assignment.
+ * `POST /v1/reflect`: the run's model writes a candidate, at most once per assignment.
  */
 export interface Reflect {
   assignment_id: string;
@@ -536,12 +536,12 @@ export interface Reflect {
    */
   parent: number;
   /**
-   * Examples with the prompt's answers; the feedback contains the examples' labels.
+   * Examples with the answers to this prompt; the feedback contains their labels.
    */
   cases: Judged[];
 }
 /**
- * The text fields of an example; `feedback` has the expected and given answer and the loss.
+ * The text fields of an example; `feedback` says what was expected and what was answered.
  */
 export interface Judged {
   example: {

@@ -1,10 +1,10 @@
 """The pool of waiting clients: a limited number per run; other clients get a ``Retry-After``.
 
 The clients of a round are drawn from the clients that have a place in the run's pool. If no place
-is free, a client is turned away: it claims again after a random pause, which is chosen so that
-clients return about as fast as places become free. While clients are turned away, a client keeps
-its place for one long poll or one assignment. As the pauses are random, every device has the same
-chance of a place, and a uniform draw from the pool is a uniform draw from all devices.
+is free, a client is turned away: it claims again after a random pause. The mean pause is chosen so
+that clients return about as fast as places become free. As long as clients are turned away, others
+lose their place after one long poll or one assignment. With random pauses, every device therefore
+has the same chance of a place, and a uniform draw from the pool is one from all devices.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fedone_sdk.aggregator.authority import may_see
 from fedone_sdk.stores import Member
 
 MAX_RETRY_AFTER_S = 900.0
-"""Maximal ``Retry-After``, seconds."""
+"""Maximal ``Retry-After``, in seconds."""
 
 _MIN_RETRY_AFTER_S = 1.0
 _POLL_S = 25.0
-"""Typical time that a client keeps its place, in seconds: the duration of a long poll."""
+"""Typical time for which a client keeps its place, in seconds: the duration of a long poll."""
 MEMBER_TTL_S = 600.0
-"""Time after which a client without a new claim leaves the pool, seconds."""
+"""Time after which a client leaves the pool unless it claims again, in seconds."""
 _RATE_WINDOW_S = 30.0
 _REPLICA_TTL_S = 10.0
-"""Time for which another replica's load report is valid, seconds."""
+"""Time for which another replica's report (`record_replica`) is valid, in seconds."""
 _MAX_IDLE = 64
 """Maximal number of clients that wait while no run can offer them a seat."""
 
@@ -41,7 +41,7 @@ class RetryLater:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A member, and the patterns of the runs that it may work for (None: all runs)."""
+    """A client in the pool, and the patterns of the runs that it may work for (None: all runs)."""
 
     member: Member
     patterns: Sequence[str] | None
@@ -54,8 +54,8 @@ class ClientPool:
     """The clients that wait for work, with a limited number of places per run.
 
     A *member* is a client in the pool. It gets a place in each run that it may work for and that
-    has a free place. A client with a place can be drawn for a seat of a round. A member keeps its
-    places until it works, its claim times out, or it leaves.
+    has a free place. A client with a place can be drawn for a round. A member keeps its places
+    until it works, its claim times out, or it leaves.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -87,20 +87,20 @@ class ClientPool:
         return len(self._away)
 
     def record_replica(self, replica: str, away: int, rate: float, now: float) -> None:
-        """Record another replica's number of clients turned away, and rate of finished work."""
+        """Record another replica's number of clients turned away, and its rate of finished work."""
         self._other_replicas[replica] = (away, rate, now + _REPLICA_TTL_S)
 
     @property
     def _num_outside(self) -> int:
-        """Number of clients that all replicas turned away."""
+        """Number of clients that all replicas together have turned away."""
         return len(self._away) + sum(away for away, _, _ in self._other_replicas.values())
 
     def add_run(self, run_id: str, capacity: int, *, again: bool = False) -> None:
         """Add a run with `capacity` places for waiting clients.
 
-        In a new run a member gets its place at its next claim, which shows that it is connected. In
-        a run that continues (`again`), the members get places at once, so that its draws do not
-        depend on the order of their claims.
+        In a new run a member gets its place at its next claim, which shows that it is connected. If
+        the run continues (`again`), the members get places at once. Its draws then do not depend on
+        the order in which members claim.
         """
         self._capacities[run_id] = capacity
         if run_id not in self._places:
@@ -155,7 +155,7 @@ class ClientPool:
         now: float,
         barred_runs: Container[str] = (),
     ) -> Member | RetryLater | None:
-        """Add a client to the pool, or turn it away.
+        """Add a client to the pool, without a place in `barred_runs`; or turn it away.
 
         Returns:
             A new or changed member, which the caller must store; None if the stored member is
@@ -173,7 +173,7 @@ class ClientPool:
         if known is None:
             returned = self._away.pop(client, None) is not None
             has_worked = self._after_work.pop(client, None) is not None
-            # After work, a client gets a place only while more than half of the places are free.
+            # If others were turned away, a client that has worked needs half of the places free.
             yields = has_worked and not returned and self._num_outside > 0
             free = [r for r in open_runs if self._has_place(r, share=0.5 if yields else 1.0)]
             if not free and (open_runs or len(self._members) >= _MAX_IDLE):
@@ -193,7 +193,7 @@ class ClientPool:
         return [run for run in self._places if run not in barred_runs and waiting.may_work_for(run)]
 
     def _has_place(self, run_id: str, share: float = 1.0) -> bool:
-        """Whether the number of waiting clients is below this share of the run's capacity."""
+        """Whether clients hold less than this share of the run's places."""
         return len(self._places[run_id]) < math.ceil(share * self._capacities[run_id])
 
     def _add_to_runs(self, waiting: _Waiting, run_ids: Iterable[str]) -> None:
@@ -252,11 +252,11 @@ class ClientPool:
     def _mean_retry_s(self, now: float) -> float:
         """Return the mean pause after which clients return as fast as places become free."""
         capacity = sum(self._capacities.values())
-        # 50 % more clients than needed return, because too few would delay rounds.
+        # The rate is 50 % above the need, because too few clients would delay rounds.
         rate = self.rate(now) + sum(rate for _, rate, _ in self._other_replicas.values())
         returns_per_s = 1.5 * max(capacity / _POLL_S, rate)
         pause = (self._num_outside + 1) / returns_per_s if returns_per_s else MAX_RETRY_AFTER_S
-        # At most about the time since the first claim, because the rate is unreliable at first.
+        # The pause is not longer than the measurement of the rate, which is unreliable at first.
         observed_s = now - (now if self._first_claim_at is None else self._first_claim_at) + 10.0
         return max(min(pause, observed_s, MAX_RETRY_AFTER_S / 1.5), _MIN_RETRY_AFTER_S)
 

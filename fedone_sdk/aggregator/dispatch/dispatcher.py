@@ -1,7 +1,7 @@
 """Dispatch of work to waiting clients, which keep a claim open as a long poll.
 
-A round has a number of seats. For each seat a waiting client is drawn; the seat is then offered to
-this client. The claim of the client gets the work of the seat as an assignment.
+A round has a number of seats. For each seat a waiting client is drawn. This client's claim is then
+answered with an assignment, the work of the seat.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Dispatcher:
     models: ModelChecks
     pool: ClientPool = field(default_factory=ClientPool, init=False)
     _polls: dict[int, _Poll] = field(default_factory=dict, init=False)
-    # Client -> ids of runs that may have a seat for it; checked in the state of the run.
+    # Client -> ids of runs that may have a seat for it. The state of the run decides.
     _possible_seats: dict[int, set[str]] = field(default_factory=dict, init=False)
     _draining: bool = field(default=False, init=False)
     _stopping: set[str] = field(default_factory=set, init=False)
@@ -87,8 +87,8 @@ class Dispatcher:
     ) -> Assignment | RetryLater:
         """Wait for work up to the client's ``wait_s``; return an assignment, or when to retry.
 
-        A client's new claim ends its previous one. If `run` is None, the client claims work of all
-        runs that it may work for.
+        A client's new claim ends its previous claim. If `run` is None, the client claims work of
+        any run that it may work for.
 
         Raises:
             ProblemError: ``run_ended`` if all these runs have ended; ``forbidden`` if the client
@@ -186,7 +186,7 @@ class Dispatcher:
         return await self._claim_any(self._vacant(runs), client.index, message)
 
     async def _store_or_remove(self, member: Member) -> None:
-        # Stored before any draw, because a draw after a crash must have the same members.
+        # Stored before any draw, so that a draw after a crash has the same members.
         try:
             await self._store_member(member)
         except Exception:
@@ -196,11 +196,9 @@ class Dispatcher:
     async def keep_waiting(self, clients: Mapping[int, int]) -> None:
         """Let clients wait for work of any run without a long poll, until cancelled.
 
-        A process that runs many clients calls this. It learns from the service's listeners which
-        of its clients are drawn. The capacity of the pool does not limit these clients.
-
-        Args:
-            clients: Enrolment index -> number of examples.
+        This is for a process that runs many clients. The service's listeners report which of them
+        are drawn. The capacity of the pool does not limit them. `clients` maps the enrolment index
+        of each client to its number of examples.
         """
         waiting = dict(clients)
         while True:
@@ -285,7 +283,7 @@ class Dispatcher:
         return {c: count for c, count in waiting.items() if c not in busy} if busy else waiting
 
     def count_devices(self, run: ServedRun, *, reasons: bool) -> RunDevices:
-        """Return how many connected clients have declined a run as unfit, and how many have not."""
+        """Count the connected clients of a run, and those that have declined it as unfit."""
         state = run.state
         members = self.pool.members(run.run_id, self.clock.now())
         unfit = Counter(state.unfit[client] for client in members if client in state.unfit)
@@ -389,7 +387,7 @@ class Dispatcher:
 
     def _prune_seats(self, run: ServedRun) -> None:
         if run.is_stale:
-            return  # This copy may lack a seat that another replica has announced by a signal.
+            return  # This copy may not have a seat yet that another replica has signalled.
         seated = {seat.client for seat in run.state.seats if seat.phase != "done"}
         self._forget_seats(run, keep=seated)
 
@@ -406,7 +404,7 @@ class Dispatcher:
 
     @contextmanager
     def stopping(self, run: ServedRun) -> Iterator[None]:
-        """Assign no new work of a run inside the ``with`` block; open work can be returned."""
+        """Assign no new work of a run inside the ``with`` block; updates are still accepted."""
         self._stopping.add(run.run_id)
         try:
             yield

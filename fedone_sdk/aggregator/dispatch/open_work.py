@@ -49,9 +49,9 @@ class OpenWork:
     def traffic_run(
         self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
     ) -> ServedRun | None:
-        """Return the run whose traffic a message belongs to, or None if it names no run.
+        """Return the run whose traffic includes a message, or None if the message names no run.
 
-        `work` is a client and the id of its assignment. A server's only run gets all traffic.
+        `work` is a client and the id of its assignment. If the server has one run, it is this run.
         """
         seated = None if work is None else self.seat_with(*work)
         if seated is not None:
@@ -67,9 +67,10 @@ class OpenWork:
             await self._closed(client, assignment_id)
 
     async def check_lease(self, client: ClientRecord, body_sha256: str | None = None) -> None:
-        """Refuse a model call, before its body is read, if the assignments pay for no more queries.
+        """Refuse a model call, before its body is parsed, if the client has no open assignment.
 
-        With `body_sha256`, a repeated request passes, because it is answered without new queries.
+        With `body_sha256`, also refuse it if the leases have no queries left, unless the request is
+        repeated: its answer needs no new queries.
 
         Raises:
             ProblemError: ``assignment_expired`` or ``lease_exhausted``.
@@ -129,7 +130,7 @@ class OpenWork:
             except ProblemError as exc:
                 if exc.code != "assignment_expired":
                     raise
-                # Another request has closed the assignment; perhaps it has sent the same update.
+                # Another request has closed the assignment, perhaps with the same update.
             else:
                 await self.dispatcher.finish_work(client.index)
                 return receipt
@@ -147,7 +148,7 @@ class OpenWork:
     async def _is_fit(
         self, run: ServedRun, message: messages.AlphaUpdate | messages.LossesUpdate
     ) -> bool:
-        """Whether the proposal of an update, if it has one, can become a candidate."""
+        """Whether the text that an update proposes, if any, can become a candidate."""
         if isinstance(message, messages.AlphaUpdate) or message.proposal is None:
             return True
         model = None if self.gateway is None else self.gateway.backend
@@ -174,7 +175,7 @@ class OpenWork:
     async def score(
         self, client: ClientRecord, message: messages.Score, body_sha256: str
     ) -> messages.Scores:
-        """Score prompts through the gateway; the lease of the assignment pays."""
+        """Score prompts through the gateway, within the lease of the assignment."""
         run, seat = await self.find(client, message.assignment_id)
         if self.gateway is None:
             raise ProblemError("not_found", "this server has no gateway; score on the device")
@@ -188,7 +189,7 @@ class OpenWork:
         for companion in self.companions.get(run.run_id, ()):
             if isinstance(companion, Reflections):
                 return await companion.reflect(seat, message)
-        raise ProblemError("not_found", "the run has no proposer; reflect on the device")
+        raise ProblemError("not_found", "the run has no proposer; write with the device's model")
 
     async def find(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
         """Return the run and the `Seat` of an open assignment, or raise a `ProblemError`."""

@@ -21,7 +21,7 @@ import structlog
 
 from fedone_sdk import errors
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.spending import Payee, reserve_evaluation, settle_evaluation
+from fedone_sdk.aggregator.rounds.spending import ModelRole, reserve_evaluation, settle_evaluation
 from fedone_sdk.aggregator.runs.changes import Change
 from fedone_sdk.aggregator.runs.run_view import reasons
 from fedone_sdk.aggregator.runs.served_run import ServedRun
@@ -51,7 +51,6 @@ class CallBudget:
     others find its reservations by this prefix and charge them. Each is settled once.
 
     Args:
-        run: The run that pays.
         reserve: Reserves an amount of the run's account under an id, or raises `ProblemError`.
 
     Attributes:
@@ -79,7 +78,7 @@ class CallBudget:
     ) -> list[Query]:
         """Reserve one attempt at each query; return the queries with this object as their payer.
 
-        The amount includes `query_count`: their number, or `NOTHING` if they are not counted.
+        `query_count` is added: the number of queries, or `NOTHING` if they are not counted.
         """
         quotes = [await backend.quote(query) for query in queries]
         worst = sum((quote.without_queries() for quote in quotes), NOTHING)
@@ -88,34 +87,34 @@ class CallBudget:
 
     async def grant(self, worst: Usage) -> None:
         """Reserve the amount `worst`, or raise why it is refused."""
-        attempt = f"{self._run.replica}/{uuid.uuid4().hex}"
+        reservation_id = f"{self._run.replica}/{uuid.uuid4().hex}"
         # Added before the await, so that a concurrent request does not reserve this amount again.
         self.granted += worst
-        self._reservations[attempt] = None
+        self._reservations[reservation_id] = None
         try:
-            await self._reserve(attempt, worst)
+            await self._reserve(reservation_id, worst)
         except BaseException as exc:
             self.granted -= worst
             if isinstance(exc, errors.ProblemError):
-                del self._reservations[attempt]
+                del self._reservations[reservation_id]
             raise
-        self._reservations[attempt] = worst
+        self._reservations[reservation_id] = worst
 
     def shares(self, spent: Usage) -> Iterator[tuple[str, Usage]]:
         """Divide `spent` among the reservations; the last one also pays what exceeds their sum."""
         granted = [key for key, worst in self._reservations.items() if worst is not None]
-        for attempt, worst in self._reservations.items():
-            is_last = attempt in granted[-1:]
+        for reservation_id, worst in self._reservations.items():
+            is_last = reservation_id in granted[-1:]
             share = spent if is_last else spent - spent.beyond(worst or NOTHING)
             spent -= share
-            yield attempt, share
+            yield reservation_id, share
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
-        """Count `worst` as spent while the body runs, then replace it with the lease's charge.
+        """Count `worst` as spent inside the ``with`` block, then replace it with the actual charge.
 
         Raises:
-            BudgetExhausted: The run's budget does not cover `worst`; the body does not run.
+            BudgetExhausted: The run's budget does not cover `worst`; the block does not run.
         """
         lease = Lease(uuid.uuid4().hex, worst)
         self.spent += worst
@@ -136,11 +135,11 @@ class CallBudget:
 
 
 async def query_as_evaluation(
-    run: ServedRun, backend: LLMBackend, queries: Sequence[Query], *, payee: Payee | None = None
+    run: ServedRun, backend: LLMBackend, queries: Sequence[Query], *, role: ModelRole | None = None
 ) -> list[Answer]:
     """Query the model outside training and charge the run's evaluation account.
 
-    `payee` is None for queries to the run's model. For ``judge`` or ``proposer`` the cost is
+    `role` is None for queries to the run's model. For ``judge`` or ``proposer`` the cost is
     reported separately, and the number of queries is not charged.
 
     Raises:
@@ -152,7 +151,7 @@ async def query_as_evaluation(
         run, lambda lease_id, worst: run.apply(reserve_evaluation, lease_id=lease_id, worst=worst)
     )
     queries = [replace(query, scope=(run.run_id,)) for query in queries]
-    count = Usage(queries=len(queries)) if payee is None else NOTHING
+    count = Usage(queries=len(queries)) if role is None else NOTHING
     sent = NOTHING
     try:
         queries = await call.cover(backend, queries, count)
@@ -165,22 +164,20 @@ async def query_as_evaluation(
         sent = NOTHING
         raise
     finally:
-        # A call that was cancelled while it reserved an amount may have a lease, too.
+        # A call that was cancelled during a reservation may have a lease, too.
         for lease_id, used in call.shares(call.spent + sent):
-            settle = partial(
-                run.apply, settle_evaluation, lease_id=lease_id, used=used, payee=payee
-            )
+            settle = partial(run.apply, settle_evaluation, lease_id=lease_id, used=used, role=role)
             await persist(run, settle)
 
 
-async def persist(run: ServedRun, store: Callable[[], Awaitable[object]]) -> None:
-    """Store a result, and retry while the store is unavailable: open leases block budget."""
+async def persist(run: ServedRun, action: Callable[[], Awaitable[object]]) -> None:
+    """Call `action`; retry while the store is unavailable, because open leases block budget."""
     while True:
         try:
-            await store()
+            await action()
             return
         except errors.ProblemError:
-            return  # The lease was refused, or it is charged in full already.
+            return  # The lease was refused, or its whole amount is charged already.
         except errors.FedOneError:
             lines = traceback.format_exc()
             _log.error("an evaluation cannot be stored", run_id=run.run_id, traceback=lines)
@@ -194,7 +191,7 @@ def charged_to(run: ServedRun, score: ScoreFunction | None) -> ScoreFunction | N
     """Return the score function; if it is a judge, its calls are charged to the run."""
     if not isinstance(score, Judge):
         return score
-    return replace(score, ask=partial(query_as_evaluation, run, score.backend, payee="judge"))
+    return replace(score, ask=partial(query_as_evaluation, run, score.backend, role="judge"))
 
 
 class Companion(ABC):
@@ -203,7 +200,7 @@ class Companion(ABC):
     def __init__(self, run: ServedRun) -> None:
         self._run = run
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._alone: asyncio.Task[None] | None = None
+        self._single: asyncio.Task[None] | None = None
 
     @abstractmethod
     def on_change(self, change: Change) -> None:
@@ -218,18 +215,18 @@ class Companion(ABC):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _begin_alone(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._alone is not None and not self._alone.done():
+    def _begin_unless_running(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._single is not None and not self._single.done():
             work.close()
         else:
-            self._alone = self._begin(work)
+            self._single = self._begin(work)
 
     async def wait_idle(self) -> None:
         """Wait until the work is done and charged."""
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._alone is not None:
-            await asyncio.shield(self._alone)
+        if self._single is not None:
+            await asyncio.shield(self._single)
 
     async def aclose(self) -> None:
         """Cancel the work; pending calls are charged in full."""
@@ -255,7 +252,7 @@ class BugCounter:
 
     async def add(self, run: ServedRun, bug: Exception) -> bool:
         """Record a call that raised; return whether the run is paused."""
-        # Formatted here: some log renderers print local variables, which contain texts.
+        # Formatted here: some log renderers print local variables, which contain devices' texts.
         lines = "".join(traceback.format_exception(bug))
         _log.error(f"{self._what} has a bug", run_id=run.run_id, traceback=lines)
         self._in_a_row[run.run_id] += 1
@@ -303,7 +300,7 @@ class ModelChecks:
                     "name the fingerprint of the devices' model"
                 )
             return machine
-        # Before the caps, because some backends know their `bounds` only after a request.
+        # Before `check_caps`, because some backends know their `bounds` only after a request.
         for words, form in label_checks(spec.task, vocabulary):
             await check_label_words(backend, words, form)
         spec.check_caps(backend.bounds)
@@ -317,7 +314,7 @@ class ModelChecks:
     async def check(self, run: ServedRun) -> None:
         """Check the model for a served run, and store its fingerprint and costs in the machine.
 
-        It raises as `with_model`, and a `SpecError` if the run requires another model.
+        Raises the errors of `with_model`, and a `SpecError` if the run requires another model.
         """
         run.use_machine(await self.with_model(run.base, run.vocabulary))
         check_required_model(run.base)

@@ -36,7 +36,7 @@ _RETRY_S = 1.0
 
 
 class _ShownPrompt(NamedTuple):
-    prompt: Sequence[int] | None = None
+    prompt: Sequence[int] | None = None  # indices of candidates; None is "no prompt"
     bias: Bias | None = None
 
 
@@ -46,7 +46,7 @@ class Evaluation(calls.Companion):
     Results do not influence training, and queries are charged to a separate account.
 
     Args:
-        is_leader: Returns whether this replica is the leader; only it measures whole dev splits.
+        is_leader: Returns whether this replica is the leader. Only the leader uses the whole split.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Evaluation(calls.Companion):
         self._score = calls.charged_to(run, score)
         self._metric = measure
         self._subset = curve_examples(run.spec, examples)
-        # Round, its prompt, and the number of rollbacks before it. None ends a wait for an item.
+        # Round, its prompt, and the number of rollbacks before it. None wakes a waiting task.
         self._points: asyncio.Queue[tuple[int, _ShownPrompt, int] | None] = asyncio.Queue()
         self._is_waiting = False
         self._bugs = calls.BugCounter("the evaluation")
@@ -82,11 +82,11 @@ class Evaluation(calls.Companion):
             self._points.put_nowait(None)  # The run has ended, perhaps on another replica.
 
     def on_started(self) -> None:
-        """Start to measure the run, unless it is being measured."""
-        self._begin_alone(self._measure_run())
+        """Start to measure the run, unless this has begun already."""
+        self._begin_unless_running(self._measure_run())
 
     async def _measure_run(self) -> None:
-        """Measure "no prompt" and the untrained prompt, then prompts of rounds, then the final one.
+        """Measure "no prompt" and the untrained prompt, the prompts after rounds, the final prompt.
 
         Returns when the run has ended or paused. After a pause, call it again.
         """
@@ -99,7 +99,7 @@ class Evaluation(calls.Companion):
                 self._is_waiting = True
                 point = await self._points.get()
                 self._is_waiting = False
-                if point is not None:  # None only wakes this loop after the end of the run.
+                if point is not None:  # None only wakes this loop.
                     await self._measure_point(*point)
             else:
                 at = run.state.round, run.state.rollbacks
@@ -191,7 +191,7 @@ class Evaluation(calls.Companion):
         return verdict
 
     async def _preference(self, judge: Judge, tuned: _ShownPrompt) -> Preference | None:
-        """Let the judge compare the model's texts with the tuned prompt and without a prompt."""
+        """Let the judge compare the texts of the tuned prompt with the texts without a prompt."""
         try:
             ours, bare = [
                 texts_of(*(await self._query_prompt(shown, self._examples))[1:])
@@ -237,7 +237,7 @@ class Evaluation(calls.Companion):
         if shown.bias is not None:
             task = task.with_bias(shown.bias)
         indices = shown.prompt
-        prompt = no_prompt(task, run.vocabulary) if indices is None else run.shown(indices)
+        prompt = no_prompt(task, run.vocabulary) if indices is None else run.text_prompt(indices)
         size = run.spec.method.batch_size
         queries = prediction_queries(self._backend, task, prompt, examples, size)
         answers = await calls.query_as_evaluation(run, self._backend, queries)

@@ -28,13 +28,13 @@ from fedone_sdk.vocabulary import are_prompts
 _UNEXPECTED = (errors.DataError, errors.MissingExtraError)
 """Exceptions that indicate a bug in a backend."""
 
-_MOST_FAILURES = 8
-"""Number of temporary failures of an assignment's calls after which the gateway reports a refusal,
-so that a text on which the model always fails does not use up the cap."""
+_MAX_FAILURES = 8
+"""After this number of temporary failures of an assignment's calls, the gateway reports a refusal.
+Otherwise a text on which the model always fails could use up the cap."""
 
 
 class Refused(NamedTuple):
-    """The outcome of a call that the model refused, and that is not repeated."""
+    """The outcome of a call that the model refused; the call is not repeated."""
 
     reason: str
 
@@ -62,7 +62,7 @@ class ModelGateway:
     """Scores prompts for clients: reserves the cost before each call, and charges it afterwards.
 
     Before it renders texts, the gateway checks that the lease (the amount that is reserved for the
-    assignment) covers the queries. A repeated request is answered from memory, also if the model
+    assignment) covers the queries. A repeated request is answered from memory, even if the model
     refused it, and its queries count once. After a restart or a temporary failure, a repeated
     request is sent to the backend again, within the same lease.
     """
@@ -117,8 +117,8 @@ class ModelGateway:
 
     def _on_call_done(self, work: _Work, body_sha256: str, call: Call) -> None:
         del self._pending[call]
-        # A failed call is not kept, because a retry queries the model again, and the traceback of
-        # the call refers to texts. `_failed` marks the exception as retrieved for asyncio.
+        # A failed call is not kept: a retry queries the model again, and the traceback of the call
+        # refers to texts. `_failed` reads the exception, so that asyncio does not log it.
         if _failed(call) and work.calls.get(body_sha256) is call:
             del work.calls[body_sha256]
 
@@ -133,7 +133,7 @@ class ModelGateway:
             return 1
         if message.prompts is None:
             if run.spec.participation.exchange != "losses":
-                raise invalid("prompts: are required in this exchange")
+                raise invalid("prompts: are required in the alpha exchange")
             return seat.num_samples
         array, length = message.prompts, run.spec.prompt.length
         is_integer = not array.dtype.startswith("float")
@@ -144,7 +144,7 @@ class ModelGateway:
         leased = seat.num_samples * seat.num_steps
         if array.shape[0] > leased:
             raise errors.ProblemError(
-                "lease_exhausted", f"{array.shape[0]} queries requested, the lease has {leased}"
+                "lease_exhausted", f"{array.shape[0]} queries were sent, the lease has {leased}"
             )
         if not array.shape[0]:
             raise invalid("prompts: are empty")
@@ -158,7 +158,7 @@ class ModelGateway:
         rows: list[list[int]] = from_wire(array).tolist()
         layout = run.vocabulary.layout(run.spec.prompt.length)
         if not await in_thread_if_large(8 * math.prod(array.shape), are_prompts, rows, layout):
-            raise invalid("prompts: an index is not one of its position's candidates")
+            raise invalid("prompts: an index has no candidate at its position")
         return rows
 
     def _render(
@@ -167,7 +167,7 @@ class ModelGateway:
         return [
             backends.query_for(
                 run.spec.task,
-                run.shown(row, None if message.proposal is None else message.proposal.text),
+                run.text_prompt(row, None if message.proposal is None else message.proposal.text),
                 message.examples,
                 backend=self.backend,
                 references=message.references,
@@ -202,11 +202,11 @@ class ModelGateway:
         run, assignment_id = work.run, message.assignment_id
         call_budget = CallBudget(
             run,
-            lambda attempt, worst: run.apply(
+            lambda reservation_id, worst: run.apply(
                 spending.reserve_call,
                 assignment_id=assignment_id,
                 call=call,
-                attempt=attempt,
+                reservation_id=reservation_id,
                 worst=worst,
             ),
         )
@@ -225,11 +225,11 @@ class ModelGateway:
                 )
                 raise
             finally:
-                for attempt, used in call_budget.shares(call_budget.spent):
+                for reservation_id, used in call_budget.shares(call_budget.spent):
                     await run.apply(
                         spending.settle_call,
                         assignment_id=assignment_id,
-                        attempt=attempt,
+                        reservation_id=reservation_id,
                         used=used,
                     )
             size = 8 * num_queries * len(message.examples) * max(len(run.spec.task.labels), 1)
@@ -237,7 +237,7 @@ class ModelGateway:
             scores = await in_thread_if_large(size, _scores, queries, answers, model)
         except errors.BackendUnavailable as exc:
             work.num_failures += bool(call_budget.spent.requests)
-            if work.num_failures >= _MOST_FAILURES:
+            if work.num_failures >= _MAX_FAILURES:
                 return Refused(exc.summary)
             raise errors.ProblemError(
                 "backend_unavailable", exc.summary, retry_after_s=exc.retry_after_s

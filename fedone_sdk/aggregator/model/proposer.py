@@ -39,14 +39,13 @@ class _Request(NamedTuple):
 
 
 class Proposer(Companion):
-    """Generates new candidates every few rounds.
+    """Writes new candidates for a slot of the prompt every few rounds.
 
     The query contains the task's description, templates and label words, and the candidates with
-    their mean losses over clients. In private runs the losses contain noise. A failed proposal does
-    not stop the run.
+    their mean losses over clients (with noise if the run has privacy). A failed proposal does not
+    stop the run.
 
     Args:
-        run: A run with a proposer.
         backend: The model that writes.
         model: The gateway's model; no candidate may contain its special tokens.
     """
@@ -71,7 +70,7 @@ class Proposer(Companion):
         state = self._run.state
         room = state.running and len(state.added) < self._spec.max_candidates
         if change.finished and room and self._is_due():
-            self._begin_alone(self._propose())
+            self._begin_unless_running(self._propose())
 
     def _is_due(self) -> bool:
         return self._run.state.round % self._spec.every == 0
@@ -111,7 +110,7 @@ class Proposer(Companion):
         failure: str | None = None
         try:
             (answer,) = await query_as_evaluation(
-                self._run, self._backend, [query], payee="proposer"
+                self._run, self._backend, [query], role="proposer"
             )
         except Exception as exc:
             failure = str(exc) if isinstance(exc, FedOneError) else type(exc).__name__
@@ -137,7 +136,7 @@ class Proposer(Companion):
 
 
 async def is_proposable(run: ServedRun, text: str, model: LLMBackend | None) -> bool:
-    """Return whether a device's text can become a candidate: new, plain and short enough."""
+    """Return whether a device's text passes `read_reflection` and has no special tokens."""
     read = reflection.read_reflection(
         json.dumps([text]),
         known=run.vocabulary.candidates_of(run.spec.prompt.proposed_slot or ""),
@@ -171,7 +170,7 @@ class Reflections(Proposer):
         return state.round - state.merged_at >= self._spec.merge_every
 
     async def _next_request(self) -> _Request | None:
-        """Return the query that merges the candidates that are best for different clients."""
+        """Return the query that merges the best candidates of different clients."""
         run = self._run
         parents = await run.apply(begin_merge)
         candidates = run.vocabulary.candidates_of(self._slot)
@@ -187,7 +186,7 @@ class Reflections(Proposer):
         A case is a row that was answered wrongly, with feedback.
 
         Raises:
-            ProblemError: The request is invalid, another replica has it, or the model failed.
+            ProblemError: The request is invalid or known to another replica, or the model failed.
         """
         if not seat.reflects or message.parent >= seat.num_samples:
             raise invalid("the assignment asks for no reflection")

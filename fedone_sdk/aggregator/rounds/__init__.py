@@ -1,4 +1,4 @@
-"""The round machine: pure functions, without I/O, that make all decisions about a run."""
+"""The decisions about a run: pure functions without I/O, called handlers (see `RoundMachine`)."""
 
 from fedone_sdk.aggregator.rounds.machine import MIN_SAMPLES, ONE_QUERY, RoundMachine
 

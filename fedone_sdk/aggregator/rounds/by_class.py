@@ -1,4 +1,4 @@
-"""Losses per class, which clients report in runs with label calibration."""
+"""Losses per class, which clients report if the run estimates label biases."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from fedone_sdk.messages import MAX_LOSS, Tensor
 from fedone_sdk.messages.tensor import from_wire
 
 _ROUNDING = 1e-5
-"""Tolerance for float32 and for another summation order; relative for losses above 1."""
+"""Tolerance for float32 and for another order of summation. For losses above 1 it is relative."""
 
-_MOST_STDS = 3.0
-"""Noised probabilities are clipped to [0, 1] widened by this many standard deviations."""
+_MAX_STDS = 3.0
+"""Probabilities with noise are clipped to [0, 1], widened by this many standard deviations."""
 
 
 class ByClass(NamedTuple):
-    """A client's report of one local step, in wire form.
+    """The losses per class of one local step, as the client has sent them.
 
     Attributes:
-        means: Float32, shape (I, K, 2 + C) for I prompts, K groups of examples (`check`) and C
-            classes: mean loss, trace of the covariance of label probabilities, mean probabilities.
-        counts: Number of examples of each class, shape (C,); noised under privacy.
+        means: For each of I prompts and K groups of examples (`check`): the mean loss, the trace of
+            the covariance of the label probabilities, and the mean probability of each of C labels.
+            Float32, shape (I, K, 2 + C).
+        counts: Number of examples of each class, shape (C,); with noise if the run has privacy.
         scored: Number of scored examples.
     """
 
@@ -35,15 +36,15 @@ class ByClass(NamedTuple):
     scored: int
 
     def check(self, losses: Sequence[float], *, groups: int, private: bool) -> None:
-        """Check the shape, and that log-probabilities exist that give these numbers.
+        """Check the shape, and that a model's log-probabilities can give these numbers.
 
         Let p be the mean probabilities and t the shares of the true labels. By Jensen's inequality
-        the trace is at most 1 - sum_k p_k^2, and e^-loss is at most sum_k min(p_k, t_k). With noise
-        these bounds need not hold; then only the mean loss and the trace (1) are checked.
+        the trace is at most 1 - sum_k p_k^2, and e^-loss is at most sum_k min(p_k, t_k). Noise can
+        break these bounds. With noise, only the mean losses are compared, and the traces must be 1.
 
         Args:
-            losses: The mean losses of the update.
-            groups: K, the number of classes; or 1, for one group of all examples.
+            losses: The mean loss of each prompt, from the same update.
+            groups: K: the number of classes, or 1 if one group contains all examples.
             private: Whether the numbers have noise.
 
         Raises:
@@ -56,12 +57,12 @@ class ByClass(NamedTuple):
             )
         values = from_wire(means).astype(np.float64)
         if np.abs(values).max() > MAX_LOSS:
-            raise ValueError(f"by_class: a number is beyond {MAX_LOSS:g}")
+            raise ValueError(f"by_class: an absolute value is above {MAX_LOSS:g}")
         if private:
             if (values[..., 1] != UNKNOWN_TRACE).any():
                 raise ValueError("by_class: the trace must be 1 under privacy")
             if _contradict(values[:, 0, 0], losses):
-                raise ValueError("by_class: contradicts losses")
+                raise ValueError("by_class: its mean losses differ from losses")
             return
         if any(count < 0 or count % 1 for count in self.counts) or sum(self.counts) != self.scored:
             raise ValueError(
@@ -72,7 +73,7 @@ class ByClass(NamedTuple):
         if values[:, counts == 0].any():
             raise ValueError("by_class: must be 0 for a class without examples")
         if _contradict(values[..., 0] @ counts / self.scored, losses):
-            raise ValueError("by_class: contradicts losses")
+            raise ValueError("by_class: its mean losses differ from losses")
         values, targets = values[:, counts > 0], targets[counts > 0]
         loss, trace, probabilities = values[..., 0], values[..., 1], values[..., 2:]
         max_likelihood = np.minimum(probabilities, targets).sum(axis=-1)
@@ -94,29 +95,29 @@ class ByClass(NamedTuple):
         groups: int,
         noise: float | None,
     ) -> ClassLosses:
-        """Return the losses in the form that the method's `tell` takes.
+        """Return the losses as the input of the method's `tell`.
 
-        With noise, a mini-batch counts as one example, because the noise of its mean probabilities
-        is about as large as their spread over examples. Noised probabilities are clipped, so that
-        one update does not determine the bias of its prompts.
+        With noise, a mini-batch counts as one example, because its mean probabilities are about as
+        uncertain as those of one example without noise. Clipping of probabilities with noise limits
+        the effect of one update on the label biases.
 
         Args:
             biases: Label bias of each prompt.
-            loss_clip: Losses are clipped to [0, `loss_clip`]; None does not clip.
-            groups: As for `check`.
+            loss_clip: Losses are clipped to [0, `loss_clip`]; if None, they are not clipped.
+            groups: As in `check`.
             noise: Standard deviation of the noise of a mean probability; None without privacy.
         """
         counts, targets = self._groups(groups)
         means = from_wire(self.means).astype(np.float64)
         if noise is not None:
             counts = np.ones_like(counts)
-            low, high = -_MOST_STDS * noise, 1.0 + _MOST_STDS * noise
+            low, high = -_MAX_STDS * noise, 1.0 + _MAX_STDS * noise
             means[..., 2:], targets = means[..., 2:].clip(low, high), targets.clip(low, high)
         losses = ClassLosses(means=means, counts=counts, targets=targets, biases=biases)
         return losses.clipped(loss_clip)
 
     def _groups(self, groups: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the number of examples of each group, and the label shares in each group."""
+        """Return each group's number of examples, and the share of each label in each group."""
         counts = np.array(self.counts, dtype=np.float64)
         if groups == 1:
             return np.array([self.scored]), counts[None] / self.scored
@@ -124,7 +125,7 @@ class ByClass(NamedTuple):
 
 
 def _contradict(means: NDArray[np.float64], losses: Sequence[float]) -> bool:
-    """Whether mean losses differ by more than rounding from the losses in the update."""
+    """Whether mean losses differ from `losses` by more than rounding errors."""
     expected = np.array(losses)
     tolerance = _ROUNDING * np.maximum(1.0, np.abs(expected))
     return bool((np.abs(means - expected) > tolerance).any())

@@ -1,4 +1,4 @@
-"""The end of rounds and the life of a run: aggregation, stop, pause, resume, caps, rollback."""
+"""Handlers that end a round, or stop, pause, resume or roll back a run, or raise its caps."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def end_early(
 ) -> Result[None]:
     """End a run during a round: close open work, and aggregate the finished local steps.
 
-    A round without any finished step is discarded. After a resume, the round draws the same clients
-    and prompts again, so that the answers of the model come from the cache.
+    If no step is finished, the round is discarded. After a resume it draws the same clients and
+    prompts again, so answers that the model has given are in the cache.
     """
     result = _release_all(machine, state, f"the run ended as {status}")
     finished_first = sorted(result.state.seats, key=lambda seat: seat.phase != "done")
     kept = tuple(replace(seat, phase="done") for seat in finished_first if seat.step)
     if kept:
         result = result.then(finish_round(machine, replace(result.state, seats=kept), now))
-        if result.state.status == "completed":  # This round was the last one.
+        if result.state.status == "completed":  # The round was the last of the run.
             return result
     else:
         result = replace(result, state=result.state.without_draw())
@@ -66,8 +66,8 @@ def stop(
 ) -> Result[None]:
     """End a running or paused run on request.
 
-    With `keep`, the round's open work is kept, so that it continues after a resume. Without `keep`,
-    the round ends with the updates so far.
+    With `keep`, clients can continue their open work after a resume. Without `keep`, the round ends
+    with the updates so far.
     """
     if not (state.running or state.paused):
         raise ProblemError("run_conflict", f"the run has ended: {state.status}")
@@ -148,13 +148,13 @@ def _with_new_deadlines(machine: RoundMachine, state: RunState, now: float) -> t
 def charge_lost_replicas(
     machine: RoundMachine, state: RunState, now: float, *, alive: frozenset[str], down: bool
 ) -> Result[None]:
-    """Charge in full the pending calls of replicas that are not in `alive`.
+    """Charge the reserved amounts of calls that are pending on replicas outside `alive`.
 
-    `down` says that no replica has served the run for a while; all deadlines then restart.
+    `down` says that no replica has served the run for a while. All deadlines then restart.
     """
     state = charge_lost(state, alive)
     if down:
-        # The clock may have been changed since the strikes were stored.
+        # If the clock was set back meanwhile, stored times may be too far in the future.
         latest = now + machine.LONGEST_ASIDE_S
         strikes = {
             client: known._replace(until=min(known.until, latest))
@@ -170,11 +170,11 @@ def pause(
 ) -> Result[None]:
     """Pause a run until an operator resumes it; open work is kept.
 
-    `reason` is for operators. `summary` is for viewers, and does not contain the provider's text;
-    if it is None, viewers get `reason`.
+    Operators get `reason`. Viewers get `summary`, which does not contain text of the provider; if
+    `summary` is None, viewers get `reason`, too.
     """
     summary = summary or reason
-    if state.paused:  # The run then shows both reasons.
+    if state.paused:  # The new reason is appended.
         before = state.reason or ""
         reason, summary = _join(before, reason), _join(state.summary or before, summary)
     elif state.running:
@@ -209,11 +209,12 @@ def record_model(machine: RoundMachine, state: RunState, now: float, *, model: s
 def roll_back(
     machine: RoundMachine, state: RunState, now: float, *, method: State, to_round: int, reason: str
 ) -> Result[None]:
-    """Roll a run back to its state after an earlier round; its spending stays counted."""
+    """Roll a run back to its state after an earlier round; what it has spent stays charged."""
     if not (state.running or state.can_resume):
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be rolled back")
     if not 0 <= to_round <= state.round:
-        raise ProblemError("run_conflict", f"the run has done {state.round} rounds, not {to_round}")
+        detail = f"cannot roll back to round {to_round}; the run has done {state.round} rounds"
+        raise ProblemError("run_conflict", detail)
     result = _release_all(machine, state, "the run was rolled back")
     state = result.state.without_draw(
         round=to_round,
@@ -221,10 +222,10 @@ def roll_back(
         method=machine.with_new_candidates(method),
         lost=0,
         merged_at=min(state.merged_at, to_round),
-        # After a rollback to round 0, no result depends on the earlier model.
+        # A run that starts again from round 0 may use another model.
         model=state.model if to_round else machine.required_model or state.model,
         rollbacks=state.rollbacks + 1,
-        planned=None,  # The next assignment makes a plan for the caps at that time.
+        planned=None,  # The next assignment computes it from the caps at that time.
         metric=state.metric.model_copy(update={"after": None}),
         verdict=None,
     )
@@ -248,10 +249,10 @@ def record_metric(
     at: tuple[int, int] | None = None,
     verdict: Verdict | None = None,
 ) -> Result[None]:
-    """Record the dev metric of a prompt.
+    """Record a metric on the dev split: without a prompt, or before or after the tuning.
 
-    `biased` is the metric of the model without a prompt and with a label bias. For ``after``, `at`
-    is the round and the number of rollbacks at which the prompt was current.
+    `biased` is the metric without a prompt and with a label bias. For ``after``, `at` is the round
+    and the number of rollbacks at which the evaluated prompt was the run's result.
     """
     now_at = (state.round, state.rollbacks)
     if which == "after" and (state.running or at not in (None, now_at)):
@@ -264,7 +265,7 @@ def record_metric(
 def count_call(
     machine: RoundMachine, state: RunState, now: float, *, failure: str | None
 ) -> Result[None]:
-    """Count a call of the run's proposer; `failure` is why the call failed, None if it did not."""
+    """Count a call of the proposer (the model that writes candidates); None is no failure."""
     done = (state.proposer or ProposerReport()).and_then(
         calls=1, failed=int(failure is not None), failure=failure
     )
@@ -283,12 +284,13 @@ def propose(
 ) -> Result[None]:
     """Queue new candidates for a slot; they are added at the end of the round.
 
-    They cannot be added before, because the prompts of the round are drawn already. `dropped` is
-    the number of texts that cannot be candidates. `parents` are the candidates that a text merges.
+    The prompts of the current round are drawn already, so they cannot use the new candidates.
+    `dropped` is the number of texts of the proposer that cannot be candidates. `parents` are the
+    candidates that were merged into the texts, if any.
     """
     proposer = machine.spec.prompt.proposer
     if proposer is None or slot != machine.spec.prompt.proposed_slot:
-        raise ProblemError("run_conflict", f"the run's proposer does not write slot {slot!r}")
+        raise ProblemError("run_conflict", f"the run's proposer does not write for slot {slot!r}")
     room = proposer.max_candidates - len(state.added)
     fresh = [text for text in dict.fromkeys(texts) if text not in state.added][: max(room, 0)]
     if not state.running:
@@ -302,10 +304,10 @@ def propose(
 
 
 def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tuple[int, ...]]:
-    """Return the candidates that are best for different clients, if a merge is due.
+    """Start a merge, if one is due: return the candidates that the proposer merges.
 
-    Each must be the best one for at least two clients, so that no client decides alone. Each
-    candidate is merged at most once. For n clients, at most sqrt(n) candidates (but at least two)
+    Each is the best candidate for at least two clients, so that no single client decides.
+    A candidate is merged at most once. For n clients, at most sqrt(n) candidates (but at least two)
     are merged, because a merge of many texts loses details (Li et al. 2026, "Combee").
     """
     proposer = machine.spec.prompt.proposer
@@ -323,8 +325,8 @@ def begin_merge(machine: RoundMachine, state: RunState, now: float) -> Result[tu
 
 
 def close_seat(machine: RoundMachine, state: RunState, seat: Seat, now: float) -> Result[None]:
-    """Store a finished seat; the last one ends the round."""
-    # Appended at the end, so that the log has the order in which seats were finished.
+    """Store a seat whose work is done; the round ends if this is its last seat."""
+    # The seat moves to the end, so that the log lists seats in the order of their last updates.
     others = (other for other in state.seats if other.key != seat.key)
     state = replace(state, seats=(*others, seat))
     if machine.vacancies(state) or any(s.phase != "done" for s in state.seats):
@@ -333,7 +335,7 @@ def close_seat(machine: RoundMachine, state: RunState, seat: Seat, now: float) -
 
 
 def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[None]:
-    """Aggregate the finished seats and start the next round, or end the run."""
+    """Aggregate the results of the finished seats, and start the next round or end the run."""
     done = [seat for seat in state.seats if seat.phase == "done"]
     # Sorted by enrolment index, because floating-point sums depend on the order.
     seats = sorted(done, key=lambda seat: (seat.client, seat.number))
@@ -376,7 +378,7 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
         machine = machine.at(state)
         state = replace(state, method=machine.with_new_candidates(state.method))
     record["alpha_sha256"] = alpha_sha256(state.method.alpha)
-    # In the alpha exchange the memory comes from a client, which must not be able to end the run.
+    # In the alpha exchange a client sends what `finished` reads, so it could end the run.
     search_ended = machine.losses_exchange and machine.method.finished(state.method)
     if state.round >= machine.spec.rounds or search_ended:
         cap = None if state.account.cap is None else state.account.cap.queries
@@ -410,8 +412,9 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
         return Contribution(client=seat.client, alpha=alpha, mean_loss=seat.mean_loss)
     compared = [np.array(losses, dtype=np.float64) for losses in seat.losses]
     advantage = None
-    # Only the prompts of the first local step can be drawn again. If there were several steps, the
-    # change of alpha is judged instead, unless the method has a memory, which alpha does not show.
+    # The defence compares the losses of one local step, because only the prompts of the first step
+    # can be drawn again. After several steps it compares the change of alpha. A method with a
+    # memory is always compared by losses, because alpha does not show the memory.
     if compared and (len(compared) == 1 or machine.method.shares_memory):
         first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
         asked = machine.candidates(state, first)
@@ -442,10 +445,10 @@ def _new_quarantines(
     memory: Memory,
     verdicts: Sequence[Admitted],
 ) -> Mapping[int, str]:
-    # A client that an operator released returns to quarantine only after a new outlier.
+    # After an operator has lifted a quarantine, only a new outlier puts the client back.
     suspects = {verdict.client for verdict in verdicts if verdict.outlier}
     outliers = sorted(defence.quarantined(memory) & suspects)
-    # More than half of the clients, and enough for a round, must stay out of quarantine.
+    # More than half of the clients, and enough clients for a round, stay out of quarantine.
     known = {line.client: line for line in ledger(memory)}
     num_kept = max(len(known) // 2 + 1, machine.spec.participation.clients_per_round)
     room = len(known) - num_kept - len(state.quarantined.intersection(known))
@@ -463,7 +466,7 @@ def _aggregate(
         return State(alpha=machine.method.project(aggregate(alphas, weights)))
     if len(seats) == 1:
         return seats[0].local or state.method
-    # Memories cannot be averaged, so the method receives the losses of one seat after another.
+    # Memories cannot be averaged, so the losses of the seats are applied one after another.
     method = state.method
     for seat in seats:
         if seat.local is not None:

@@ -33,26 +33,25 @@ MIN_SAMPLES = 2
 """Minimal number I of prompts per local step, because the gradient estimator divides by I - 1."""
 
 MAX_SNAPSHOTS = 100
-"""Maximal number of rounds to which a run can be rolled back, besides its start."""
+"""Maximal number of rounds to which a run can be rolled back, in addition to its start."""
 
 ONE_QUERY = Usage(queries=1)
 """Upper bound on the cost of a query if only the number of queries is known."""
 
 _STRIDE = 1 << 32
-"""Each rollback shifts the positions of draws by this (`seed_of`); a round has fewer positions."""
-
+"""Number that `seed_of` adds to a draw's index for each rollback; it is above all indices."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_MOST_STDS = 10.0
-"""Number of standard deviations of noise that no honest update exceeds."""
+_MAX_STDS = 10.0
+"""Noise of an honest update is practically never larger than this many standard deviations."""
 
 _ROUNDING = 1.001
-"""Factor by which a change of alpha may exceed its bound, because alpha is float32."""
+"""Factor on the bound for changes of alpha (the method's parameters), for float32 rounding."""
 
 _SLOW_SIZE = 1 << 16
-"""Up to this size of alpha, a check, a projection and a write take a few milliseconds."""
+"""Up to this number of entries of alpha, the handling of an update takes a few milliseconds."""
 
 
 @dataclass(eq=False)
@@ -60,14 +59,15 @@ class RoundMachine:
     """The fixed parts of a run, which its handlers read.
 
     A handler is a pure function ``(machine, state, now, **data) -> Result`` of this package. It
-    makes one decision about the run; `now` is in seconds since the epoch.
+    makes one decision about the run; `now` is in seconds since the epoch. In the exchange
+    ``losses`` a client returns the losses of its prompts, in ``alpha`` the changed parameters.
 
     Args:
-        vocab_size: Number of candidates, N, including those that may be added during the run.
+        vocab_size: Number of candidates, N, including the ones that may be added during the run.
         layout: The slots of the prompt (`Vocabulary.layout`); empty if all positions have the same
             candidates.
-        start: Warm start, as indices of candidates (`PromptSpec.warm_start`).
-        planned: Number of queries that the method plans with; None derives it from the spec.
+        start: The known prompt to start from, as indices of candidates (`PromptSpec.warm_start`).
+        planned: Number of queries over which the method spreads its search; by default from `spec`.
         worst_query: Upper bound on the cost of one query.
         gateway_model: Fingerprint of the gateway's model; empty if it is not known yet, None if
             clients query their own models.
@@ -81,16 +81,17 @@ class RoundMachine:
     """A drawn client must claim within this time, enough for a reconnection and a round trip."""
 
     MAX_RENEWALS: ClassVar = 10
-    """Maximal number of renewals. A device that never finishes keeps a seat for 11 deadlines."""
+    """How often a device may restart its deadline; after that, the deadline ends its work."""
 
     MAX_LOST: ClassVar = 50
-    """The run fails if more than this many assignments in a row are lost and, in this round, each
-    waiting client has lost one. Each lost assignment may cost its whole lease (the reserved
-    amount). A run whose model never answers thus fails before its caps are spent."""
+    """The run fails if more than this many assignments in a row are lost, and each waiting client
+    has lost one in this round. A lost assignment may cost its whole lease (the reserved amount).
+    Without this limit, a run whose model never answers would spend its whole budget."""
 
     MAX_STRIKES: ClassVar = 3
-    """A client with this many strikes is set aside: it gets no work for ``deadline_s``. Another
-    strike doubles the time, up to a day. A lost seat adds strikes, an update removes one."""
+    """A client that loses a seat gets strikes; an update removes one. With this many strikes the
+    client is set aside: it gets no work for ``deadline_s``. Each further strike doubles the time,
+    up to `LONGEST_ASIDE_S`."""
 
     LONGEST_ASIDE_S: ClassVar = 86_400.0
 
@@ -127,7 +128,7 @@ class RoundMachine:
             sizes["an update"] = spec.method.num_samples * self.num_groups * (2 + self.num_labels)
         for what, size in sizes.items():
             if size > MAX_ELEMENTS:
-                raise ValueError(f"{what} would hold {size} numbers; {MAX_ELEMENTS} are allowed")
+                raise ValueError(f"{what} would hold {size} numbers; the limit is {MAX_ELEMENTS}")
         self.method = algorithms.method_from_spec(
             spec.method,
             Space.of(layout or [(spec.prompt.length, vocab_size, self.blank)], vocab_size),
@@ -139,7 +140,7 @@ class RoundMachine:
         )
         if isinstance(spec.method, OwnMethodSpec) and self.method.shares_memory:
             spec.check_shared_memory(spec.method.label, "its memories")
-        # Cache of drawn prompts: the assignment, the gateway and the update use the same prompts.
+        # A cache, because the assignment, the gateway and the update need the same prompts.
         self.drawn: dict[tuple[int, ...], tuple[State, Candidates]] = {}
         self.defence = _defence_of(spec, self.method)
         self.releases = None if spec.privacy is None else Releases(spec, spec.privacy)
@@ -156,16 +157,16 @@ class RoundMachine:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Result[T]:
-        """Call a handler with the machine for the state (`at`) and return its result.
+        """Call a handler with the machine for the state (`at`), and return the handler's result.
 
         Raises:
-            ProblemError: The handler refuses; the state stays as it is.
+            ProblemError: The handler refuses the request; the state does not change.
         """
         return handler(self.at(state), state, now, *args, **kwargs)
 
     @classmethod
     def of(cls, run_id: str, spec: RunSpec, vocabulary: Vocabulary, **options: Any) -> Self:
-        """Return the machine of a run over a vocabulary; `options` as for the constructor."""
+        """Create the machine of a run; `options` are further arguments of the constructor."""
         return cls(
             run_id,
             spec,
@@ -178,7 +179,7 @@ class RoundMachine:
         )
 
     def at(self, state: RunState) -> Self:
-        """Return the machine with a state's added candidates and its plan of queries."""
+        """Return the machine with a state's added candidates and its number of planned queries."""
         if state.proposed == self._proposed and state.planned == self.planned:
             return self
         if self is not self._base:
@@ -195,7 +196,7 @@ class RoundMachine:
             )
             known = replace(
                 self,
-                # Once candidates are added, the layout has the index of the blank (no text).
+                # Candidates are added only to slots, and the blanks of slots are in `layout`.
                 blank=None if state.proposed else self.blank,
                 layout=layout,
                 planned=state.planned,
@@ -213,7 +214,7 @@ class RoundMachine:
         return machine
 
     def with_new_candidates(self, method: State) -> State:
-        """Return a method state with weights for the candidates that it does not have yet."""
+        """Return a state of the method with parameters for candidates that it does not have yet."""
         space = getattr(self.method, "space", None)
         if not isinstance(space, Space):
             return method
@@ -228,19 +229,16 @@ class RoundMachine:
         """Whether the server stores a memory of the method for each client between rounds."""
         if isinstance(self.spec.method, OwnMethodSpec):
             return not self.method.shares_memory
-        return self.losses_exchange and self.spec.method.remembers
+        return self.losses_exchange and self.spec.method.keeps_client_state
 
     @property
     def snapshot_every(self) -> int:
-        """Number of rounds between two snapshots; a run keeps at most `MAX_SNAPSHOTS` snapshots."""
+        """Number of rounds between two snapshots; a run can be rolled back only to snapshots."""
         return math.ceil(self.spec.rounds / MAX_SNAPSHOTS)
 
     @property
     def is_slow(self) -> bool:
-        """Whether calls of the method may take more than a few milliseconds.
-
-        True for searches over whole prompts, for methods of the user's own, and for a large alpha.
-        """
+        """Whether the method may take long: a search, a user-defined method, or a large alpha."""
         method = self.spec.method
         if method.pools or isinstance(method, OwnMethodSpec):
             return True
@@ -253,11 +251,11 @@ class RoundMachine:
 
     @property
     def planned_queries(self) -> int:
-        """Number of queries that the method plans with (see `with_current_plan`)."""
+        """Number of queries over which the method spreads its search (see `with_current_plan`)."""
         return self.planned_under(self.spec.budget) if self.planned is None else self.planned
 
     def planned_under(self, budget: Budget | None) -> int:
-        """Return the number of training queries within the run's rounds and a cap."""
+        """Return the number of training queries that the run's rounds and a cap allow."""
         spec = self.spec
         per_round = spec.participation.clients_per_round * spec.method.local_steps
         planned = spec.rounds * per_round * spec.method.num_samples
@@ -265,20 +263,20 @@ class RoundMachine:
         if cap is None:
             return planned
         if spec.prompt.proposer is not None and spec.prompt.reflects:
-            # Each assignment with a reflection pays for one more query, which tries the new text.
+            # In assignments with a reflection, one more query tries the text that a device wrote.
             paid = spec.method.num_samples * spec.prompt.proposer.every
             cap = cap * paid // (paid + 1)
         return min(planned, cap)
 
     def more_asks(self, budget: Budget | None) -> bool:
-        """Whether a cap allows more calls of `ask` than the method plans with."""
+        """Whether a cap allows more calls of `ask` than `planned_asks`."""
         return self.planned_under(budget) // self.spec.method.num_samples > self.planned_asks
 
     def with_current_plan(self, state: RunState) -> RunState:
-        """Return the state with the number of planned queries for its current caps.
+        """Return the state with the number of planned queries that its current caps allow.
 
-        This number influences which prompts are drawn, so it does not change within a round that
-        has assigned work. A new number cancels a successive halving that has begun.
+        The method draws prompts by this number, so it does not change in a round in which work was
+        assigned. If it grows, a successive halving that has begun is cancelled.
         """
         started = any(seat.phase != "offered" or seat.step for seat in state.seats)
         cap = state.account.cap
@@ -291,7 +289,7 @@ class RoundMachine:
 
     @property
     def min_clients(self) -> int:
-        """Number of waiting clients that the first round needs to start."""
+        """Number of clients that must wait for work before the first round starts."""
         wanted = self.spec.participation.min_clients
         if wanted is not None:
             return wanted
@@ -307,9 +305,9 @@ class RoundMachine:
 
     @property
     def required_model(self) -> str | None:
-        """Fingerprint of the model that must score; None if the first device decides.
+        """Fingerprint of the only model that may score; None if the first device decides this.
 
-        Empty if the gateway's model is not known yet.
+        Empty if it is the gateway's model, and this is not known yet.
         """
         pinned = self.spec.participation.model
         return pinned if self.gateway_model is None else self.gateway_model
@@ -325,26 +323,26 @@ class RoundMachine:
         )
 
     def vacancies(self, state: RunState) -> int:
-        """Return the number of seats of the round without a client."""
+        """Return the number of seats in the round (the places for clients) without a client."""
         if not state.running:
             return 0
         taken = {seat.number for seat in state.seats}
         return self.spec.participation.clients_per_round - len(taken)
 
     def is_exhausted(self, state: RunState) -> bool:
-        """Whether the budget does not pay for more work, and no open lease can release budget."""
+        """Whether the budget pays for no more work, and no open lease may return budget."""
         return not state.account.leases and self.affordable_work(state) is None
 
     def needs_seating(self, state: RunState) -> bool:
-        """Whether the round lacks clients, or the run must end because its budget is exhausted."""
+        """Whether `seats.fill` has to draw clients, or to end the run because of its budget."""
         return state.running and bool(self.vacancies(state) or self.is_exhausted(state))
 
     def affordable_work(
         self, state: RunState, local: State | None = None
     ) -> tuple[int, int] | None:
-        """Return the numbers of prompts and local steps that the caps pay for, or None.
+        """Return how many prompts and local steps of an assignment the caps pay for, or None.
 
-        `local` is the client's method state; None if it equals the method state of the run.
+        `local` is the client's state of the method; None if it equals the run's.
         """
         steps = 1 if self.losses_exchange else self.spec.method.local_steps
         most = self.spec.method.num_samples
@@ -374,7 +372,7 @@ class RoundMachine:
         return drawn
 
     def _without_own(self, state: RunState, client: int, drawn: Candidates) -> Candidates:
-        """Return the prompts, with candidates that the client wrote replaced by their parents."""
+        """Replace candidates that the client wrote, which it must not score, by their parents."""
         written_by_client = [origin for origin in state.lineage if origin.client == client]
         if not written_by_client:
             return drawn
@@ -382,7 +380,7 @@ class RoundMachine:
         prompts, position = drawn.prompts.copy(), self.proposed_position
         sizes = [size for repeat, size, _ in self.layout for _ in range(repeat)]
         first = sizes[position] - len(texts)
-        for origin in reversed(written_by_client):  # The client may have written a parent, too.
+        for origin in reversed(written_by_client):  # The client may also have written the parent.
             if origin.text in texts:
                 affected = prompts[:, position] == first + texts.index(origin.text)
                 prompts[affected, position] = origin.parents[0]
@@ -401,7 +399,7 @@ class RoundMachine:
             return False
         halving = self.spec.method.halving if isinstance(self.spec.method, SearchSpec) else 0.0
         asked = state.round * self.spec.participation.clients_per_round
-        # The successive halving at the end of a search tries no new prompts.
+        # The successive halving at the end of a search evaluates no new prompts.
         searching = asked + 1 < (1 - halving) * self.planned_asks
         due = searching and (state.round + 1) % proposer.every == 0
         number = sum(origin.client == client for origin in state.lineage)
@@ -413,34 +411,34 @@ class RoundMachine:
 
     def seed(self, state: RunState, seat: Seat, purpose: str, step: int) -> int:
         """Return the seed of a seat's draw in a local step."""
-        # In draws with replacement a client may get two seats of a round, which need two seeds.
+        # A draw with replacement may give a client two seats in a round, which need two seeds.
         position = seat.number * self.spec.method.local_steps + step
         return self.seed_of(state, purpose, seat.client, position)
 
     def seed_of(self, state: RunState, purpose: str, client: int, position: int) -> int:
-        """Return the seed of a draw of the current round.
+        """Return the seed of a draw in the current round.
 
-        `client` is an enrolment index; it is 0 for draws of the server. `position` numbers the
-        draws of one purpose and client.
+        `client` is an enrolment index, or 0 for draws of the server. `position` is the index of the
+        draw among the draws of the same purpose and client.
         """
-        # After a rollback the round must draw other clients and prompts.
+        # After a rollback, a repeated round must draw other clients and prompts.
         step = position + state.rollbacks * _STRIDE
         return algorithms.stream_seed(self.spec.seed, purpose, state.round, client, step)
 
     def longest_step(self, alpha: NDArray[np.float32], num_steps: int) -> float:
-        """Return by how much a client can change an entry of alpha (alpha exchange)."""
+        """Return the most by which a client can change an entry of alpha in the alpha exchange."""
         if not isinstance(self.method, PolicyGradient):
             return math.inf
         privacy = self.spec.privacy
         noise = 0.0
         if privacy is not None and privacy.target == "alpha":
-            noise = privacy.clip * (1.0 + _MOST_STDS * privacy.noise_multiplier)
+            noise = privacy.clip * (1.0 + _MAX_STDS * privacy.noise_multiplier)
         return self.method.longest_step(alpha, num_steps) * _ROUNDING + noise
 
     def as_losses(
         self, candidates: Candidates, losses: Sequence[float], by_class: ByClass | None
     ) -> NDArray[np.float64] | algorithms.ClassLosses:
-        """Return losses as the input of the method's `tell` (losses exchange)."""
+        """Return a client's losses as the input of the method's `tell`."""
         price = self._length_price(candidates)
         if by_class is None or candidates.biases is None:
             return self.clipped(losses) + price
@@ -463,11 +461,11 @@ class RoundMachine:
         return penalty * np.array(lengths) / CHARS_PER_TOKEN
 
     def clipped(self, losses: ArrayLike) -> NDArray[np.float64]:
-        """Return losses clipped to ``defence.loss_clip`` (losses exchange)."""
+        """Return losses clipped to ``defence.loss_clip``."""
         return clip_losses(np.array(losses, dtype=np.float64), self.loss_clip)
 
     def bias(self, state: RunState) -> Bias | None:
-        """Return the label bias of the prompt that the run would return, if there is one."""
+        """Return the label bias of the prompt that the run would return now, if it has one."""
         bias = self.method.bias(state.method)
         return None if bias is None else tuple(bias.tolist())
 
@@ -478,12 +476,12 @@ class RoundMachine:
 
 
 def _defence_of(spec: RunSpec, method: algorithms.Algorithm) -> Defence | None:
-    """Return the defence of a run; None if it is off and the method itself bounds its steps."""
+    """Return the defence of a run; None if it is off and the method bounds its own steps."""
     wanted = spec.defence
     if wanted.checks_updates:
         return Defence(
             num_samples=spec.method.num_samples,
-            # Methods with a memory compute alpha from it, so a step of alpha cannot be scaled.
+            # A method with a memory computes alpha from it, so scaling alpha has no effect.
             trust_region=None if method.shares_memory else wanted.trust_region,
             outliers=wanted.outliers,
             quarantine=wanted.quarantine,
@@ -496,12 +494,12 @@ def _defence_of(spec: RunSpec, method: algorithms.Algorithm) -> Defence | None:
 
 
 def invalid(detail: str) -> ProblemError:
-    """Return the refusal of a message that does not fit its assignment."""
+    """Return the error for a message that does not fit its assignment."""
     return ProblemError("invalid_message", detail)
 
 
 def find_seat(state: RunState, assignment_id: str) -> Seat:
-    """Return the seat of an open assignment, or refuse it (``assignment_expired``)."""
+    """Return the seat of an open assignment; raise ``assignment_expired`` if it has ended."""
     seat = state.seat_with(assignment_id)
     if seat is None:
         raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")

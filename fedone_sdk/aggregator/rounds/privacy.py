@@ -1,8 +1,8 @@
-"""Privacy accounting: epsilon as a function of a device's number of results with noise (releases).
+"""Privacy accounting: epsilon as a function of the number of results that a device has released.
 
-k releases of the same data with noise multiplier s compose to one Gaussian mechanism with
-multiplier s / sqrt(k). Subsampling does not amplify privacy here, because the server knows the
-seeds of the mini-batches.
+A release is a result with noise. k releases of the same data with noise multiplier s are as private
+as one with multiplier s / sqrt(k). The random choice of mini-batches does not improve privacy here,
+because the server knows its seeds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedone_sdk.aggregator.rounds.run_state import Seat
 from fedone_sdk.messages import PrivacyReport
 from fedone_sdk.spec import PrivacySpec, RunSpec
 
-_MOST_RELEASES = 10**9
+_MAX_RELEASES = 10**9
 
 
 class Accountant:
@@ -30,18 +30,18 @@ class Accountant:
         return self.accountant.epsilon(releases / self.privacy.noise_multiplier**2)
 
     def affordable(self) -> int | None:
-        """Return how many releases of a device ``max_epsilon`` allows; None without a limit."""
+        """Return how many releases ``max_epsilon`` allows for a device; None without a limit."""
         limit = self.privacy.max_epsilon
         if limit is None:
             return None
-        return bisect_right(range(1, _MOST_RELEASES + 1), limit, key=self.epsilon)
+        return bisect_right(range(1, _MAX_RELEASES + 1), limit, key=self.epsilon)
 
 
 class Releases:
     """Limits and reports the releases of a run's devices.
 
-    A release counts when the work is assigned, because the device of a lost assignment may have
-    sent its result.
+    A release is counted when the work is assigned, because a device may have sent its result even
+    if the server has not received it.
 
     Raises:
         MissingExtraError: dp-accounting is not installed.
@@ -61,11 +61,11 @@ class Releases:
             if possible < seats:
                 raise ValueError(
                     f"privacy.max_epsilon: {spec.data.num_clients} clients may take part "
-                    f"{possible} times, {spec.rounds} rounds need {seats}"
+                    f"{possible} times in all, but {spec.rounds} rounds need {seats} times"
                 )
 
     def report(self, counts: Mapping[int, int]) -> PrivacyReport:
-        """Return the privacy report, with the epsilon of the device that has the most releases."""
+        """Return the privacy report; its epsilon is that of the device with the most releases."""
         most = max(counts.values(), default=0)
         return PrivacyReport(
             target=self._privacy.target,
@@ -82,10 +82,10 @@ class Releases:
         return frozenset(client for client, count in counts.items() if not self.has_room(count))
 
     def has_room(self, count: int) -> bool:
-        """Whether a device with `count` releases may take another seat."""
+        """Whether a device with `count` releases may take part once more."""
         return self.limit is None or count + self._per_seat <= self.limit
 
     def counted(self, counts: Mapping[int, int], seat: Seat) -> Mapping[int, int]:
-        """Return the counts with the releases of a seat's assignment added."""
+        """Return the counts of all devices, with the releases of a seat's assignment added."""
         added = seat.num_steps if self._each_step else 1
         return {**counts, seat.client: counts.get(seat.client, 0) + added}

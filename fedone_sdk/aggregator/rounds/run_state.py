@@ -1,4 +1,4 @@
-"""The state of a run, its lossless codec, and what a handler returns."""
+"""The state of a run, its encoding for the store, and the result of a handler."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ D = TypeVar("D")
 
 _NOTHING: Any = None
 
-MOST_UNFIT = 1000
-"""Maximal number of unfit clients (they declined the run), and of clients with strikes, in a state.
-It limits the size of each commit."""
+MAX_UNFIT = 1000
+"""Maximal number of unfit clients (they have declined the run) in a state, and of clients with
+strikes. It limits the size of each commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """The part of one client in a round; a round of K* clients has K* seats.
+    """A place for a client in a round; a round of K* clients has K* seats.
 
     Attributes:
         number: Number of the seat in the round, from 0.
-        phase: ``offered`` until the client claims it, ``working`` until its update, then ``done``.
-        due: When the client loses the seat, seconds since the epoch.
+        phase: ``offered``, then ``working`` from the client's claim, then ``done`` at its update.
+        due: When the client loses the seat, in seconds since the epoch.
         step: Number of local steps done.
         own_model: Whether the client queries its own model.
         num_samples: Number of prompts of the assignment, I.
         num_steps: Number of local steps of the assignment, E; 1 in the losses exchange.
-        reflects: Whether the client may write a candidate; the lease also pays for its first query.
-        calls: Ids of the gateway requests whose queries are counted.
-        sent: Reservation id -> upper bound on the cost of a pending gateway call, without queries.
-        used: Queries sent to the gateway, and the cost of finished calls.
+        reflects: Whether the client may write a candidate; its lease has a query to try it.
+        calls: Ids of the client's gateway requests, whose queries are in `used`.
+        sent: Upper bounds on the costs of pending gateway calls, without queries, by reservation.
+        used: Number of queries sent to the gateway, and the cost of finished calls.
         queries: Number of queries charged for earlier assignments of the seat.
-        local: The client's method state; None if it equals the state at the start of the round.
+        local: The client's state of the method; None if it equals the run's state of the method.
         losses: For each local step, the losses of its prompts.
-        by_class: For each local step, the losses per class, in runs with label calibration.
+        by_class: For each local step, the losses per class, if the run estimates label biases.
         whole: Whether each mini-batch contains all rows that the client had when it was drawn.
     """
 
@@ -80,7 +80,7 @@ class Seat:
 
     @property
     def num_queries(self) -> int:
-        """Number of queries of the prompts, without the query of a candidate that it writes."""
+        """Number of queries of the prompts, without the query that tries a new candidate."""
         return self.num_samples * self.num_steps
 
     @property
@@ -89,7 +89,7 @@ class Seat:
         return sum(self.sent.values(), NOTHING)
 
     def settled(self, phase: Literal["offered", "done"], spent: Usage, **changes: Any) -> Seat:
-        """Return the seat after its assignment has ended and cost `spent`, with other changes."""
+        """Return the seat after the end of its assignment, which has cost `spent`."""
         return replace(
             self,
             phase=phase,
@@ -107,11 +107,12 @@ class Strikes(NamedTuple):
     """Strikes of a client for lost seats; after too many, it gets no work for a while.
 
     Attributes:
-        recent: Strikes for one seat that the client lost since the run's last update: 1, plus 1 per
-            renewal, up to `RoundMachine.MAX_STRIKES`. Of several lost seats only the one with most
-            strikes counts, because the model may have been unavailable.
-        proven: Earlier strikes, minus the client's updates.
-        until: When the client may get a seat again, seconds since the epoch.
+        recent: Strikes since the run's last update. A lost seat gives 1, plus 1 per renewal, up to
+            `RoundMachine.MAX_STRIKES`. Only the seat with most strikes counts, because all may have
+            been lost for the same reason, such as an unavailable model.
+        proven: Earlier strikes, minus the client's updates. An update of another client makes
+            recent strikes proven, because it shows that the model is available.
+        until: When the client may get a seat again, in seconds since the epoch.
     """
 
     recent: int = 0
@@ -120,12 +121,12 @@ class Strikes(NamedTuple):
 
 
 class Lineage(NamedTuple):
-    """The origin of a proposed candidate.
+    """The origin of a candidate that was added during the run.
 
     Attributes:
-        client: Enrolment index of the author, who does not score the candidate; None for a merge by
-            the server.
-        parents: Indices of the candidates that the text improves or merges, in the same slot.
+        client: Enrolment index of the client that wrote it and does not score it; None if the
+            server merged other candidates.
+        parents: Indices of the candidates that were improved or merged.
     """
 
     text: str
@@ -133,7 +134,7 @@ class Lineage(NamedTuple):
     parents: tuple[int, ...]
 
     def line(self, round_number: int, slot: str) -> tuple[str, dict[str, Any]]:
-        """Return the line that records this origin in the log: kind and body."""
+        """Return the line of the run's log that records this origin: its kind and body."""
         return "proposal", {"round": round_number, "slot": slot, **self._asdict()}
 
 
@@ -146,24 +147,24 @@ class RunState:
         summary: The reason for viewers, without the text of a provider or a device; None if viewers
             get `reason`.
         round: Number of rounds done, which is the index of the current round.
-        account: Caps, spending and leases; it contains only the queries of training.
-        evaluation: Spending and leases of the evaluation, whose cost is also in `account`.
-        passed: Clients that lost a seat of this round; they are drawn last.
+        account: Caps, spending and leases; queries of the evaluation are not counted.
+        evaluation: Spending and leases of the evaluation. Their cost is also in `account`.
+        drawn_last: Clients that lost a seat in this round; they are drawn only if no others wait.
         lost: Number of assignments lost since the last accepted update.
         last_lost: Why the last assignment was lost: a text for viewers, and one for operators.
         strikes: Strikes of clients, by enrolment index.
-        fills: Number of draws of clients in this round; part of the draw's seed.
-        rollbacks: Number of rollbacks; part of all seeds.
+        fills: Number of draws of clients in this round; it is part of the next draw's seed.
+        rollbacks: Number of rollbacks; it is part of all seeds.
         releases: Number of results with noise that each client may have sent.
         models: Names that the provider has reported for the model, with ``system_fingerprint``.
         verdict: Whether tuning improved the metric; None before the final evaluation.
         proposed: Candidates added since the start, each with its slot.
         waiting: Candidates that will be added at the end of the round, each with its slot.
         lineage: Origins of the candidates that devices wrote or the server merged.
-        merged_at: The round of the last merge.
+        merged_at: The round of the last merge of candidates.
         judge: The cost of the judge of generated texts.
-        planned: Number of queries that the method plans with after caps were raised; None derives
-            it from the spec.
+        planned: Number of queries over which the method spreads its search after caps were raised;
+            None computes it from the spec.
     """
 
     status: messages.RunStatus = "running"
@@ -174,7 +175,7 @@ class RunState:
     account: Account
     evaluation: Account
     seats: tuple[Seat, ...] = ()
-    passed: frozenset[int] = frozenset()
+    drawn_last: frozenset[int] = frozenset()
     lost: int = 0
     last_lost: tuple[str, str] = ("", "")
     strikes: Mapping[int, Strikes] = field(default_factory=dict)
@@ -227,7 +228,7 @@ class RunState:
 
     @property
     def timed_seats(self) -> tuple[Seat, ...]:
-        """Seats whose deadline applies: an offered seat does not expire while its client works."""
+        """Seats that can expire now; an offered seat cannot while its client works in another."""
         at_work = {seat.client for seat in self.seats if seat.phase == "working"}
         return tuple(
             seat
@@ -264,7 +265,7 @@ class RunState:
 
     def without_draw(self, **changes: Any) -> RunState:
         """Return the state without clients of the round, as before a draw, with other changes."""
-        return replace(self, seats=(), passed=frozenset(), fills=0, **changes)
+        return replace(self, seats=(), drawn_last=frozenset(), fills=0, **changes)
 
     def end(
         self,
@@ -285,8 +286,8 @@ class Closed:
     """An assignment that has ended. It is stored to answer late and repeated updates.
 
     Attributes:
-        said: The reason in the words of the client or the operator.
-        receipt: Receipt of the accepted update; None if the assignment ended without an update.
+        said: The client's or the operator's own text of the reason.
+        receipt: Confirmation of the accepted update; None if there was no accepted update.
     """
 
     assignment_id: str
@@ -316,8 +317,9 @@ class Result(Generic[T]):
     """What a handler returns: the next state, the records to store with it, and the reply.
 
     Attributes:
-        log: Lines of the log (kind and body), without the line of a finished round.
-        refusal: Raised to the caller after the state is stored.
+        log: Lines of the run's log (kind and body), without the line of a finished round.
+        memories: The method's memories to store for clients, by enrolment index.
+        refusal: An error that is raised to the caller after the state is stored.
     """
 
     state: RunState
@@ -329,7 +331,7 @@ class Result(Generic[T]):
     refusal: ProblemError | None = None
 
     def then(self, later: Result[R]) -> Result[R]:
-        """Return the result of two handlers in turn; reply and refusal are those of `later`."""
+        """Return the result of two handlers, one after the other; the reply is that of `later`."""
         return replace(
             later,
             closed=(*self.closed, *later.closed),
@@ -340,7 +342,7 @@ class Result(Generic[T]):
 
 
 def offers(before: RunState, after: RunState) -> tuple[int, ...]:
-    """Return the clients with a new seat, and with a seat that the budget may pay for now."""
+    """Return clients with a new seat, and clients whose seat the budget may pay for only now."""
     was, now = before.account, after.account
     released = len(now.leases) < len(was.leases) or now.cap is not was.cap
     known = {(s.number, s.client, s.step) for s in before.seats if s.phase != "done"}
@@ -358,7 +360,7 @@ def offers(before: RunState, after: RunState) -> tuple[int, ...]:
 
 _METHOD, _DEFENCE = "method", "defence"
 _ARRAYS = (_METHOD, _DEFENCE, "local")
-"""Fields of a state and its seats that are in the block of arrays."""
+"""Fields of a state and of its seats that are stored in the block of arrays."""
 
 
 def arrays_of(state: RunState) -> dict[str, Any]:
@@ -412,14 +414,14 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    # `dataclasses.fields` would take a third of the time that a commit's document takes.
+    # `dataclasses.fields` would take a third of the time of the encoding.
     return {
         name: getattr(record, name) for name in record.__dataclass_fields__ if name not in _ARRAYS
     }
 
 
 def _plain(value: Any) -> object:
-    """Return a value in a form that JSON can represent; money becomes text, which is exact."""
+    """Return a value in a form that JSON can represent; amounts of money become exact texts."""
     match value:
         case Usage():
             return value.exact()

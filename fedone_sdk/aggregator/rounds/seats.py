@@ -1,4 +1,4 @@
-"""Seats (the parts of clients in a round): draw clients, assign their work, take it back."""
+"""Handlers for seats (the places of a round): draw clients, assign work, take a seat back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from fedone_sdk.aggregator.rounds.lifecycle import close_seat, end_early
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, find_seat
-from fedone_sdk.aggregator.rounds.run_state import MOST_UNFIT, Result, RunState, Seat, Strikes
+from fedone_sdk.aggregator.rounds.run_state import MAX_UNFIT, Result, RunState, Seat, Strikes
 from fedone_sdk.aggregator.rounds.spending import release
 from fedone_sdk.algorithms import Memory, State, select, stream
 from fedone_sdk.budget import NOTHING, Usage
@@ -31,19 +31,20 @@ def fill(
 ) -> Result[None]:
     """Draw available clients for vacant seats; end the run if no seat can ever be filled.
 
-    `available` maps the enrolment index of each client that may be drawn to its number of examples.
-    `enrolled` is the number of all clients, connected or not; None if it is unknown.
+    `available` has the number of examples of each waiting client, by enrolment index. `enrolled` is
+    the number of all clients, connected or not; None if it is unknown.
     """
     if not machine.needs_seating(state):
         return Result(state=state)
     if machine.is_exhausted(state):
         return end_early(machine, state, "budget_exhausted", _no_answer_reason(state), now)
     if _is_failing(machine, state, available, now):
-        summary, reason = state.last_lost
+        summary, reason = (f"too many assignments were lost; {text}" for text in state.last_lost)
         return end_early(machine, state, "failed", reason, now, summary=summary)
     if last := _last_unfit(machine, state):
-        summary = "no client fits"
-        return end_early(machine, state, "failed", f"{summary}; last: {last}", now, summary=summary)
+        summary = "no client fits the run"
+        reason = f"{summary}; the last client declined: {last}"
+        return end_early(machine, state, "failed", reason, now, summary=summary)
     if enrolled is not None and (spent := _num_exhausted(machine, state, enrolled)):
         reason = (
             f"privacy.max_epsilon: {spent} devices have reached it, and no other device is left; "
@@ -73,22 +74,22 @@ def _no_answer_reason(state: RunState) -> str | None:
 def _is_failing(
     machine: RoundMachine, state: RunState, available: Mapping[int, int], now: float
 ) -> bool:
-    """Whether too many assignments in a row were lost, and all waiting clients have been tried."""
+    """Whether too many assignments in a row were lost, and each waiting client has lost one."""
     if state.lost <= machine.MAX_LOST or not available:
         return False
-    return all(client in state.passed or state.is_aside(client, now) for client in available)
+    return all(client in state.drawn_last or state.is_aside(client, now) for client in available)
 
 
 def _last_unfit(machine: RoundMachine, state: RunState) -> str | None:
-    """Return the reason of the newest decline if all clients of a run with ``data`` are unfit."""
+    """Return why the last client declined, if all ``data.num_clients`` clients are unfit."""
     data = machine.spec.data
-    if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):
+    if data is None or len(state.unfit) < min(data.num_clients, MAX_UNFIT):
         return None
     return list(state.unfit.values())[-1]
 
 
 def _num_exhausted(machine: RoundMachine, state: RunState, enrolled: int) -> int:
-    """Return the number of devices that have reached ``max_epsilon``; 0 if seats can be filled."""
+    """Return how many devices have reached ``max_epsilon``; 0 if others can fill the seats."""
     if machine.releases is None or any(seat.phase != "done" for seat in state.seats):
         return 0
     spent = machine.releases.spent_up(state.releases)
@@ -111,10 +112,10 @@ def _draw(
     if uniform and state.seats:
         seated = {seat.client for seat in state.seats}
         available = {c: count for c, count in available.items() if c not in seated}
-    # A client that lost a seat is drawn again only if no other client is available.
+    # A client that lost a seat in this round is drawn again only if no other is available.
     pool = available
-    if state.passed:
-        others = {c: count for c, count in available.items() if c not in state.passed}
+    if state.drawn_last:
+        others = {c: count for c, count in available.items() if c not in state.drawn_last}
         pool = others or available
     count = min(vacant, len(pool)) if uniform else vacant
     if not count or not pool:
@@ -153,11 +154,11 @@ def assign(
     available: Mapping[int, int] | None = None,
     enrolled: int | None = None,
 ) -> Result[Assignment | None]:
-    """Assign the work of a client's seat; draw clients before if the client has no seat.
+    """Assign the work of a client's seat. If the client has no seat, first draw clients.
 
-    The lease reserves the cost of the work. A repeated claim gets the same assignment and lease.
-    `memory` is the method memory after the client's last work (losses exchange); `available` and
-    `enrolled` are as for `fill`.
+    A lease reserves the cost of the work. A repeated claim gets the same assignment and lease.
+    `memory` is the method's memory after the client's last work, in the losses exchange.
+    `available` and `enrolled` are the arguments of `fill`.
     """
     drawn: Result[Any] = Result(state=state)
     if available and state.seat_of(client) is None:
@@ -172,7 +173,7 @@ def assign(
         machine = machine.at(state)
         affordable = machine.affordable_work(state, seat.local)
         if affordable is None:
-            # The seat waits until the settlement of another client's lease releases budget.
+            # The seat waits until another client's lease ends and returns budget.
             return replace(drawn, state=state)
         samples, steps = affordable
         worst = machine.worst_query * (samples * steps)
@@ -200,7 +201,7 @@ def assign(
             releases=releases.counted(state.releases, seat) if releases else state.releases,
             started_at=now if state.started_at is None else state.started_at,
         )
-    elif own_model and not seat.own_model:  # The client restarted with a model.
+    elif own_model and not seat.own_model:  # The client has restarted, now with a model.
         seat = replace(seat, own_model=True)
         state = state.with_seat(seat)
     return replace(drawn, state=state, reply=assignment(machine, state, seat, now))
@@ -210,7 +211,7 @@ def _saved_local(
     machine: RoundMachine, state: RunState, client: int, memory: Memory
 ) -> State | None:
     if machine.remembers_clients:
-        for seat in state.seats:  # Finished seats are in the order in which they were finished.
+        for seat in state.seats:  # Finished seats are in the order of their updates.
             if seat.client == client and seat.phase == "done" and seat.local is not None:
                 memory = seat.local.memory
     return replace(state.method, memory=memory) if memory else None
@@ -278,11 +279,11 @@ def decline(
     usage: Usage = NOTHING,
     unfit: bool = False,
 ) -> Result[None]:
-    """End an assignment that its client declines; an unfit client also loses its other seats."""
+    """End an assignment that its client declines. An unfit client also loses its other seats."""
     seat = find_seat(state, assignment_id)
     if not state.running:
         status = "paused" if state.paused else state.status
-        raise ProblemError("run_conflict", f"the run is {status}; the work is kept")
+        raise ProblemError("run_conflict", f"the run is {status}; its open work is kept")
     why = "the client declined"
     return vacate(machine, state, seat, why, usage, now, said=reason, unfit=unfit)
 
@@ -308,10 +309,11 @@ def vacate(
     said: str | None = None,
     unfit: bool = False,
 ) -> Result[None]:
-    """Take a seat from its client and charge its lease; `said` is the client's own reason.
+    """Take a seat from its client and charge the seat's lease.
 
-    An unfit client gets no other seat of the run. It declines before it queries a model, so its
-    decline does not count towards `RoundMachine.MAX_LOST`.
+    `reported` is the usage that the client reports, `said` is its reason. An unfit client gets no
+    more seats in the run. It declines before it queries a model, so the run does not count its seat
+    as lost.
     """
     was_working, renewals = seat.phase == "working" and not unfit, seat.renewals
     seat, result = release(machine, state, seat, reason, reported, said=said)
@@ -326,12 +328,12 @@ def vacate(
         lost=state.lost + was_working,
         last_lost=(summary, full) if was_working else state.last_lost,
         strikes=_newest({**state.strikes, seat.client: strikes}),
-        passed=state.passed | {seat.client},
+        drawn_last=state.drawn_last | {seat.client},
     )
     if unfit:
         state = _exclude_unfit(state, seat, said or reason)
     if seat.step:
-        # Earlier local steps are paid for, so the seat ends with the result of these steps.
+        # Earlier local steps of the seat are paid for, so their result is used.
         return result.then(close_seat(machine, state, replace(seat, phase="done"), now))
     return replace(result, state=state.without_seat(seat))
 
@@ -346,11 +348,11 @@ def _exclude_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
 
 
 def _newest(clients: Mapping[int, T]) -> dict[int, T]:
-    return dict(list(clients.items())[-MOST_UNFIT:])
+    return dict(list(clients.items())[-MAX_UNFIT:])
 
 
 def count_update(machine: RoundMachine, state: RunState, client: int, now: float) -> Result[None]:
-    """After an update, remove a strike of its client; make recent strikes of others proven."""
+    """After a client's update, remove one of its strikes; others' become proven (`Strikes`)."""
     strikes, log = {}, []
     for other, known in state.strikes.items():
         if other == client:
@@ -385,7 +387,7 @@ def clear_unfit(machine: RoundMachine, state: RunState, now: float, *, client: i
 
 
 def renew_offers(machine: RoundMachine, state: RunState, client: int, now: float) -> RunState:
-    """Restart the claim deadline of a client's other seats, after its work has ended."""
+    """After the end of a client's work, restart the claim deadline of its other seats."""
     due = now + machine.CLAIM_TIMEOUT_S
     waiting = [seat for seat in state.seats if (seat.client, seat.phase) == (client, "offered")]
     for seat in waiting:
@@ -399,7 +401,7 @@ def renew_offers(machine: RoundMachine, state: RunState, client: int, now: float
 def quarantine(
     machine: RoundMachine, state: RunState, now: float, *, client: int, reason: str
 ) -> Result[None]:
-    """Put a client in quarantine, and remove its seats and their results from the round."""
+    """Put a client in quarantine, and remove its seats with their results from the round."""
     result: Result[None] = Result(state=state)
     for seat in state.seats:
         if seat.client == client:

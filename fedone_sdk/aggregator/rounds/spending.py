@@ -1,4 +1,4 @@
-"""Leases, which reserve the cost of model calls in a run's account, and their settlement."""
+"""Handlers for leases: reserve the cost of model calls in a run's account, and charge it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 from fedone_sdk.messages import ProposerReport
 
 _REFLECTION = "reflection"
-"""Marks the reflection among a seat's `calls`, whose other items are digests of requests."""
+"""The item of `Seat.calls` for a reflection; all other items are digests of requests."""
 
 
 def release(
@@ -25,7 +25,7 @@ def release(
     *,
     said: str | None = None,
 ) -> tuple[Seat, Result[None]]:
-    """End the open assignment of a seat, if it has one, without an update; settle its lease."""
+    """End a seat's open assignment, if it has one, without an update, and settle its lease."""
     if seat.phase != "working" or seat.assignment_id is None:
         return seat, Result(state=state)
     closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason, said=said)
@@ -36,7 +36,7 @@ def release(
 
 
 def through_gateway(machine: RoundMachine, seat: Seat) -> bool:
-    """Whether a seat's client has declared that it queries the server's model."""
+    """Whether a seat's client queries the server's model, as it has declared."""
     return machine.gateway_model is not None and not seat.own_model
 
 
@@ -49,17 +49,17 @@ def lease_cost(
     answered: bool,
     proposed: bool = False,
 ) -> Usage:
-    """Return the cost of a seat's open lease; `answered` says that an update ends it.
+    """Return what a seat's lease costs when it ends; `answered` says that it ends by an update.
 
-    The server measures gateway calls; pending calls count with their upper bound. A client with its
-    own model reports its usage in updates and declines:
+    The server measures gateway calls, and pending calls cost their upper bound. A client with its
+    own model reports its usage (`reported`) in updates and declines:
 
     - An update costs the whole lease, or the reported usage if the run trusts reports. The query
       that tries a candidate is free if the client neither reports it nor sends a candidate.
-    - A decline costs the reported usage. The client gains nothing by a low report, because a
-      decline contains no losses.
+    - A decline costs the reported usage. A client gains nothing by a low report here, because it
+      sends no losses.
     - Without a report, the whole lease is charged, because the client may have queried its model.
-      With a gateway, only its calls are charged then: the caps limit the costs of the server.
+      If the run has a gateway, its caps are for the server's costs: only gateway calls are charged.
     """
     lease = state.account.leases[seat.assignment_id or ""]
     queries = 0 if reported is None else reported.queries
@@ -72,7 +72,7 @@ def lease_cost(
         return metered
     if reported is None or (answered and not trusted):
         return lease
-    # With a gateway, the caps limit the costs of its model: a report counts up to the lease.
+    # With a gateway, the caps are for the server's costs, so a report counts up to the lease.
     bounded = has_gateway or not trusted
     most = lease if bounded else reported.model_copy(update={"queries": lease.queries})
     return (reported - reported.beyond(most)).at_least(metered)
@@ -85,25 +85,25 @@ def reserve_call(
     *,
     assignment_id: str,
     call: str,
-    attempt: str,
+    reservation_id: str,
     worst: Usage,
 ) -> Result[None]:
     """Reserve the upper bound on the cost of a gateway call.
 
-    Repetitions of a request have the same `call`, and the request's queries count once. `attempt`
-    is unique, and starts with the replica's id. `worst` is added to the attempt's earlier
-    reservations.
+    `call` identifies the request; the queries of a repeated request are not counted again.
+    `reservation_id` starts with the replica's id. `worst` is added to the amount that is reserved
+    under this id, if there is one.
     """
     seat, lease = find_seat(state, assignment_id), state.account.leases[assignment_id]
     queries = new_queries(state, assignment_id, call, worst.queries)
-    sent = seat.sent.get(attempt, NOTHING) + worst.without_queries()
+    sent = seat.sent.get(reservation_id, NOTHING) + worst.without_queries()
     seat = replace(
         seat,
         calls=seat.calls | {call},
-        sent={**seat.sent, attempt: sent},
+        sent={**seat.sent, reservation_id: sent},
         used=seat.used + Usage(queries=queries),
     )
-    # Repeated requests may cost more than the lease, which is then extended within the caps.
+    # Repeated requests may cost more than the lease. Then the lease grows, within the caps.
     missing = (seat.used + seat.max_pending).beyond(lease)
     try:
         account = state.account.add(assignment_id, missing)
@@ -115,10 +115,10 @@ def reserve_call(
 def begin_reflection(
     machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
 ) -> Result[None]:
-    """Record the reflection of an assignment; a second one is refused, also on other replicas."""
+    """Record that the server writes a candidate for an assignment; refuse a second request."""
     seat = find_seat(state, assignment_id)
     if _REFLECTION in seat.calls:
-        raise ProblemError("run_conflict", "the assignment's reflection was requested before")
+        raise ProblemError("run_conflict", "a reflection was already requested for this assignment")
     return Result(state=state.with_seat(replace(seat, calls=seat.calls | {_REFLECTION})))
 
 
@@ -132,14 +132,14 @@ def new_queries(
     """
     seat = find_seat(state, assignment_id)
     if not state.running:
-        # The reason is left out: it may contain a provider's text that quotes another device.
+        # The run's reason is left out, because a provider's text in it may quote another device.
         status = "paused" if state.paused else state.status
         raise ProblemError("run_conflict", f"the run is {status}")
     queries = 0 if call in seat.calls else queries
     left = state.account.leases[assignment_id].queries - seat.used.queries - pending
     if queries > left:
         raise ProblemError(
-            "lease_exhausted", f"{queries} queries requested, {left} left under the lease"
+            "lease_exhausted", f"{queries} queries were sent, the lease has {left} left"
         )
     return queries
 
@@ -150,17 +150,17 @@ def settle_call(
     now: float,
     *,
     assignment_id: str,
-    attempt: str,
+    reservation_id: str,
     used: Usage,
 ) -> Result[None]:
-    """Charge the cost of a gateway call; its queries were counted when it was reserved."""
+    """Charge the cost of a gateway call, except its queries, which `reserve_call` has counted."""
     seat = state.seat_with(assignment_id)
-    if seat is None or attempt not in seat.sent:
+    if seat is None or reservation_id not in seat.sent:
         # The seat or the replica was lost, and the call was charged in full.
         return Result(state=state)
-    sent = {other: worst for other, worst in seat.sent.items() if other != attempt}
+    sent = {other: worst for other, worst in seat.sent.items() if other != reservation_id}
     seat = replace(seat, sent=sent, used=seat.used + used)
-    account = state.account.owe(assignment_id, seat.used + seat.max_pending)
+    account = state.account.raise_lease(assignment_id, seat.used + seat.max_pending)
     return Result(state=state.with_seat(seat, account=account))
 
 
@@ -173,7 +173,7 @@ def return_queries(
     call: str,
     queries: int,
 ) -> Result[None]:
-    """Return the queries of a failed gateway call to the lease; a repetition counts as new."""
+    """Return the queries of a failed gateway call to the lease; repeated, they count as new."""
     seat = state.seat_with(assignment_id)
     if seat is None or call not in seat.calls:
         return Result(state=state)
@@ -181,18 +181,18 @@ def return_queries(
     return Result(state=state.with_seat(replace(seat, calls=seat.calls - {call}, used=used)))
 
 
-def _is_lost(attempt: str, alive: Set[str]) -> bool:
-    return attempt.partition("/")[0] not in alive
+def _is_lost(reservation_id: str, alive: Set[str]) -> bool:
+    return reservation_id.partition("/")[0] not in alive
 
 
 def has_lost_calls(state: RunState, alive: Set[str]) -> bool:
     """Whether pending calls of the run belong to a replica that has exited."""
-    attempts = [*state.evaluation.leases, *(attempt for s in state.seats for attempt in s.sent)]
-    return any(_is_lost(attempt, alive) for attempt in attempts)
+    ids = [*state.evaluation.leases, *(each for seat in state.seats for each in seat.sent)]
+    return any(_is_lost(each, alive) for each in ids)
 
 
 def charge_lost(state: RunState, alive: Set[str]) -> RunState:
-    """Charge pending calls of exited replicas in full, because they may have been sent."""
+    """Charge the upper bound of exited replicas' pending calls, which may have been sent."""
     account, evaluation = state.account, state.evaluation
     for lease_id, worst in state.evaluation.leases.items():
         if _is_lost(lease_id, alive):
@@ -200,21 +200,21 @@ def charge_lost(state: RunState, alive: Set[str]) -> RunState:
             evaluation = evaluation.settle(lease_id, worst)
     seats = []
     for seat in state.seats:
-        lost = [attempt for attempt in seat.sent if _is_lost(attempt, alive)]
-        gone = sum((seat.sent[attempt] for attempt in lost), NOTHING)
-        sent = {attempt: worst for attempt, worst in seat.sent.items() if attempt not in lost}
+        lost = [each for each in seat.sent if _is_lost(each, alive)]
+        gone = sum((seat.sent[each] for each in lost), NOTHING)
+        sent = {each: worst for each, worst in seat.sent.items() if each not in lost}
         seats.append(replace(seat, used=seat.used + gone, sent=sent) if lost else seat)
     return replace(state, account=account, evaluation=evaluation, seats=tuple(seats))
 
 
-Payee = Literal["proposer", "judge"]
+ModelRole = Literal["proposer", "judge"]
 """A model other than the tuned one. Reports list its cost separately, and count no queries."""
 
 
 def reserve_evaluation(
     machine: RoundMachine, state: RunState, now: float, *, lease_id: str, worst: Usage
 ) -> Result[None]:
-    """Reserve the upper bound on the cost of an evaluation."""
+    """Reserve the upper bound on the cost of an evaluation, or of a call of another model."""
     try:
         state = replace(
             state,
@@ -233,12 +233,12 @@ def settle_evaluation(
     *,
     lease_id: str,
     used: Usage,
-    payee: Payee | None = None,
+    role: ModelRole | None = None,
 ) -> Result[None]:
-    """Charge the cost of an evaluation, or of a call of the proposer or the judge."""
-    if payee == "proposer":
+    """Charge the cost of an evaluation, or of a call of the model in `role`."""
+    if role == "proposer":
         state = replace(state, proposer=(state.proposer or ProposerReport()).and_then(spent=used))
-    elif payee == "judge":
+    elif role == "judge":
         state = replace(state, judge=(state.judge or NOTHING) + used)
     try:
         state = replace(

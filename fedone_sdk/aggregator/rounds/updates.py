@@ -1,4 +1,4 @@
-"""Updates of clients: validation, the step of the method, and the charge for the lease."""
+"""Updates of clients: the handler that checks an update, applies it and settles the lease."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, LossesUpdate, Pro
 from fedone_sdk.messages.tensor import from_wire
 
 _MAX_ALPHA = 1e6
-"""Largest allowed entry of alpha in a message; the same limit holds for losses."""
+"""Largest allowed entry of alpha in a message."""
 
 
 def accept(
@@ -32,7 +32,7 @@ def accept(
     body_sha256: str,
     unfit: bool = False,
 ) -> Result[Receipt]:
-    """Accept or refuse an update; `unfit` says that its proposal cannot become a candidate."""
+    """Accept or refuse an update; `unfit` says that the text it proposes cannot be a candidate."""
     seat = find_seat(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
@@ -93,7 +93,7 @@ def _queue_proposal(
     *,
     unfit: bool,
 ) -> Result[None]:
-    """Queue the candidate that a client wrote, with its origin, for scoring by other clients."""
+    """Queue the candidate that a client wrote, which other clients will score."""
     slot, done = machine.spec.prompt.proposed_slot, state.proposer or ProposerReport()
     if unfit:
         return Result(state=replace(state, proposer=done.and_then(dropped=1)))
@@ -126,7 +126,7 @@ def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
 
 
 class _StepResult(NamedTuple):
-    """The content of a valid update; in the alpha exchange it has no losses."""
+    """The content of a valid update; without losses in the alpha exchange."""
 
     local: State
     mean_loss: float
@@ -140,7 +140,7 @@ def _check_update(
     """Check an update against its assignment; return its content."""
     if isinstance(update, LossesUpdate) and machine.losses_exchange:
         batch_size = machine.spec.method.batch_size
-        if update.scored.scored > batch_size:  # The losses get this weight.
+        if update.scored.scored > batch_size:  # This number is the weight of the losses.
             raise invalid(
                 f"scored: {update.scored.scored} examples, a mini-batch has at most {batch_size}"
             )
@@ -190,11 +190,11 @@ def _check_alpha(machine: RoundMachine, state: RunState, seat: Seat, update: Alp
         raise invalid(f"alpha: is {form}, the run's is float32 {list(machine.shape)}")
     alpha = from_wire(array)
     if not (alpha >= 0).all() or not alpha.any(axis=1).all():
-        raise invalid("alpha: must not be negative, or 0 in a whole row")
+        raise invalid("alpha: no entry may be negative, no row may be all 0")
     if alpha.max() > _MAX_ALPHA:
         raise invalid(f"alpha: an entry is above {_MAX_ALPHA:g}")
     if not np.array_equal(machine.method.project(alpha), alpha):
-        raise invalid("alpha: is outside what the method allows")
+        raise invalid("alpha: the method does not allow these values")
     before = state.method.alpha
     step = float(np.abs(alpha.astype(np.float64) - before).max())
     longest = machine.longest_step(before, seat.num_steps)

@@ -18,7 +18,7 @@ from fedone_sdk.messages import RoundReport
 _log = structlog.get_logger(__name__)
 
 _LOGGED = {
-    "aside": "client set aside",
+    "aside": "client gets no work for a while",
     "budget": "caps raised",
     "proposal": "candidate proposed",
     "rollback": "run rolled back",
@@ -32,8 +32,7 @@ class Change:
     """A committed change of a run.
 
     Attributes:
-        offered: Clients that can claim work of the round: a client was drawn, or the budget now
-            pays for the work of a client that was drawn before.
+        offered: Clients that can claim work now, because of a draw or of budget that became free.
         measured: Whether a round has a new metric.
         back_to: Number of rounds that remain after a rollback; None without a rollback.
         reloaded: Whether another replica changed the run; the other fields are then unknown.
@@ -51,7 +50,7 @@ class Change:
 
     @classmethod
     def of(cls, before: RunState, result: Result[Any]) -> Self:
-        """Return the change from a state to the state of a handler's result."""
+        """Return the change from the state `before` to the state in a handler's result."""
         after = result.state
         lines = dict(result.log)
         return cls(
@@ -65,8 +64,8 @@ class Change:
         )
 
     @property
-    def of_rounds(self) -> bool:
-        """Whether the change may add, change or remove rounds, or may end the run."""
+    def affects_rounds(self) -> bool:
+        """Whether the change may have added, changed or removed rounds, or ended the run."""
         return self.finished is not None or self.measured or self.ended or self.reloaded
 
     def signal(self, run_id: str, version: int, state: RunState) -> str:
@@ -141,5 +140,5 @@ class Feed:
         self._changed.clear()
 
     def _listen(self, run: RunView, change: Change) -> None:
-        if run is self._run and change.of_rounds:
+        if run is self._run and change.affects_rounds:
             self._changed.set()

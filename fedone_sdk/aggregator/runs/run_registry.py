@@ -33,13 +33,13 @@ _ROUNDS = RunSpec.model_fields["rounds"].default
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """A stored run without its candidates, arrays and log.
+    """A short record of a stored run, without its candidates, arrays and log.
 
     Attributes:
         live: Whether the run must be served, because it is running or paused or has open work.
         final: Whether the run has ended and cannot be resumed.
-        clients: Enrolment indices of the clients in its state: those that work or will work in this
-            round, those in quarantine, and those with an epsilon above 0.
+        clients: Enrolment indices of the clients that the run's state refers to: clients with a
+            seat in the current round, in quarantine, or with an epsilon above 0.
     """
 
     version: int
@@ -100,14 +100,13 @@ class RunRegistry:
     """Loads runs on demand, and follows the runs that other replicas add and remove.
 
     Args:
-        new_run: Makes a run in its initial state, or raises a `SpecError`; the registry then loads
-            the stored state.
+        new_run: Creates a run, without its stored state; raises a `SpecError` if it is invalid.
         check_model: Checks that a run's model is available.
-        must_stay: Returns whether the ended run with an id must stay in memory.
+        must_stay: Returns whether an ended run, given by its id, must stay in memory.
 
     Attributes:
-        served: The live runs, and other runs that were requested, by id.
-        stored: All other runs in the store, by id.
+        served: Live runs, and other runs that were requested, by id.
+        stored: Records of all other runs in the store, by id.
     """
 
     store: Store
@@ -120,7 +119,7 @@ class RunRegistry:
     stored: dict[str, StoredRun] = field(default_factory=dict, init=False)
     _loading: dict[str, asyncio.Task[ServedRun | None]] = field(default_factory=dict, init=False)
     _checks: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
-    _check_slots: asyncio.Semaphore = field(
+    _check_limit: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(_MAX_CHECKS), init=False
     )
 
@@ -148,7 +147,7 @@ class RunRegistry:
         return run
 
     async def run_for(self, client: ClientRecord, run_id: str) -> ServedRun:
-        """Return a run that a client may access; for other runs the error is ``not_found``."""
+        """Return a run; raise ``not_found`` if the client may not access it."""
         if not may_see(client.runs, run_id):
             raise ProblemError("not_found", f"there is no run {run_id!r}")
         return await self.run(run_id)
@@ -195,7 +194,7 @@ class RunRegistry:
 
     async def _check_model(self, run: ServedRun) -> None:
         try:
-            async with self._check_slots:
+            async with self._check_limit:
                 try:
                     await self.check_model(run)
                 except (BackendError, SpecError) as exc:
@@ -233,7 +232,7 @@ class RunRegistry:
         await asyncio.gather(*checks, return_exceptions=True)
 
     async def read_heads(self) -> None:
-        """Update `stored` from the store."""
+        """Read the records in `stored` again from the store."""
         heads = await self.all_heads()
         self.stored = {run_id: run for run_id, run in heads.items() if run_id not in self.served}
 
@@ -244,7 +243,7 @@ class RunRegistry:
         return await in_thread_if_large(size, _parse_heads, heads)
 
     async def refresh(self, *, lazily: bool = False) -> None:
-        """Load the changes of other replicas; if `lazily`, only mark served runs as stale."""
+        """Load the changes of other replicas; if `lazily`, only mark served runs as outdated."""
         known = self.served.keys() | self.stored.keys()
         versions = await self.store.versions()
         for run_id in known - versions.keys():
@@ -286,7 +285,7 @@ async def _check_same_model(run: ServedRun) -> None:
         reason = f"{models}; resume the run to accept the server's model"
         if reason not in (run.state.reason or ""):
             await run.pause(reason)
-            run.was_stopped = False  # Otherwise a restart would resume it.
+            run.was_stopped = False  # So that `fedone tune` does not resume it.
 
 
 def _log_unreadable(run_id: str, exc: Exception) -> None:

@@ -43,7 +43,7 @@ class Counters:
     A crash, or a commit whose outcome is unknown, loses the newest counts.
 
     Attributes:
-        values: Number of log-probabilities.
+        values: Number of log-probabilities in answers.
         censored: Number of log-probabilities that are only upper bounds.
         unpriced: Number of requests without a known price.
     """
@@ -68,7 +68,7 @@ class Counters:
 _COUNTERS = TypeAdapter(Counters)
 
 _Line = tuple[LogEntry, Any]
-"""A line of the log and its content, which is None for kinds that are not kept in memory."""
+"""A line of the run's log, and its parsed content; None for kinds that are not kept in memory."""
 
 
 def _parse_lines(entries: Iterable[LogEntry]) -> list[_Line]:
@@ -92,17 +92,17 @@ class RunView:
     Attributes:
         base: The `RoundMachine` (the fixed parts of a run) for the initial candidates.
         machine: The machine for the current candidates and number of planned queries.
-        described: The initial candidates, without those that were added during the run.
+        initial_vocabulary: The initial candidates, without the ones that were added during the run.
         vocabulary: The current candidates.
         state: This replica's copy of the state.
         version: Version of the copy.
-        history: One report per round.
+        history: The reports of all rounds.
         lost: The newest lost assignments, oldest first.
     """
 
     def __init__(self, machine: RoundMachine, vocabulary: Vocabulary, clock: Clock) -> None:
         self.base = self.machine = machine
-        self.described = vocabulary
+        self.initial_vocabulary = vocabulary
         self._proposed: tuple[tuple[str, str], ...] = ()
         self.vocabulary = vocabulary
         self._clock = clock
@@ -157,7 +157,7 @@ class RunView:
         self.machine = self.base.at(self.state)
         if self._proposed != self.state.proposed:
             self._proposed = self.state.proposed
-            self.vocabulary = self.described.with_candidates(self._proposed)
+            self.vocabulary = self.initial_vocabulary.with_candidates(self._proposed)
 
     def _add_lines(self, lines: Iterable[_Line]) -> None:
         for entry, content in lines:
@@ -216,7 +216,7 @@ class RunView:
     def task(self) -> messages.RunTask:
         """Description of the run for clients."""
         method, task = self.spec.method, self.spec.task
-        # A device needs the description only to reflect, and the score only for its JSON schema.
+        # A device needs the description to write candidates, and the score for its JSON schema.
         unused = {} if self.spec.prompt.reflects else {"description": None}
         unused |= {"score": None} if task.answer_schema is None else {}
         return messages.RunTask(
@@ -263,8 +263,8 @@ class RunView:
         indices = self.machine.method.prompt(state.method).tolist()
         return messages.PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
-    def shown(self, indices: Sequence[int], proposed: str | None = None) -> TextPrompt:
-        """Return the texts of a prompt; `proposed` replaces the text of the proposer's slot."""
+    def text_prompt(self, indices: Sequence[int], proposed: str | None = None) -> TextPrompt:
+        """Return a prompt's texts; `proposed` replaces the text of the slot that is improved."""
         changed = None if proposed is None else {self.spec.prompt.proposed_slot or "": proposed}
         return prompt_of(self.spec.task, self.vocabulary, indices, changed)
 
@@ -325,7 +325,7 @@ class RunView:
             text, parents = origin.text, list(origin.parents)
             stack += [(child, depth + 1) for child in children[text]]
             gain = math.nan
-            if text in texts:  # If not, it becomes a candidate at the end of the round.
+            if text in texts:  # Otherwise it becomes a candidate at the end of the round.
                 gain = float(losses[parents].min() - losses[texts.index(text)])
             yield messages.Written(
                 text=text,
@@ -351,12 +351,12 @@ class RunView:
         prompts: dict[messages.Compared, TextPrompt] = {
             "no_prompt": bare,
             "no_prompt_biased": bare,
-            "untrained": self.shown(method.prompt(method.init()).tolist()),
+            "untrained": self.text_prompt(method.prompt(method.init()).tolist()),
             "tuned": self._deployable,
         }
         reports = dict[messages.Compared, messages.PromptReport]()
         if (short := self.cheapest()) is not None:
-            prompts["cheapest"] = self.shown(short[0])
+            prompts["cheapest"] = self.text_prompt(short[0])
             reports["cheapest"] = messages.PromptReport.of(self.spec.task, self.vocabulary, *short)
         return self._with_text(with_lengths(verdict, prompts, price_of(self.spec.backend), reports))
 
@@ -372,13 +372,14 @@ class RunView:
             self.state.method, lambda row: self.vocabulary.length(row.tolist())
         )
         indices = row.tolist()
-        if self.shown(indices) in (self._deployable, no_prompt(self.spec.task, self.vocabulary)):
+        bare = no_prompt(self.spec.task, self.vocabulary)
+        if self.text_prompt(indices) in (self._deployable, bare):
             return None
         return indices, None if bias is None else tuple(bias.tolist())
 
     @property
     def _deployable(self) -> TextPrompt:
-        return self.shown(self.machine.method.prompt(self.state.method).tolist())
+        return self.text_prompt(self.machine.method.prompt(self.state.method).tolist())
 
     def _verdict(self) -> messages.Verdict | None:
         state = self.state
@@ -415,7 +416,7 @@ def reasons(cause: Exception | str) -> tuple[str, str | None]:
 
 @contextmanager
 def reading(run_id: str) -> Iterator[None]:
-    """Raise a `SpecError` if the stored run that the body reads is damaged."""
+    """Turn errors of the ``with`` block, which reads a stored run, into a `SpecError`."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as exc:
@@ -447,8 +448,7 @@ async def export_run(store: Store, run: RunView) -> AsyncIterator[bytes]:
     """Yield a run as JSON lines, at its current version."""
     result, version = run.result(), run.version
     untrained = run.prompt(run.machine.initial_state())
-    # Yielded with the first page: if the store is unavailable, the caller gets an error instead of
-    # an incomplete export.
+    # Yielded only with the first page, so that an unavailable store raises before any output.
     first_line = _export_line(
         kind="run",
         created_at=run.summary.created_at,

@@ -1,4 +1,4 @@
-"""A served run: applies handlers (functions of `rounds`) and commits each result."""
+"""A served run, which applies handlers (the functions of `rounds`) and commits their results."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ _SLOW: frozenset[Handler] = frozenset({assign, accept, lifecycle.stop, lifecycle
 class ServedRun(RunView):
     """Applies handlers to a run, commits their results to the store and notifies the listener.
 
-    Several replicas may serve a run. Each replica has a copy of the run's state, and commits a
-    result on top of the version that the handler was applied to. If another replica has committed
-    first, the copy is reloaded and the handler is applied again.
+    Several replicas may serve a run. Each has a copy of the run's state, applies a handler to it,
+    and commits the result if the store still has the version of the copy. Otherwise another replica
+    was first: the copy is reloaded, and the handler is applied again.
 
     Args:
-        available: Returns the clients that can be drawn: enrolment index -> number of examples.
+        available: Returns the number of examples of each client that can be drawn, by index.
         listener: Called with every change after its commit.
 
     Attributes:
-        model_checked: Set, except while the model is checked after a restart. During the check the
+        model_checked: Not set while the model is checked after a restart. During this check the
             run neither assigns work nor accepts updates.
         was_stopped: Whether the run was stopped, paused or failed when it was loaded.
         may_be_stale: Whether the store may have commits whose signal has not arrived.
         due: The run's next deadline, seconds since the epoch.
-        needs_seating: Whether the round lacks clients, or the run must end (`fill`).
+        needs_seating: Whether `fill` has to draw clients, or to end the run.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ServedRun(RunView):
             stores.RunRecord(
                 run_id=self.run_id,
                 spec=self.spec.model_dump_json(),
-                candidates=self.described.dump(),
+                candidates=self.initial_vocabulary.dump(),
                 document=run_state.encode_document(self.state, counters=self._stored_counters),
                 arrays=dump_memory(self._arrays),
                 version=0,
@@ -129,7 +129,7 @@ class ServedRun(RunView):
     def on_remote_commit(self, changed: RunChanged) -> None:
         """Record another replica's commit; `catch_up` loads it."""
         if changed.version > self._known_version:
-            # If a signal was missed, the change of its commit is unknown.
+            # A version was skipped: the signal of its commit is missing.
             self.may_be_stale |= changed.version > self._known_version + 1
             self._known_version, self.due = changed.version, changed.due
 
@@ -157,7 +157,7 @@ class ServedRun(RunView):
                     self._active_at = self._clock.now()
 
     async def _reload(self) -> None:
-        # Cleared first, because a signal that arrives during the read may be newer than its result.
+        # Cleared first: a signal that arrives during the read may be newer than what is read.
         self.may_be_stale = False
         try:
             record = await self._store.run(self.run_id)
@@ -177,7 +177,7 @@ class ServedRun(RunView):
         super()._on_new_state()
         self.needs_seating = self.machine.needs_seating(self.state)
         self._known_version = max(self._known_version, self.version)
-        if self._known_version == self.version:  # Otherwise `due` is from a newer signal.
+        if self._known_version == self.version:  # Otherwise a newer signal has set `due`.
             self.due = self.state.next_deadline
         if self.state.running:
             self.ended.clear()
@@ -203,7 +203,7 @@ class ServedRun(RunView):
             The reply, after the commit and the call of the listener.
 
         Raises:
-            ProblemError: The handler refused.
+            ProblemError: The handler refused the request.
         """
         result = await run_to_end(self._apply(handler, data), owner=self._store)
         if result.refusal is not None:
@@ -247,14 +247,14 @@ class ServedRun(RunView):
         result = lifecycle.stop(
             self.machine, self.state, now, status="failed", reason=reason, keep=True
         )
-        refusal = ProblemError("run_conflict", "the run has failed; the work is kept")
+        refusal = ProblemError("run_conflict", "the run has failed; its open work is kept")
         return replace(result, refusal=refusal)
 
     async def _complete_data(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a handler's data, with the data that it needs from the store and the pool.
+        """Return the arguments of a handler, with those that come from the store and the pool.
 
-        Replicas that started after `charge_lost_replicas` was called must not count as lost, so
-        they are added to its list.
+        For `charge_lost_replicas`, replicas that have started since its call are added to `alive`,
+        so that their calls are not charged as lost.
         """
         more: dict[str, Any] = {}
         if handler is lifecycle.charge_lost_replicas:
@@ -322,11 +322,11 @@ class ServedRun(RunView):
             await self.apply(fill, **self._pool_data())
 
     async def record_metric(self, round_number: int, value: float) -> None:
-        """Record the metric of the prompt after a round."""
+        """Record the dev metric of the prompt that was the result after a round."""
         await self.apply(_append, kind="metric", record={"round": round_number, "value": value})
 
     async def record_outcomes(self, outcomes: Outcomes) -> None:
-        """Store the outcomes of a measurement in the log."""
+        """Store the outcomes of a prompt's evaluation in the run's log."""
         await self.apply(_append, kind=OUTCOMES, record=outcomes.model_dump(mode="json"))
 
     async def outcomes(self) -> dict[Which, Outcomes]:
@@ -335,7 +335,7 @@ class ServedRun(RunView):
         return newest_outcomes([entry async for page in pages for entry in page])
 
     async def _commit(self, result: Result[Any]) -> Change:
-        """Store a result in one transaction; return the change."""
+        """Store a handler's result in one transaction; return the change."""
         before, state, finished = self.state, result.state, result.finished
         without_update = [closed for closed in result.closed if closed.receipt is None]
         clients = [closed.client for closed in without_update]
@@ -343,7 +343,7 @@ class ServedRun(RunView):
         names = dict(zip(clients, await self._access.names(clients), strict=True))
         lost = [
             LostWork(
-                round=before.round,  # The handler may have ended this round.
+                round=before.round,  # Not `state.round`: the handler may have ended the round.
                 client_id=names[closed.client],
                 reason=closed.reason,
                 said=closed.said,
@@ -353,7 +353,7 @@ class ServedRun(RunView):
         ]
         log = [stores.LogEntry(kind="lost", body=work.model_dump_json()) for work in lost]
         every = self.base.snapshot_every
-        # The next round with a snapshot; a rollback to this round also restores the memories.
+        # The next round with a snapshot. A rollback to it also restores the memories.
         kept_at = -(-state.round // every) * every
         memories = [
             stores.StoredMemory(client_index=client, round=kept_at, value=dump_memory(memory))
@@ -429,7 +429,7 @@ class ServedRun(RunView):
             self._new_counters = fresh.plus(self._new_counters)
             raise
         except BaseException:
-            # Whether the store has the commit is unknown, so the next handler reloads.
+            # It is unknown whether the store has the commit, so the next handler reloads.
             self.may_be_stale = True
             raise
         self.version += 1
@@ -444,7 +444,7 @@ class ServedRun(RunView):
         return sum(array.nbytes for array in self._arrays.values())
 
     async def record_answers(self, answers: Iterable[Answer]) -> None:
-        """Count answers; if they come from a model with another name, pause the run."""
+        """Count answers; pause the run if the provider reports another name for the model."""
         counters, models = self._new_counters, dict[str, None]()
         for answer in answers:
             counters.cache_hits += answer.cached
@@ -455,7 +455,7 @@ class ServedRun(RunView):
                 models[answer.model] = None
         for model in models:
             if model not in self.state.models:
-                _log.info("the provider reports its model", run_id=self.run_id, model=model)
+                _log.info("the provider reports the model's name", run_id=self.run_id, model=model)
                 await self.apply(lifecycle.record_model, model=model)
 
     def count_traffic(self, upload: int, download: int, *, gateway: bool) -> None:

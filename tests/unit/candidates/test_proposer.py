@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedone_sdk.candidates.proposals import ScoredCandidate, proposal_messages, read_proposals
-from fedone_sdk.candidates.reflection import quotes, read_reflection, reflection_messages
+from fedone_sdk.candidates.reflection import copied_part, read_reflection, reflection_messages
 from fedone_sdk.losses import feedback
 from fedone_sdk.scores import graded
 from fedone_sdk.task import ChatSpec, Description, Score, TaskSpec
@@ -182,7 +182,7 @@ VECTORS = json.loads(
 
 @pytest.mark.parametrize(("text", "private"), VECTORS["quotes"]["texts"])
 def test_what_is_private_stays(text: str, private: bool) -> None:
-    found = quotes(text, VECTORS["quotes"]["rows"], VECTORS["quotes"]["public"])
+    found = copied_part(text, VECTORS["quotes"]["rows"], VECTORS["quotes"]["public"])
     assert (found is not None) == private, found
 
 

@@ -114,7 +114,7 @@ class TestDeadlines:
         game.seat(range(5))
         assert (game.state.status, game.state.reason) == (
             "failed",
-            "last: the client declined: no battery",
+            "too many assignments were lost; last: the client declined: no battery",
         )
         # Nothing is left behind: no lease, no seat, and a late client gets an answer.
         assert game.leased == NOTHING

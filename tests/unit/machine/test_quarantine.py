@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from fedone_sdk.aggregator.rounds.lifecycle import resume, stop
-from fedone_sdk.aggregator.rounds.run_state import MOST_UNFIT, Closed
+from fedone_sdk.aggregator.rounds.run_state import MAX_UNFIT, Closed
 from fedone_sdk.aggregator.rounds.seats import clear_unfit, decline, lift_quarantine, quarantine
 from fedone_sdk.aggregator.rounds.spending import reserve_call
 from fedone_sdk.budget import NOTHING, Usage
@@ -171,7 +171,8 @@ def test_a_run_whose_clients_are_all_known_fails() -> None:
         assert work is not None
         game.apply(decline, assignment_id=work.assignment_id, reason=WHY, unfit=True)
     game.seat([0, 1])
-    assert (game.state.status, game.state.reason) == ("failed", f"no client fits; last: {WHY}")
+    reason = f"no client fits the run; the last client declined: {WHY}"
+    assert (game.state.status, game.state.reason) == ("failed", reason)
 
 
 def test_a_budget_without_a_result_is_reported() -> None:
@@ -194,6 +195,6 @@ def test_a_resume_allows_them_again() -> None:
 
 def test_so_many_are_remembered() -> None:
     game = game_of()
-    game.state = dataclasses.replace(game.state, unfit=dict.fromkeys(range(MOST_UNFIT), WHY))
-    declines(game, MOST_UNFIT)
-    assert list(game.state.unfit) == list(range(1, MOST_UNFIT + 1))
+    game.state = dataclasses.replace(game.state, unfit=dict.fromkeys(range(MAX_UNFIT), WHY))
+    declines(game, MAX_UNFIT)
+    assert list(game.state.unfit) == list(range(1, MAX_UNFIT + 1))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fedone_sdk.client.session import Lease
+from fedone_sdk.client.session import Deadline
 from fedone_sdk.errors import MessageError, ProblemError, TransportError
 from fedone_sdk.messages import Renewal
 from tests.virtual_time import now, on_virtual_time
@@ -35,10 +35,10 @@ class Server:
 @on_virtual_time
 async def test_it_is_renewed_at_half_time() -> None:
     server = Server()
-    async with Lease(100, server.renew) as lease:
+    async with Deadline(100, server.renew) as deadline:
         await asyncio.sleep(160)
         assert server.asked == [50, 100, 150]
-        assert lease.left_s == 90
+        assert deadline.left_s == 90
     await asyncio.sleep(200)
     assert len(server.asked) == 3
 
@@ -57,10 +57,10 @@ def test_an_outage_at_half_time_is_survived(failure: Exception) -> None:
     @on_virtual_time
     async def play() -> None:
         server = Server(lambda at: failure if 45 < at < 60 else None)
-        async with Lease(100, server.renew) as lease:
+        async with Deadline(100, server.renew) as deadline:
             await asyncio.sleep(99)
             assert server.asked == [50, 53, 56, 59, 62]
-            assert lease.left_s == pytest.approx(100 - (99 - 62))
+            assert deadline.left_s == pytest.approx(100 - (99 - 62))
 
     play()
 
@@ -68,7 +68,7 @@ def test_an_outage_at_half_time_is_survived(failure: Exception) -> None:
 @on_virtual_time
 async def test_short_leases_are_tried_more_often() -> None:
     server = Server(lambda at: TransportError("no route") if at < 1.2 else None)
-    async with Lease(2, server.renew):
+    async with Deadline(2, server.renew):
         await asyncio.sleep(1.9)
     assert server.asked == pytest.approx([1.0, 1.2])
 
@@ -77,7 +77,7 @@ async def test_short_leases_are_tried_more_often() -> None:
 async def test_a_wait_that_the_server_asks_for_is_honoured() -> None:
     busy = ProblemError("rate_limited", "slowly", retry_after_s=20)
     server = Server(lambda at: busy if at < 60 else None)
-    async with Lease(100, server.renew):
+    async with Deadline(100, server.renew):
         await asyncio.sleep(99)
     assert server.asked == [50, 70]
 
@@ -91,7 +91,7 @@ async def test_a_server_cannot_make_a_device_renew_without_a_pause() -> None:
         asked += 1
         return Renewal(deadline_s=1e-9)
 
-    async with Lease(1e-9, hostile):
+    async with Deadline(1e-9, hostile):
         await asyncio.sleep(10.1)
     assert asked == 50
 
@@ -99,9 +99,9 @@ async def test_a_server_cannot_make_a_device_renew_without_a_pause() -> None:
 @on_virtual_time
 async def test_a_refusal_ends_it() -> None:
     server = Server(lambda at: ProblemError("renewal_refused", "often enough"))
-    async with Lease(100, server.renew) as lease:
+    async with Deadline(100, server.renew) as deadline:
         await asyncio.sleep(99)
-        assert not lease.renewable
+        assert not deadline.renewable
     assert server.asked == [50]
 
 
@@ -110,6 +110,6 @@ async def test_the_server_reports_its_length() -> None:
     async def shorter() -> Renewal:
         return Renewal(deadline_s=20)
 
-    async with Lease(100, shorter) as lease:
+    async with Deadline(100, shorter) as deadline:
         await asyncio.sleep(51)
-        assert lease.left_s == 19
+        assert deadline.left_s == 19
