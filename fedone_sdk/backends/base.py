@@ -156,7 +156,7 @@ class LLMBackend(ABC):
         metered: Whether `score` charges each request to the query's payer, as `ModelClient` does.
         samples: For a model that answers ``counts``: the number of answers per input from
             which `ModelClient` estimates label log-probabilities (`sampled`); 0 for other models.
-        local: Whether the model runs in this process for free; ``fedone plan`` may measure its speed.
+        local: Whether the model runs in this process for free; `fedone plan` may measure its speed.
     """
 
     bounds: frozenset[str] = frozenset({"queries", "requests"})
