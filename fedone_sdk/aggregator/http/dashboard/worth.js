@@ -16,7 +16,7 @@ export function worthPanel() {
   const verdict = h("p", { class: "verdict" });
   const { node: list, body } = table(
     "Prompts on the dev rows",
-    ["Prompt", "Value", "95 % interval", "Tuned gains"].map((text, at) => ({ text, number: at > 0 })),
+    ["Prompt", "Value", "95 % interval", "Gain of tuned prompt (95 % interval)"].map((text, at) => ({ text, number: at > 0 })),
   );
   const node = panel("Was it worth it?", verdict, list);
   node.classList.add("worth");
