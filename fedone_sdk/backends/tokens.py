@@ -265,8 +265,8 @@ def download_tokenizer(model: str) -> Path | None:
 def token_counter(*, model: str, tokenizer: str | None = None) -> TokenCounter:
     """Return the most exact counter available. Blocks, because tiktoken may download a vocabulary.
 
-    If `tokenizer` is None, the choices are a file that is found by the model's name, tiktoken (for
-    OpenAI's models), and an estimate.
+    If `tokenizer` is None, the counter uses a file that is found by the model's name, or else
+    tiktoken (for OpenAI's models), or else an estimate.
     """
     file = find_tokenizer(tokenizer, model)
     if file is not None and find_spec("tokenizers") is not None:
